@@ -123,8 +123,8 @@ def test_layouts_by_hand(name):
     assert row.labelled.tolist() == [label and trunk for label, trunk in zip(labels, on_trunk, strict=True)]
     for pair, (end, source, target, segment, original, copy) in zip(row.pairs, pairs, strict=True):
         views = pair.views
-        read = [(one.index, one.text) for one in (views.source_end, *pair.source.terms, *pair.target.terms)]
-        assert read == [(index, texts[index]) for index in (end, source, target)]
+        terms = *pair.source.terms, *pair.target.terms
+        assert [views.source_end, *(one.token for one in terms)] == [end, source, target]
         assert (views.source_segment, views.original, views.copy) == (segment, original, copy)
         assert views.standalone == (name == "standalone")
 
@@ -153,7 +153,8 @@ def test_two_examples_see_nothing_of_each_other():
     assert both.pairs[2].views.copy == (first + 10, first + 11)
     assert [(pair.example, pair.number) for pair in both.pairs] == [(0, 1), (1, 1), (1, 2)]
     inline = record(steps, steps, forward="inline", predictors=1)
-    assert inline.pairs[1].source.terms == (Readout(7 + 3, P1),) and inline.pairs[1].views.copy == (7 + 4, 7 + 6)
+    assert inline.pairs[1].source.terms == (Readout(7 + 3),) and inline.texts[7 + 3] == P1
+    assert inline.pairs[1].views.copy == (7 + 4, 7 + 6)
 
 
 def test_inline_holds_the_first_pair_and_rows_may_have_none():
@@ -172,9 +173,11 @@ def test_predictors():
     late = steps(0)._replace(pairs=(Pair(Read.one(0, 3), steps(0).pairs[0].target),))
     row = record(lambda k: late, predictors=0)
     assert row.texts[6:] == ("c", "d") and row.visible.sum() == 21 + 3
-    assert row.pairs[0].source.terms == (row.pairs[0].views.source_end,) == (Readout(3, "c"),)
+    assert row.pairs[0].source.terms == (Readout(3),) and row.pairs[0].views.source_end == 3 and row.texts[3] == "c"
     row = record(steps, forward="inline", predictors=0)
-    assert row.pairs[0].source.terms == (Readout(2, "b"),) and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
+    assert (
+        row.pairs[0].source.terms == (Readout(2),) and row.texts[2] == "b" and row.floors.tolist() == [0, 0, 0, 3, 3, 0]
+    )
 
 
 def test_sums_of_states_of_any_objective():

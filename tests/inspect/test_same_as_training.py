@@ -123,7 +123,7 @@ def test_packed(files, options):
     dropped = options.get("jepa_ratio", 1) < 1
     assert bool(record.pairs) == (options["objective"] != "regular" and not dropped)
     if record.pairs and not record.pairs[0].arrow:
-        drawn = [(term.index, term.coefficient) for pair in record.pairs for term in pair.target.terms]
+        drawn = [(term.token, term.coefficient) for pair in record.pairs for term in pair.target.terms]
         positions, coefficients = batch.targets.positions, batch.targets.coefficients
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
         weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
@@ -181,7 +181,7 @@ def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
     record, batch, example = both(files["chats"], row, row - (row > 1), **options)
     assert_same_row(record, batch)
-    positions = [term.index for pair in record.pairs for term in pair.source.terms]
+    positions = [term.token for pair in record.pairs for term in pair.source.terms]
     assert sorted(positions) == sorted(batch.sources.positions.tolist())
 
 
@@ -199,7 +199,7 @@ def test_several_examples_are_packed_as_in_training(files, options):
     flat = [(n * width + i) for n, record in enumerate(records) for i in np.flatnonzero(record.labelled)]
     assert flat == sorted((batch.label_positions + 1).tolist())
     terms = [
-        n * width + t.index for n, record in enumerate(records) for pair in record.pairs for t in pair.target.terms
+        n * width + t.token for n, record in enumerate(records) for pair in record.pairs for t in pair.target.terms
     ]
     assert sorted(terms) == sorted(batch.targets.positions.tolist())
 

@@ -205,7 +205,7 @@ def test_a_wide_row_is_shortened_and_says_so():
     assert len(shown) == 50 and shown == sorted(set(shown))
     pair = row.pairs[0]
     edges = {0, 1, 59, 60, 61, 62, len(row) - 1}
-    assert edges | {pair.views.source_end.index, pair.source.index, pair.target.index} <= set(shown)
+    assert edges | {pair.views.source_end, pair.source.index, pair.target.index} <= set(shown)
     assert len(shown_positions(row, 5)) == 5
 
 

@@ -49,7 +49,7 @@ def test_stretches(mode, spans, pairs, kinds):
     row = record(spans, mode, times=max(len(spans), 1))
     assert len(row) == 10 and [pair.number for pair in row.pairs] == [*range(1, len(pairs) + 1)]
     for sampled, (ends, source, target) in zip(row.pairs, pairs, strict=True):
-        assert ", ".join(f"{name} {term.index} {term.text}" for name, term in sampled.ends) == ends
+        assert ", ".join(f"{name} {index} {row.texts[index]}" for name, index in sampled.ends) == ends
         assert (sampled.source.covered, sampled.target.covered) == (source, target)
         total = sampled.total and sampled.total.name
         assert (sampled.kind, sampled.source.name, sampled.target.name, total) == (mode, *NAMES[mode])
@@ -60,8 +60,8 @@ def test_stretches(mode, spans, pairs, kinds):
 
 def test_terms_and_weights():
     (sampled,) = record([(1, 2)]).pairs
-    assert [(term.index, term.coefficient) for term in sampled.target.terms] == [(2, -1), (3, 1)]
-    assert [(term.index, term.coefficient) for term in sampled.total.terms] == [(1, -1), (4, 1), (6, -1), (8, 1)]
+    assert [(term.token, term.coefficient) for term in sampled.target.terms] == [(2, -1), (3, 1)]
+    assert [(term.token, term.coefficient) for term in sampled.total.terms] == [(1, -1), (4, 1), (6, -1), (8, 1)]
     assert sampled.total.covered == ((2, 5), (7, 9))
     (sampled,) = record([(0, 1)], length_adjustment="jaccard_like").pairs
     assert sampled.weight == pytest.approx(1 - 3 / 5)
@@ -69,6 +69,7 @@ def test_terms_and_weights():
 
 def test_several_examples():
     example = example_of(pairs_of_spans(USER, ANSWER, [(1, 2)], tube_options()))
-    (sampled,) = tube_record([example.plain(), example], WORDS.__getitem__).pairs
+    row = tube_record([example.plain(), example], WORDS.__getitem__)
+    (sampled,) = row.pairs
     assert (sampled.example, sampled.number) == (1, 1) and sampled.target.covered == ((13, 14),)
-    assert [(name, term.index, term.text) for name, term in sampled.ends] == [("s", 12, "a"), ("t", 13, "b")]
+    assert [(name, index, row.texts[index]) for name, index in sampled.ends] == [("s", 12, "a"), ("t", 13, "b")]

@@ -156,7 +156,7 @@ class Strip:
             colour, top = TARGET if what == "target" else SOURCE, tops[self.lane_of[index]] - 0.03
             axes.plot([columns[index] + 0.5], [top], marker="v", markersize=5, color=colour, clip_on=False)
         for arrow in (pair.arrow for pair in record.pairs if pair.arrow):
-            source, target = ((columns[token.index] + 0.5, tops[self.lane_of[token.index]] - 0.05) for token in arrow)
+            source, target = ((columns[index] + 0.5, tops[self.lane_of[index]] - 0.05) for index in arrow)
             axes.annotate(
                 "", target, xytext=source,
                 arrowprops={"arrowstyle": "-|>", "color": FAINT, "linewidth": 0.8, "connectionstyle": "arc3,rad=-0.12",

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.record import FIELDS, KINDS, Readout, RowRecord, Vector, edges_of, letter_colour, token_label
+from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, Vector, edges_of, letter_colour, token_label
 from stepjepa.utils.files import write_whole
 from stepjepa.utils.text import escaped
 
@@ -143,12 +143,7 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A pair as JSON has it: its fields, tokens as their index, terms with their coefficient."""
-    if isinstance(value, Vector):
-        terms = [[term.index, round(term.coefficient, 6)] for term in value.terms]
-        return {"name": value.name, "terms": terms, "covered": value.covered}
-    if isinstance(value, Readout):
-        return value.index
+    """A pair as JSON has it: its fields, and the terms of a vector as index and coefficient."""
     if isinstance(value, tuple):
         return [_plain(part) for part in value]
     if is_dataclass(value):
@@ -298,7 +293,7 @@ def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
     """Cosine of the two sides of each pair, of the last states (L, D) float32 of the row's tokens; NaN of another layer."""
 
     def vector(side: Vector) -> np.ndarray:
-        return sum((term.coefficient * wide[term.index] for term in side.terms), np.zeros(wide.shape[1]))
+        return sum((term.coefficient * wide[term.token] for term in side.terms), np.zeros(wide.shape[1]))
 
     wide = states.astype(np.float64)
     sides = [(vector(pair.source), vector(pair.target)) for pair in record.pairs]

@@ -129,7 +129,7 @@ def row_records(
         fields.setdefault("floors", np.zeros_like(fields["ids"]))
         texts = tuple(predictors.get(index) or text_of(index) for index in fields["ids"].tolist())
         made = [
-            _LaidOut(i, examples[i], forests[i], int(starts[i]) % len(texts), texts, form, spans[i] if spans else ())
+            _LaidOut(i, examples[i], forests[i], int(starts[i]) % len(texts), form, spans[i] if spans else ())
             for i in members
         ]
         padding = ["padding"] * (len(texts) - sum(len(forests[index]) for index in members))
@@ -186,13 +186,12 @@ def _in_rows_of_their_own(example: Example) -> Example:
 
 
 class _LaidOut(NamedTuple):
-    """An example in its row: its number in the batch, its forest and where that begins, and the row's texts."""
+    """An example in its row: its number in the batch, its forest and where that begins."""
 
     number: int
     example: Example
     forest: Forest
     start: int
-    texts: Sequence[str]
     form: Form
     spans: Sequence[Span]
 
@@ -208,26 +207,23 @@ class _LaidOut(NamedTuple):
             source, target = self._states(forest.sources, number), self._states(forest.targets, number)
             if not source:
                 break
-            views = self._views(pair, source[0].index, target[0].index)
-            if views:
-                sides = _vector("", source), _vector("", target)
-                read, layer = (("source", source[-1]), ("target", target[-1])), pair.source.layer
-                found.append(RowPair(self.number, number + 1, *sides, read, views, weight=pair.weight, layer=layer))
-                continue
-            names = self.form.vector_names
+            views = self._views(pair, source[0].token, target[0].token)
+            names = VectorNames("", "", "") if views else self.form.vector_names
             first, second = _vector(names.source, source), _vector(names.target, target)
             bounds = (*second.terms[:1], *second.terms[-1:], *first.terms[-1:]) if second.terms else ()
-            ends = tuple(zip(names.ends, bounds, strict=False))
+            ends = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
+            if views:
+                ends = ("source", source[-1].token), ("target", target[-1].token)
             total = _vector(names.total, [*source, *target]) if names.total else None
             more = names.kind, pair.weight, total, pair.source.layer
-            found.append(RowPair(self.number, number + 1, first, second, ends, None, *more))
+            found.append(RowPair(self.number, number + 1, first, second, ends, views, *more))
         return found
 
     def _states(self, side: ReadTerms, number: int) -> list[Readout]:
         """The states of one side of a pair."""
         own = side.pair == number
         places = zip((self.start + side.position[own]).tolist(), side.coefficient[own].tolist(), strict=True)
-        return [Readout(index, self.texts[index], coefficient) for index, coefficient in places]
+        return [Readout(*one) for one in places]
 
     def _views(self, pair: Pair, source: int, target: int) -> Views | None:
         """The views of a pair whose first states are `source` and `target`; None for sums of states."""
@@ -241,7 +237,7 @@ class _LaidOut(NamedTuple):
         last = row[1] - 1 if end < 0 and row else int(on_trunk[end])
         copy = target - pair.target.terms[0].token
         return Views(
-            source_end=Readout(last, self.texts[last]),
+            source_end=last,
             source_segment=row,
             original=original and (int(on_trunk[original.start]), int(on_trunk[original.stop - 1]) + 1),
             copy=(copy, copy + segment.length),
@@ -267,7 +263,7 @@ class _LaidOut(NamedTuple):
             views = pair.views
             if views:
                 kind, stretches = "original", [views.original] if views.original else []
-                ends += [] if views.standalone else [views.source_end.index - start]
+                ends += [] if views.standalone else [views.source_end - start]
             else:  # of two ends the target's tokens are the sampled ones, of three the source's as well
                 vectors = (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]
                 kind, stretches = "span", [stretch for vector in vectors for stretch in vector.covered]
@@ -286,12 +282,11 @@ class _LaidOut(NamedTuple):
 
 def _vector(name: str, terms: Iterable[Readout]) -> Vector:
     """A sum of states, equal ones put together; a mean covers its tokens, a displacement those after its start."""
-    total: dict[int, Readout] = {}
-    for term in terms:
-        before = total[term.index].coefficient if term.index in total else 0.0
-        total[term.index] = replace(term, coefficient=before + term.coefficient)
-    kept = tuple(total[index] for index in sorted(total) if total[index].coefficient)
-    indices, signs = [term.index for term in kept], [term.coefficient for term in kept]
+    total: dict[int, float] = {}
+    for index, coefficient in terms:
+        total[index] = total.get(index, 0.0) + coefficient
+    kept = tuple(Readout(index, total[index]) for index in sorted(total) if total[index])
+    indices, signs = [term.token for term in kept], [term.coefficient for term in kept]
     covered: Iterable[tuple[int, int]] = ()
     if all(sign > 0 for sign in signs):
         starts = [index for index in indices if index - 1 not in indices]

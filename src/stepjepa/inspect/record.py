@@ -94,12 +94,10 @@ def letter_colour(ground: str) -> str:
     return "#000000" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "#ffffff"
 
 
-@dataclass(frozen=True)
-class Readout:
+class Readout(NamedTuple):
     """A token of the row whose state is read, with the coefficient of the state in its vector."""
 
-    index: int
-    text: str
+    token: int
     coefficient: float = 1.0
 
 
@@ -108,7 +106,7 @@ class Vector:
     """One state, or a weighted sum of states.
 
     Attributes:
-        terms: by index.
+        terms: by token.
         name: of a sum, such as ``T - P``.
         covered: [start, stop) of the token stretches that a sum covers; ``h[39] - h[20]`` covers the tokens 21 to 39.
     """
@@ -120,7 +118,7 @@ class Vector:
     @property
     def index(self) -> int:
         """Where a single state is read."""
-        return self.terms[0].index
+        return self.terms[0].token
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Views:
         standalone: the source view is not on the trunk.
     """
 
-    source_end: Readout
+    source_end: int
     source_segment: tuple[int, int] | None
     original: tuple[int, int] | None
     copy: tuple[int, int]
@@ -163,21 +161,21 @@ class RowPair:
     number: int
     source: Vector
     target: Vector
-    ends: tuple[tuple[str, Readout], ...]
-    views: Views | None = None
-    kind: str = ""
-    weight: float = 1.0
-    total: Vector | None = None
-    layer: int | None = None
+    ends: tuple[tuple[str, int], ...]
+    views: Views | None
+    kind: str
+    weight: float
+    total: Vector | None
+    layer: int | None
 
     @property
-    def arrow(self) -> tuple[Readout, Readout] | None:
-        """From which state to which the pair leads; None where it compares sums of states."""
+    def arrow(self) -> tuple[int, int] | None:
+        """From the state of which token to which the pair leads; None where it compares sums of states."""
         if self.views:
             (_, source), (_, target) = self.ends
             return source, target
         single = len(self.source.terms) == len(self.target.terms) == 1
-        return (self.source.terms[0], self.target.terms[0]) if single else None
+        return (self.source.index, self.target.index) if single else None
 
 
 @dataclass(frozen=True)
@@ -271,17 +269,17 @@ class RowRecord:
         """Index of a token -> (what is read there, for which pair), in the order of the pairs."""
         found: dict[int, list[tuple[str, RowPair]]] = {}
         for pair in self.pairs:
-            for name, term in pair.ends:
-                found.setdefault(term.index, []).append((name, pair))
+            for name, index in pair.ends:
+                found.setdefault(index, []).append((name, pair))
         return found
 
     @cached_property
     def marked(self) -> dict[int, str]:
         """Index of a token -> what is read there: of views every state, of sums those that are named."""
-        named = {term.index: name for pair in self.pairs for name, term in pair.ends}
-        sides = [("source", pair.source) for pair in self.pairs if pair.views]
-        sides += [("target", pair.target) for pair in self.pairs if pair.views]
-        return named | {term.index: name for name, side in sides for term in side.terms}
+        named = {index: name for pair in self.pairs for name, index in pair.ends}
+        views = [pair for pair in self.pairs if pair.views]
+        sides = [*(("source", pair.source) for pair in views), *(("target", pair.target) for pair in views)]
+        return named | {term.token: name for name, side in sides for term in side.terms}
 
     @cached_property
     def counts(self) -> str:

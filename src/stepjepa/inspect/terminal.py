@@ -27,7 +27,6 @@ from stepjepa.inspect.record import (
     KINDS,
     UNICODE,
     Glyphs,
-    Readout,
     RowPair,
     RowRecord,
     Vector,
@@ -147,7 +146,7 @@ def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
     """What is said after a token: where a source view or a sampled span ends, and what is read there."""
     said: dict[int, dict[str, list[str]]] = {}
     views = [(pair, pair.views) for pair in record.pairs if pair.views]
-    ends = [(own.source_end.index, "end of source", pair) for pair, own in views if not own.standalone]
+    ends = [(own.source_end, "end of source", pair) for pair, own in views if not own.standalone]
     for index, what, pair in (*ends, *((i, what, pair) for i, read in record.readouts.items() for what, pair in read)):
         said.setdefault(index, {}).setdefault(what, []).append(str(pair.number))
     left, right = glyphs.tag
@@ -185,12 +184,12 @@ def _view_lines(record: RowRecord, pair: RowPair, views: Views, glyphs: Glyphs) 
     if views.standalone and views.source_segment:
         line.append(f"source {_range(views.source_segment)}", style=KINDS["source"].style)
     else:
-        line.append(f"source ends at {_token(views.source_end, glyphs)}", style=KINDS["source_end"].style)
+        line.append(f"source ends at {_token(record, views.source_end, glyphs)}", style=KINDS["source_end"].style)
         if views.source_segment:
             line.append(f" (row {_range(views.source_segment)})", style=KINDS["source"].style)
     read = _read(record, pair.source, source, glyphs)
-    yield line.append(", read at ").append(read, style=KINDS[record.kinds[source.index]].style)
-    style = KINDS[record.kinds[target.index]].style
+    yield line.append(", read at ").append(read, style=KINDS[record.kinds[source]].style)
+    style = KINDS[record.kinds[target]].style
     line = Text(" " * len(title)).append(f"target {_range(views.copy)}", style=style)
     if views.original == views.copy:
         line.append(" (isolated in its place)")
@@ -199,9 +198,9 @@ def _view_lines(record: RowRecord, pair: RowPair, views: Views, glyphs: Glyphs) 
     yield line.append(", read at ").append(_read(record, pair.target, target, glyphs), style=style)
 
 
-def _read(record: RowRecord, side: Vector, token: Readout, glyphs: Glyphs) -> str:
+def _read(record: RowRecord, side: Vector, last: int, glyphs: Glyphs) -> str:
     """Where one side of a pair of views is read."""
-    return _token(token, glyphs) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side, glyphs)}"
+    return _token(record, last, glyphs) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side, glyphs)}"
 
 
 def _sum_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:
@@ -209,7 +208,7 @@ def _sum_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str
     vectors = [pair.total, pair.target, pair.source] if pair.total else [pair.source, pair.target]
     column = max(len(vector.name) for vector in vectors)
     if pair.ends:
-        yield ", ".join(f"{name} = {_token(term, glyphs)}" for name, term in pair.ends)
+        yield ", ".join(f"{name} = {_token(record, index, glyphs)}" for name, index in pair.ends)
     for vector in vectors:
         yield f"{vector.name:<{column}}  {_formula(record, vector, glyphs)}"
     sides = zip((pair.source.name, pair.target.name), ("source", "target"), strict=True)
@@ -233,7 +232,7 @@ def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
     # From left to right as they are subtracted: an end, then its start.
     for _, term in sorted(enumerate(vector.terms), key=lambda item: (item[0] // 2, -item[0])):
         factor = "" if abs(term.coefficient) == 1 else f"{abs(term.coefficient):.3g} "
-        formula += f" {'-' if term.coefficient < 0 else '+'} {factor}h[{term.index}]"
+        formula += f" {'-' if term.coefficient < 0 else '+'} {factor}h[{term.token}]"
     return f"{formula.removeprefix(' + ')}: {where}"
 
 
@@ -241,8 +240,8 @@ def _title(record: RowRecord, pair: RowPair) -> str:
     return f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
 
 
-def _token(token: Readout, glyphs: Glyphs) -> str:
-    return f'{token.index} "{token_label(token.text, glyphs)}"'
+def _token(record: RowRecord, index: int, glyphs: Glyphs) -> str:
+    return f'{index} "{token_label(record.texts[index], glyphs)}"'
 
 
 def _range(edges: tuple[int, int]) -> str:
@@ -278,7 +277,7 @@ def shown_positions(record: RowRecord, room: int) -> list[int]:
     everything = range(len(record))
     if len(record) <= room:
         return list(everything)
-    needed = {*record.readouts, *(pair.views.source_end.index for pair in record.pairs if pair.views)}
+    needed = {*record.readouts, *(pair.views.source_end for pair in record.pairs if pair.views)}
     needed |= {index for index, kind in enumerate(record.kinds) if kind == "predictor"}
     needed |= {edge for start, stop in record.sections for edge in (start, stop - 1)}
     kept, rest = sorted(needed), [index for index in everything if index not in needed]
