@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from stepjepa.inspect.figure import row_figure, save_png, spread
+from stepjepa.inspect.figure import row_figure, save_figure, spread
 from stepjepa.inspect.record import KINDS
 from support.colours import assert_told_apart
 from support.pages import stepped_example
@@ -36,7 +36,7 @@ def test_a_row_in_every_form(tmp_path, form):
     assert "a $title_{" in texts and "source 1" in texts and "target 1" in texts and "trunk" in texts
     assert ("branches" in texts) == (form == "packed") and ("sources" in texts) == (form == "two_pass")
     if form == "packed":
-        save_png(figure, tmp_path / "deep" / "row.png")
+        save_figure(figure, tmp_path / "deep" / "row.png")
         assert imread(tmp_path / "deep" / "row.png").shape[1] == 1600
     assert min(text.get_fontsize() for text in figure.findobj(matplotlib.text.Text) if text.get_text()) >= 9  # points
 
@@ -67,7 +67,7 @@ def test_control_characters_and_missing_letters(tmp_path):
     record = row_record([stepped_example(15, 1, 1)], 1, lambda index: texts[index % 4], vocabulary=97)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        save_png(row_figure([("", record)], "\x00\x1b"), tmp_path / "row.png", dpi=50)
+        save_figure(row_figure([("", record)], "\x00\x1b"), tmp_path / "row.png", dpi=50)
     assert (tmp_path / "row.png").stat().st_size > 1000
 
 

@@ -8,39 +8,45 @@ Shapes: N pairs, D width.
 
 from __future__ import annotations
 
-import io
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepjepa.analysis.geometry import check_views
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.inspect.figure import WIDTH
+from stepjepa.inspect.figure import save_figure as save_figure  # of every figure
 from stepjepa.utils.failures import library
-from stepjepa.utils.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 8.0  # inches
 # Okabe and Ito's colours (jfly.uni-koeln.de/color), without the yellow, which white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6b6b6b"
 _CHANCE: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": (0, (2, 2)), "label": "chance"}
-_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 
 # Key in the Trainer's log and label of its axis.
 LOSS_CURVES = (("lm_loss", "LM loss (nats a token)"), ("jepa_loss", "JEPA loss"))
 SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
 # t-SNE and UMAP start from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
 COMPONENTS = 50
+# Figures of ``stepjepa analyze`` by their files' names, but for those of one model each, which are METHOD-MODEL.
+TITLES = {
+    "spectrum": "Singular values of target minus source",
+    "cosine": "Cosines of matched and of shuffled pairs",
+    "retrieval": "Targets found from their sources, by layer",
+    "rank_source": "Effective rank of the sources, by layer",
+    "rank_target": "Effective rank of the targets, by layer",
+    "steps": "Pairs by step",
+    "curves": "Training losses",
+}
 METHOD_TITLES = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
 
 # Mean difference, low and high end of its interval; the ends may be missing.
@@ -74,6 +80,14 @@ def new_figure(
     return figure, axes
 
 
+def _draw_lines(axis: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], marks: int = 0) -> None:
+    """A line of (x, y) for each name, told apart by its `look`; of long ones `marks` points are marked, 0 for all."""
+    for i, (name, points) in enumerate(lines.items()):
+        every = max(1, len(points) // marks) if marks else 1
+        xs, ys = [x for x, _ in points], [y for _, y in points]
+        axis.plot(xs, ys, label=name, linewidth=1.8, markersize=5, markevery=(i % every, every), **look(i))
+
+
 def legend_below(figure: Figure, axis: Axes) -> None:
     """One legend for all panels, under them, in as many columns as fit."""
     handles, labels = axis.get_legend_handles_labels()
@@ -81,39 +95,12 @@ def legend_below(figure: Figure, axis: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG or SVG, by the file's name, with an atomic write.
-
-    The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
-
-    Args:
-        dpi: pixels an inch of a PNG; 100 makes it 800 wide.
-
-    Raises:
-        ConfigError: the name ends in neither .png nor .svg.
-        OSError: it could not be written; what was there before is unchanged.
-    """
-    path, memory = Path(path), io.BytesIO()
-    kind = path.suffix.lower()
-    if kind not in _METADATA:
-        raise ConfigError(f"{path}: figures are written as .png or .svg")
-    matplotlib = library("matplotlib", "analysis")
-    with matplotlib.rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
-        figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [memory.getvalue()])
-
-
 def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Figure:
     """Singular values (S,) of several models, largest first, on a logarithmic axis."""
     _need(spectra, "spectra")
     figure, (axis,) = new_figure(height=4.5, title=title)
-    for i, (name, values) in enumerate(spectra.items()):
-        every = max(1, len(values) // 8)
-        axis.plot(
-            np.arange(1, len(values) + 1), np.where(values > 0, values, np.nan), label=name, linewidth=1.8, markersize=5,
-            markevery=(i * every // len(spectra), every), **look(i),
-        )  # fmt: skip
+    drawn = {name: list(enumerate(np.where(values > 0, values, np.nan), 1)) for name, values in spectra.items()}
+    _draw_lines(axis, drawn, marks=8)
     top = max(float(values.max()) for values in spectra.values())
     if top > 0:
         axis.set_yscale("log")
@@ -163,9 +150,9 @@ def layer_figure(
     layers = sorted({layer for line in values.values() for layer in line}, key=lambda n: (n < 0, n))
     names = ["final" if layer < 0 else "emb." if layer == 0 else str(layer) for layer in layers]
     figure, (axis,) = new_figure(height=4.5, title=title)
-    for i, (name, line) in enumerate(values.items()):
-        points = sorted((layers.index(layer), number) for layer, number in line.items())
-        axis.plot(*zip(*points, strict=True), label=name, linewidth=1.8, markersize=6, **look(i))
+    _draw_lines(
+        axis, {name: [(i, line[n]) for i, n in enumerate(layers) if n in line] for name, line in values.items()}
+    )
     if chance is not None:
         axis.axhline(chance, **_CHANCE)
     step, last = -(-len(layers) // 16), len(layers) - 1  # so that the numbers do not touch
@@ -194,10 +181,10 @@ def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance:
         chance: step -> retrieval of random states.
     """
     figure, axes = new_figure(1, 2, height=4.0, title="By target step")
-    for i, (name, steps) in enumerate(values.items()):
-        style = {"label": name, "linewidth": 1.8, "markersize": 6, **look(i)}
-        axes[0].plot(list(steps), [gap for gap, _ in steps.values()], **style)
-        axes[1].plot(list(steps), [100 * share for _, share in steps.values()], **style)
+    _draw_lines(axes[0], {name: [(n, gap) for n, (gap, _) in steps.items()] for name, steps in values.items()})
+    _draw_lines(
+        axes[1], {name: [(n, 100 * share) for n, (_, share) in steps.items()] for name, steps in values.items()}
+    )
     axes[1].plot(list(chance), [100 * share for share in chance.values()], **_CHANCE)
     shares = [share for steps in values.values() for _, share in steps.values()]
     axes[1].set_ylim(*_percent_limits([*chance.values(), *shares]))
@@ -332,12 +319,7 @@ def curve_figure(
     figure, axes = new_figure(rows, columns, height=1.1 + 2.9 * rows, title=title)
     for axis, (key, label) in zip(axes, logged, strict=False):
         lines = {name: points(history, key) for name, history in histories.items()}
-        for i, (name, line) in enumerate(lines.items()):
-            every = max(1, len(line) // 6)
-            axis.plot(
-                [step for step, _ in line], [value for _, value in line], label=name, linewidth=1.6, markersize=4,
-                markevery=(i % every, every), **look(i),
-            )  # fmt: skip
+        _draw_lines(axis, lines, marks=6)
         axis.set_xlabel("optimizer step", fontsize=9)
         axis.set_title(label, fontsize=10)
         axis.locator_params(axis="x", nbins=4)

@@ -10,10 +10,12 @@ import io
 import os
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepjepa.errors import ConfigError
 from stepjepa.inspect.html import write_page
 from stepjepa.inspect.record import KINDS, RowRecord, letter_colour, runs, token_label
 from stepjepa.utils.failures import library
@@ -36,6 +38,7 @@ _BAR = 0.17  # inches, height of a bar without text
 _NAMES = 0.26  # inches, the line for names below a bar
 _MOST_LETTERS = 13
 _LETTER = 0.075  # inches, the width of a letter
+_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # between two positions that are written
 
 
@@ -89,10 +92,22 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
     return figure
 
 
-def save_png(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG, as `write_page` does; `dpi` is pixels an inch, and 100 makes it 800 wide."""
-    memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
+def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
+    """Write a figure as PNG or SVG, by the file's name, as `write_page` does.
+
+    The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
+
+    Args:
+        dpi: pixels an inch of a PNG; 100 makes it 800 wide.
+
+    Raises:
+        ConfigError: the name ends in neither .png nor .svg, or the file cannot be written; an earlier one is unchanged.
+    """
+    kind, memory = Path(path).suffix.lower(), io.BytesIO()
+    if kind not in _METADATA:
+        raise ConfigError(f"{path}: figures are written as .png or .svg")
+    with library("matplotlib", "analysis").rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
+        figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
     write_page(memory.getvalue(), path)
 
 

@@ -191,9 +191,9 @@ class RowView:
             write_page(page, file)
             self.written += [*said[:-1], f"written: {file} {said[-1]}"]
             return
-        from stepjepa.inspect.figure import save_png
+        from stepjepa.inspect.figure import save_figure
 
-        save_png(self.figure(), file)
+        save_figure(self.figure(), file)
         self.written.append(f"written: {file}")
 
     def _repr_html_(self) -> str:
