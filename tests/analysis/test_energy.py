@@ -84,8 +84,9 @@ def test_states_and_likelihoods_are_those_of_separate_passes(kept, collator):
     assert [one.steps for one in encoded] == [tuple(steps) for _, steps in SOLUTIONS]  # separators included
     assert [one.sources for one in encoded] == [(0, 1), (), (0,)] and report.examples_without_pairs.total() == 1
     examples = [one.example for one in encoded]
-    read = read_states(model, "m", collator(predictors, 0), examples, vocabulary=len(tokenizer) - 2, batch_size=2)
-    read_sources, read_targets = torch.from_numpy(read.source[0]), torch.from_numpy(read.target[0])
+    vocabulary = len(tokenizer) - 2
+    views, likelihoods = read_states(model, "m", collator(predictors, 0), examples, vocabulary=vocabulary, batch_size=2)
+    read_sources, read_targets = torch.from_numpy(views[:, 0])
     hand = [by_hand(model, tokenizer, predictors, *one) for one in SOLUTIONS]
     pairs = [pair for found, _, _ in hand for pair in found]
     sources, targets = (torch.stack(side) for side in zip(*pairs, strict=True))
@@ -95,7 +96,7 @@ def test_states_and_likelihoods_are_those_of_separate_passes(kept, collator):
     energies = 1 - F.cosine_similarity(sources, targets)
     found = cosine_loss(read_sources, read_targets)
     torch.testing.assert_close(found, energies, atol=1e-5, rtol=0)
-    assert read.log_likelihoods.tolist() == pytest.approx([total for _, total, _ in hand], abs=1e-4)
+    assert likelihoods.tolist() == pytest.approx([total for _, total, _ in hand], abs=1e-4)
     assert [len(label_indices(one)[0]) for one in examples] == [count for _, _, count in hand]
 
 

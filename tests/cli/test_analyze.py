@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from stepjepa.analysis.geometry import measure_states
-from stepjepa.analysis.models import labels_of
+from stepjepa.analysis.options import labels_of
 from stepjepa.analysis.run import _read_runs
 from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main

@@ -188,12 +188,11 @@ def test_an_analysis_reads_what_training_reads(tokenizer, predictors):
         output = run.model(batch=run.collator()(examples))
     for forward in ("two_pass", "packed"):
         collator = run.collator(forward)
-        found = read_states(run.model, "m", collator, examples, (1, FINAL), batch_size=2, head_layer=1)
-        assert found.source.shape == (2, len(examples), 32)
-        for side in ("source", "target"):
-            trained = getattr(output, f"{side}_states")
-            torch.testing.assert_close(torch.from_numpy(getattr(found, side)[0]), trained, atol=1e-5, rtol=0)
-            assert (torch.from_numpy(getattr(found, side)[1]) - trained).abs().max() > 0.01
+        views, _ = read_states(run.model, "m", collator, examples, (1, FINAL), batch_size=2, head_layer=1)
+        assert views.shape == (2, 2, len(examples), 32)
+        for found, trained in zip(torch.from_numpy(views), (output.source_states, output.target_states), strict=True):
+            torch.testing.assert_close(found[0], trained, atol=1e-5, rtol=0)
+            assert (found[1] - trained).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(

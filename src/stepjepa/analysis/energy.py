@@ -193,16 +193,16 @@ def _lines(
     bar.begin("energies", len(examples), 0)
     vocabulary, collator = models.collator_of(model)
     given = model.model, model.place.name, collator, examples, (model.layer,), vocabulary
-    read = read_states(*given, options.batch_size, bar.step, model.layer)
+    states, likelihoods = read_states(*given, options.batch_size, bar.step, model.layer)
     distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
-    views = torch.from_numpy(read.source[0]), torch.from_numpy(read.target[0])
+    views = torch.from_numpy(states[0, 0]), torch.from_numpy(states[1, 0])
     counts = [0 if one is None else len(one.sources) for one in encoded]
     groups_P, own, shuffled = np.repeat(np.unique(keys, return_inverse=True)[1], counts), np.zeros(0), np.zeros(0)
     if len(groups_P):
         own = distance(*views).double().numpy()
         shuffled = shuffled_energies(distance, *views, groups_P, options.shuffled_targets, options.seed)
     pairs = iter(zip(own.tolist(), [None if np.isnan(one) else one for one in shuffled.tolist()], strict=True))
-    likelihoods, lines = iter(read.log_likelihoods.tolist()), list[Line]()
+    likelihood_of, lines = iter(likelihoods.tolist()), list[Line]()
     for solution, one in zip(found.solutions, encoded, strict=True):
         of_step = {} if one is None else {step: next(pairs) for step in one.sources}
         steps = []
@@ -210,7 +210,7 @@ def _lines(
             energy, other = of_step.get(number, (None, None))
             relative = None if energy is None or other is None else energy - other
             steps.append({"step": number + 1, "text": text, "energy": energy, "shuffled": other, "relative": relative})
-        likelihood = None if one is None else next(likelihoods)
+        likelihood = None if one is None else next(likelihood_of)
         tokens = 0 if one is None else len(label_indices(one.example)[0])
         lines.append({
             "index": solution.index,

@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis import states
-from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, slug
+from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, labels_of, slug
 from stepjepa.analysis.prediction import walks_of
 from stepjepa.analysis.states import FINAL, Pairs, States, Walks
 from stepjepa.config.option import Names, options_of
@@ -48,7 +48,6 @@ from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.setup import Collator, ModelSetup, make_collator, placed_predictors
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import Bar, show_log
-from stepjepa.utils.text import escaped
 
 ABOUT = "analysis.json"
 _NAME = Names(JEPAOptions, EnergyOptions, AnalyzeOptions)
@@ -420,7 +419,7 @@ def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: 
     except DataError as error:
         raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
     bar.start(f"{model.place.name}, steps", len(examples), 0)
-    read = states.read_states(
+    views, _ = states.read_states(
         model.model,
         model.place.name,
         TwoPassCollator((), model.tokenizer.pad_token_id or 0),
@@ -429,7 +428,7 @@ def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: 
         advance=bar.step,
         head_layer=-2,
     )
-    return Walks(read.source[0], places)
+    return Walks(views[0, 0], places)
 
 
 def _data_lines(pairs: Pairs) -> list[str]:
@@ -439,21 +438,3 @@ def _data_lines(pairs: Pairs) -> list[str]:
     line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
     line += f"; {skipped:,} rows skipped" if skipped else ""
     return [line + (f"; {without:,} without a pair" if without else ""), *report.steps.lines()]
-
-
-def labels_of(names: Sequence[str]) -> list[str]:
-    """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
-    paths = [Path(name).expanduser() for name in names]
-    parts = [
-        path.resolve().parts if path.is_dir() else Path(name).parts for path, name in zip(paths, names, strict=True)
-    ]
-    counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
-    while True:
-        labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
-        slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
-        alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
-        longer = [i for i in alike if counts[i] < len(parts[i])]
-        if not longer:
-            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
-        for i in longer:
-            counts[i] += 1

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import numpy as np
 
 from stepjepa.analysis import geometry, plots
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers, LinearMap
-from stepjepa.analysis.models import ABOUT, collect_all, labels_of
-from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, slug
-from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES
+from stepjepa.analysis.models import ABOUT, collect_all
+from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, labels_of, slug
+from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES, TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
 from stepjepa.config.option import Names
@@ -31,9 +32,8 @@ from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import PAGE, folded, legend, one_line, text_table, written
 
 NUMBERS, TABLE, CURVES = "numbers.json", "numbers.csv", "curves"
-# Names of the figures; those of one model each are METHOD-MODEL.
-FIGURES = ("spectrum", "cosine", "retrieval", "rank_source", "rank_target", "steps")
-_MEASURED = rf"numbers\.(?:json|csv)|(?:{'|'.join(FIGURES)})\.(?:png|svg)|(?:{'|'.join(METHOD_TITLES)})-.+\.(?:png|svg)"
+_FIGURES = "|".join([*(name for name in TITLES if name != CURVES), *(f"{method}-.+" for method in METHOD_TITLES)])
+_MEASURED = rf"numbers\.(?:json|csv)|(?:{_FIGURES})\.(?:png|svg)"
 _CURVES = rf"{CURVES}\.(?:png|svg)"
 _COLLECTED = rf"states-.+\.safetensors|{re.escape(ABOUT)}"
 _NAME = Names(AnalyzeOptions)
@@ -55,14 +55,16 @@ _VIEWS: _Columns = {
     "uniformity": ("uniformity", ".2f", "0 where all states are one, lower where they are spread evenly"),
     "own cosine": ("pairwise_cosine", ".3f", "mean cosine of two states of a view"),
 }
-_TOP = {"top 100 s-t": "mean of the 100 largest singular values of source less target"}
+_TOP: _Columns = {
+    "top 100 s-t": ("difference_top_100", ".4g", "mean of the 100 largest singular values of source less target"),
+}
 _MAP: _Columns = {
     "fitted error": ("train_error", ".4g", "root mean squared error of a linear map, on its own rows"),
     "held-out error": ("test_error", ".4g", "on the other rows"),
     "mean's error": ("mean_error", ".4g", "there, if every target is taken for the mean"),
     "held-out R2": ("test_r2", ".3f", "1 is a perfect map, 0 as good as the mean"),
 }
-_EXACT = {"*": "the map has as many directions as rows, so its fitted error says nothing"}
+_EXACT = ("*", "the map has as many directions as rows, so its fitted error says nothing")
 _BASE: _Columns = {
     "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
     "CKA": ("base_cka", ".3f", "likeness to the base model's states, 1 where they are alike"),
@@ -79,8 +81,10 @@ def _row(columns: _Columns, *records: Any) -> list[str]:
     return [", ".join(written(getattr(one, name), form) for one in records) for name, form, _ in columns.values()]
 
 
-def _meanings(columns: _Columns) -> dict[str, str]:
-    return {name: words for name, (*_, words) in columns.items()}
+def _table(head: Sequence[str], rows: Sequence[list[str]], columns: _Columns, *marks: tuple[str, str]) -> list[str]:
+    """An empty line, a table, and what its columns and its marks mean; nothing without rows."""
+    words = {name: words for name, (*_, words) in columns.items()} | dict(marks)
+    return ["", *text_table(head, rows), *legend(words)] if rows else []
 
 
 def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
@@ -154,25 +158,22 @@ class Comparison:
         yield f"{self.n:,} pairs of {self.file}, states {where}"
         shown = {label: one.layers[self.layer] for label, one in self.models.items()}
         chance = next(iter(shown.values())).pairs
-        shares = [f"{written(chance.chance_at_1, '.1%')}", f"{written(chance.chance_at_5, '.1%')}"]
+        shares = [written(chance.chance_at_1, ".1%"), written(chance.chance_at_5, ".1%")]
         rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in shown.items()]
         rows.append(["chance", "", "", "", "", *shares, written(chance.chance_mrr, ".3f")])
-        yield from ("", *text_table(["pairs", *_PAIRS], rows), *legend(_meanings(_PAIRS)))
-        rows = [
-            [label, *_row(_VIEWS, one.source, one.target), written(one.difference_top_100, ".4g")]
-            for label, one in shown.items()
-        ]
-        yield from ("", *text_table(["states (source, target)", *_VIEWS, *_TOP], rows))
-        yield from legend(_meanings(_VIEWS) | _TOP)
+        yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
+        rows = [[label, *_row(_VIEWS, one.source, one.target), *_row(_TOP, one)] for label, one in shown.items()]
+        yield from _table(["states (source, target)", *_VIEWS, *_TOP], rows, {**_VIEWS, **_TOP})
         maps = {label: one.linear_map for label, one in shown.items() if one.linear_map is not None}
-        rows = [[label, *_row(_MAP, one)] for label, one in maps.items()]
+        rows, exact = [[label, *_row(_MAP, one)] for label, one in maps.items()], []
         for row, one in zip(rows, maps.values(), strict=True):
-            row[1] += " *" if one.rank == one.train_rows else ""
-        yield from ("", *text_table(["linear map", *_MAP], rows)) if rows else ()
-        yield from legend(_meanings(_MAP) | (_EXACT if any("*" in row[1] for row in rows) else {})) if rows else ()
-        rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in shown.items() if label != self.base]
-        if rows and self.base is not None:
-            yield from ("", *text_table([f"against {self.base}", *_BASE], rows), *legend(_meanings(_BASE)))
+            if one.rank == one.train_rows:
+                row[1], exact = f"{row[1]} *", [_EXACT]
+        yield from _table(["linear map", *_MAP], rows, _MAP, *exact)
+        if self.base is not None:
+            others = [(label, one) for label, one in shown.items() if label != self.base]
+            rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in others]
+            yield from _table([f"against {self.base}", *_BASE], rows, _BASE)
         yield from self._prediction()
         steps = {step: one.steps[step].pairs for one in self.models.values() for step in one.steps}
         if len(steps) < 2:
@@ -194,22 +195,22 @@ class Comparison:
         """Errors of predicting later states by horizon, and how many times smaller they are than the base model's."""
         known = {label: one.prediction for label, one in self.models.items() if one.prediction is not None}
         horizons = sorted({horizon for errors in known.values() for horizon in errors})
-        if known and not horizons:
-            what = f"no later state is predicted: fewer than {MIN_ROWS} pairs to fit or to measure on; read more rows"
-            yield from ("", what)
+        few = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
+        if not horizons:
+            yield from ("", f"no later state is predicted: {few}; read more rows") if known else ()
+            return
         rows = []
-        for name, (attribute, form, _) in _PREDICTION.items() if horizons else ():
+        for name, (attribute, form, _) in _PREDICTION.items():
             for label, errors in known.items():
                 base, cells = known.get(str(self.base), {}) if label != self.base else {}, [f"{name}, {label}"]
                 for horizon in horizons:
                     own, other = (getattr(one.get(horizon), attribute, None) for one in (errors, base))
                     cells.append(written(own, form) + (f" ({other / own:.3g}x)" if own and other is not None else ""))
                 rows.append(cells)
-        if rows:
-            words = _meanings(_PREDICTION) | ({} if self.base is None else {"(2x)": "half the base model's error"})
-            head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
-            yield from ("", *text_table(head, rows), *legend(words))
-            yield f"(horizons with fewer than {MIN_ROWS} pairs to fit or to measure on are left out)"
+        marks = [] if self.base is None else [("(2x)", "half the base model's error")]
+        head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
+        yield from _table(head, rows, _PREDICTION, *marks)
+        yield f"(horizons with {few} are left out)"
 
     def _collapse(self) -> Iterator[str]:
         own = self.models[self.base].collapse if self.base is not None else []
@@ -345,32 +346,23 @@ def _figures(
         title = f"{METHOD_TITLES[method]}: {label} ({where})"
         return plots.scatter_figure(plots.coordinates(*views[label], method, seed), title)
 
-    yield (
-        "spectrum",
-        lambda: plots.spectrum_figure(
-            {label: geometry.singular_values(source - target) for label, (source, target) in views.items()},
-            f"Singular values of source - target ({where})",
-        ),
-    )
-    yield (
-        "cosine",
-        lambda: plots.cosine_figure(
-            {
-                label: (geometry.aligned_cosines(*both), geometry.shuffled_cosines(*both, seed))
-                for label, both in views.items()
-            },
-            f"Cosine of source and target ({where})",
-        ),
-    )
+    def spectrum() -> Any:
+        spectra = {label: geometry.singular_values(source - target) for label, (source, target) in views.items()}
+        return plots.spectrum_figure(spectra, f"Singular values of source - target ({where})")
+
+    def cosine() -> Any:
+        matched = {label: geometry.aligned_cosines(*both) for label, both in views.items()}
+        cosines = {label: (matched[label], geometry.shuffled_cosines(*views[label], seed)) for label in views}
+        return plots.cosine_figure(cosines, f"Cosine of source and target ({where})")
+
+    yield from (("spectrum", spectrum), ("cosine", cosine))
     if any(len(one.layers) > 1 for one in models.values()):
         chance = next(iter(next(iter(models.values())).layers.values())).pairs.chance_at_1
-        found = by_layer(lambda numbers: numbers.pairs.retrieval_at_1)
-        yield "retrieval", partial(plots.retrieval_figure, found, chance)
-        label, title = "effective rank (of unit rows)", "Effective rank of the {} states"
-        ranks = by_layer(lambda numbers: numbers.source.effective_rank)
-        yield "rank_source", partial(plots.layer_figure, ranks, label, title=title.format("source"))
-        ranks = by_layer(lambda numbers: numbers.target.effective_rank)
-        yield "rank_target", partial(plots.layer_figure, ranks, label, title=title.format("target"))
+        yield "retrieval", partial(plots.retrieval_figure, by_layer(attrgetter("pairs.retrieval_at_1")), chance)
+        for view in ("source", "target"):
+            ranks = by_layer(attrgetter(f"{view}.effective_rank"))
+            title, label = f"Effective rank of the {view} states", "effective rank (of unit rows)"
+            yield f"rank_{view}", partial(plots.layer_figure, ranks, label, title=title)
     if any(len(one.steps) > 1 for one in models.values()):
         steps = {
             label: {n: one.steps[n].pairs for n in sorted(one.steps)} for label, one in models.items() if one.steps

@@ -58,15 +58,6 @@ Advance = Callable[[int], None]  # called after each batch with the number of ex
 _NAME = Names(AnalyzeOptions)
 
 
-class _Header(NamedTuple):
-    """The JSON object in the metadata of a file of states."""
-
-    version: int
-    model: str = ""
-    file: str = ""
-    layers: Sequence[int] = ()
-
-
 class StatesNotFinite(DataError):
     """States that are NaN or infinite: the model has diverged, or its dtype is too short."""
 
@@ -257,21 +248,8 @@ def collect_states(
         StatesNotFinite: some are.
     """
     chosen, collator = layers_of(model, layers), TwoPassCollator(tuple(predictor_ids), pad_token_id, True)
-    read = read_states(model, name, collator, pairs.examples, chosen, None, batch_size, advance, head_layer)
-    return States(name, pairs.file, chosen, pairs.rows, read.source, read.target, pairs.steps)
-
-
-class Readings(NamedTuple):
-    """What a model makes of examples.
-
-    Attributes:
-        source, target: (L, P, D) float32, states of all pairs, in the order of the examples.
-        log_likelihoods: (B,) float64 nats, of all labelled tokens of each example; empty where it was not asked for.
-    """
-
-    source: np.ndarray
-    target: np.ndarray
-    log_likelihoods: np.ndarray
+    views, _ = read_states(model, name, collator, pairs.examples, chosen, None, batch_size, advance, head_layer)
+    return States(name, pairs.file, chosen, pairs.rows, views[0], views[1], pairs.steps)
 
 
 @torch.no_grad()
@@ -285,7 +263,7 @@ def read_states(
     batch_size: int = 16,
     advance: Advance = lambda count: None,
     head_layer: int = FINAL,
-) -> Readings:
+) -> tuple[np.ndarray, np.ndarray]:
     """Run a model over examples.
 
     A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources of one layer, as in
@@ -296,6 +274,10 @@ def read_states(
         collator: with the model's predictors.
         vocabulary: V of the LM softmax; with it the likelihoods are computed as well.
         head_layer: the layer that the predictor head was trained on.
+
+    Returns:
+        (2, L, P, D) float32, states of the sources and of the targets of all pairs, in the order of the examples; and (B,)
+        float64 nats, the likelihood of all labelled tokens of each example, empty where it was not asked for.
 
     Raises:
         StatesNotFinite: some states are not.
@@ -344,7 +326,7 @@ def read_states(
                     f"{name}: the {side_name} states of layer {layer} are not finite in {bad} of {ends[-1]} pairs; its "
                     f"weights are broken, or --{_NAME.dtype} is too short for them"
                 )
-    return Readings(views[0], views[1], likelihoods)
+    return views, likelihoods
 
 
 def _states_at(
@@ -419,19 +401,17 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, np.ndarray] = {
-        "source": np.ascontiguousarray(states.source, dtype=np.float32),
-        "target": np.ascontiguousarray(states.target, dtype=np.float32),
-        "rows": np.ascontiguousarray(states.rows, dtype=np.int64),
-    }
+    tensors = {"source": states.source, "target": states.target, "rows": states.rows}
     if states.walks is not None:
         tensors |= {"walks": states.walks.states, "places": states.walks.places}
     if states.steps is not None:
-        tensors["steps"] = np.ascontiguousarray(states.steps, dtype=np.int64)
+        tensors["steps"] = states.steps
+    kinds = {"f": np.float32, "i": np.int64}
+    tensors = {name: np.ascontiguousarray(one, kinds[one.dtype.kind]) for name, one in tensors.items()}
     # One entry, for safetensors writes several in any order.
-    header = _Header(VERSION, states.model, states.file, list(states.layers))
+    header = {"version": VERSION, "model": states.model, "file": states.file, "layers": list(states.layers)}
     with replacing(path) as temporary:  # straight to the disk: some gigabytes need no copy in memory
-        save_file(tensors, temporary, {KEY: json.dumps(header._asdict(), ensure_ascii=False)})
+        save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
 
 
 def load_states(path: str | os.PathLike[str]) -> States:
@@ -447,12 +427,12 @@ def load_states(path: str | os.PathLike[str]) -> States:
             names, metadata = set(file.keys()), file.metadata() or {}
             if KEY not in metadata or names - {"steps", "walks", "places"} != {"source", "target", "rows"}:
                 raise DataError(f"{path}: holds no states; they are written by save_states")
-            header = _Header(**parse_object(metadata[KEY]))
-            if header.version != VERSION:
-                raise DataError(f"{path}: is of version {header.version}; this library reads version {VERSION}")
+            header = parse_object(metadata[KEY])
+            if header["version"] != VERSION:
+                raise DataError(f"{path}: is of version {header['version']}; this library reads version {VERSION}")
             tensors = {name: file.get_tensor(name).numpy() for name in names}
         walks = Walks(tensors.pop("walks"), tensors.pop("places")) if "walks" in tensors else None
-        states = States(header.model, header.file, tuple(header.layers), **tensors, walks=walks)
+        states = States(header["model"], header["file"], tuple(header["layers"]), **tensors, walks=walks)
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:

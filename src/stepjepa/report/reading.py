@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import yaml
 
 from stepjepa.analysis.geometry import CollapseSign, collapsed
-from stepjepa.analysis.plots import METHOD_TITLES
+from stepjepa.analysis.options import labels_of
+from stepjepa.analysis.plots import METHOD_TITLES, TITLES
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import METRICS, RunFolder
@@ -29,16 +30,7 @@ _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer
 T = TypeVar("T")
 _STAGES = ("trained", "scored-test")
 _PICTURES = 2_000_000  # bytes of all pictures of a page
-# Figures of ``stepjepa analyze``, and its numbers in the table.
-TITLES = {
-    "spectrum": "Singular values of target minus source",
-    "cosine": "Cosines of matched and of shuffled pairs",
-    "retrieval": "Targets found from their sources, by layer",
-    "rank_source": "Effective rank of the sources, by layer",
-    "rank_target": "Effective rank of the targets, by layer",
-    "steps": "Pairs by step",
-    "curves": "Training losses",
-}
+# Numbers of ``stepjepa analyze`` in the table.
 _GEOMETRY = {
     "pairs.aligned_mean": ".4f",
     "pairs.shuffled_mean": ".4f",
@@ -278,13 +270,10 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
             )
         demo = any("correct" in table(one) for one in reader.object(folder / METRICS).values())
         folders += inner if demo or not is_run else [folder]
-    # The last names of the folders, with as many in front as tell them from each other.
-    parts, length = [folder.resolve().parts for folder in folders], 1
-    for twice in (one for index, one in enumerate(parts) if one in parts[:index]):
-        raise ConfigError(f"{Path(*twice)}: is given twice")
-    while len({one[-length:] for one in parts}) < len(parts):
-        length += 1
-    labels = ["/".join(one[-length:]).lstrip("/") or "/" for one in parts]
+    real = [folder.resolve() for folder in folders]
+    for twice in (one for index, one in enumerate(real) if one in real[:index]):
+        raise ConfigError(f"{twice}: is given twice")
+    labels = labels_of(list(map(str, folders)))
     return Found([_run(*one, reader) for one in zip(labels, folders, strict=True)], None, analyses, reader)
 
 
