@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import Generator, Reply, Request
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.utils.files import json_bytes, no_links, parse_object, read_json, write_whole
+from stepjepa.utils.files import json_bytes, locked, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
@@ -68,28 +68,6 @@ def replace(path: Path, parts: Iterable[bytes]) -> None:
     """
     with saying_where(path):
         write_whole(path, parts)
-
-
-def open_locked(path: Path) -> BinaryIO:
-    """Open a file for reading and appending without a buffer, making it if need be, for this process alone.
-
-    Raises:
-        ConfigError: another process holds it.
-        DataError: it cannot be opened.
-    """
-    with saying_where(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b", buffering=0, opener=no_links)  # noqa: SIM115 (closed by the caller)
-    try:
-        import fcntl
-
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ConfigError(f"{path}: another process is writing it; wait for it, or choose another file") from None
-    except (ImportError, OSError):  # Windows, or a file system without locks: two runs are the user's to avoid
-        pass
-    return file
 
 
 class Output:
@@ -174,16 +152,25 @@ class Output:
             DataError: they cannot be read or written.
         """
         partial = self.paths.partial
-        made, made_folder = not partial.exists(), not partial.parent.exists()
-        self._file = open_locked(partial)
+        made_folder = not partial.parent.exists()
+        with saying_where(partial):
+            partial.parent.mkdir(parents=True, exist_ok=True)
         try:
-            if self.begun:
-                self._resume(self._file, take)
-            yield
+            with locked(partial.with_name(f".{partial.name}.lock")) as alone:
+                if not alone:
+                    raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
+                made = not partial.exists()
+                with saying_where(partial):
+                    self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
+                try:
+                    if self.begun:
+                        self._resume(self._file, take)
+                    yield
+                finally:
+                    self._file.close()
+                    if made and not self.begun:
+                        partial.unlink(missing_ok=True)
         finally:
-            self._file.close()
-            if made and not self.begun:
-                partial.unlink(missing_ok=True)
             if made_folder and not self.begun:
                 with contextlib.suppress(OSError):
                     partial.parent.rmdir()
