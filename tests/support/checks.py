@@ -4,6 +4,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
+from stepjepa.inspect.check import FileOptions
 from stepjepa.inspect.check.quality import token_warnings
 from stepjepa.inspect.check.texts import read_texts
 from stepjepa.inspect.check.tokens import read_tokens
@@ -58,15 +59,8 @@ def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=
 def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, batch_size=8, **options):
     method = JEPAOptions(objective=objective, **{"step_splitter": "separator", **options})
     method.check()
-    return read_tokens(
-        RowSource(rows),
-        tokenizer or words(),
-        "words",
-        method,
-        count=len(rows),
-        batch_size=batch_size,
-        sample_rows=sample_rows,
-    )
+    asked = FileOptions(model_name="words", per_device_train_batch_size=batch_size)
+    return read_tokens(RowSource(rows), tokenizer or words(), method, asked, len(rows), sample_rows)
 
 
 def warned(statistics):

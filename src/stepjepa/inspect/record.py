@@ -242,16 +242,9 @@ class RowRecord:
 
     def seen_by(self, queries: slice) -> np.ndarray:
         """The rows `queries` of `visible`, without computing the others."""
-        return visible(
-            self.examples[queries, None],
-            self.examples,
-            self.segments[queries, None],
-            self.segments,
-            self.orders[queries, None],
-            self.orders,
-            self.attaches[queries, None],
-            self.floors[queries, None],
-        )
+        fields = self.examples, self.segments, self.orders, self.attaches, self.floors
+        example, segment, order, attach, floor = (one[queries, None] for one in fields)
+        return visible(example, self.examples, segment, self.segments, order, self.orders, attach, floor)
 
     @cached_property
     def sections(self) -> list[tuple[int, int]]:

@@ -117,13 +117,8 @@ def check(
         >>> print(check("train.jsonl", "mini", objective="step_jepa"))
     """
     name = None if tokenizer is None else str(tokenizer)
-    own = FileOptions(
-        model_name=name,
-        per_device_train_batch_size=per_device_train_batch_size,
-        seed=seed,
-        num_proc=num_proc,
-        show=show,
-    )
+    batch = per_device_train_batch_size
+    own = FileOptions(model_name=name, per_device_train_batch_size=batch, seed=seed, num_proc=num_proc, show=show)
     check_fields(own)
     method = method_from(options)
     rows = RowSource(data, dataset_split)
@@ -142,16 +137,7 @@ def check(
         known = {one: find_objective(one) for one in OBJECTIVES}
         takes_text = next(one for one, about in known.items() if about.takes_text and about.makes_pairs)
         method = method_from({**options, _NAME.objective: takes_text})
-    tokens = read_tokens(
-        rows,
-        tokenizer_of(rows, name, method),
-        name,
-        method,
-        count=texts.rows_read,
-        batch_size=per_device_train_batch_size,
-        seed=seed,
-        num_proc=num_proc,
-    )
+    tokens = read_tokens(rows, tokenizer_of(rows, name, method), method, own, texts.rows_read)
     notes = [str(one) for one in without_effect(method, set(options) - _READ)]
     return CheckReport(texts, tokens, [*warnings, *token_warnings(tokens)], notes)
 

@@ -31,6 +31,8 @@ from stepjepa.utils.text import counted, escaped, printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from stepjepa.inspect.check import FileOptions
+
 SAMPLE_ROWS = 2000
 _LENGTH = Names(JEPAOptions).max_length
 _UNLIMITED = 2**31 - 1
@@ -227,23 +229,17 @@ def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
 def read_tokens(
     rows: RowSource,
     tokenizer: PreTrainedTokenizerBase,
-    name: str,
     method: JEPAOptions,
-    *,
+    asked: FileOptions,
     count: int,
-    batch_size: int = 8,
     sample_rows: int = SAMPLE_ROWS,
-    seed: int = 42,
-    num_proc: int = 1,
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
-        tokenizer: a Hugging Face tokenizer called `name`.
-        method: options of a run, checked.
+        tokenizer: that `asked` names.
+        method: options of a run, checked; so is `asked`.
         count: rows of the data set, of which `sample_rows` are sampled at random.
-        batch_size: examples of a batch, for the padding.
-        num_proc: processes that encode.
 
     Raises:
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
@@ -257,9 +253,9 @@ def read_tokens(
     unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
     chosen = set(range(count))
     if count > sample_rows:
-        chosen = set(np.random.default_rng(seed).choice(count, sample_rows, replace=False).tolist())
+        chosen = set(np.random.default_rng(asked.seed).choice(count, sample_rows, replace=False).tolist())
     data = DataReport(rows.name)
-    found = TokenStatistics(name, len(tokenizer), summary(method), objective, data, streams)
+    found = TokenStatistics(str(asked.model_name), len(tokenizer), summary(method), objective, data, streams)
     special = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None}
     unknown = None if tokenizer.unk_token_id in special else tokenizer.unk_token_id  # GPT-2's is its end of text
     found.unknown_tokens = None if unknown is None else 0
@@ -269,7 +265,7 @@ def read_tokens(
     first = 0
     placed = ((rows.place(number), row) for number, row in rows)
     chunks, sent = tee(iter(lambda: list(islice(placed, CHUNK_ROWS)), []))
-    for encoded, chunk in zip(mapped(encoder, sent, num_proc, "num_proc"), chunks, strict=True):
+    for encoded, chunk in zip(mapped(encoder, sent, asked.num_proc, "num_proc"), chunks, strict=True):
         data.add(encoded.report)
         store, stop = encoded.store, 0
         if unknown is not None:
@@ -307,11 +303,11 @@ def read_tokens(
         ends = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
         found.end_is = tuple(name for name, token in ends if token and token == data.end_token)
         found.end_labelled = data.end_token is not None and encoder.options.labels != "reference"
-    draw = DrawnExamples(examples, objective, seed, method.jepa_ratio)
-    order = list(EpochSampler(len(examples), 1, seed))
+    draw = DrawnExamples(examples, objective, asked.seed, method.jepa_ratio)
+    order = list(EpochSampler(len(examples), 1, asked.seed))
     sampled, form = [draw[index] for index in order], Form.of(method, tokenizer)
     found.segments = _tokens_by_kind(sampled, [spans[index.row] for index in order], form)
-    found.padding = measure_padding(sampled, form, batch_size, method.max_length)
+    found.padding = measure_padding(sampled, form, asked.per_device_train_batch_size, method.max_length)
     return found
 
 
