@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.config.option import Names, check_fields, option, unread_options
+from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.html import FORMS, LIMIT, FormRows, ModelNumbers, Variant, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
@@ -69,6 +69,7 @@ class InspectOptions(ExampleOptions, RowOptions):
 
 
 _NAME = Names(InspectOptions)
+_OF_COMMAND = (_NAME.file, _NAME.model_name)  # which `inspect` has as arguments
 MOST_TOKENS = 8000  # of a form that was not asked for
 _PAGE_HEIGHT = 640  # pixels, in a notebook
 _SPARE = 10_000  # bytes for what is said about a model
@@ -207,13 +208,6 @@ def inspect(
     row: int = 0,
     *,
     predictors: int | Sequence[int] | None = None,
-    rows_packed: int = 1,
-    seed: int = 42,
-    png: str | None = None,
-    html: str | None = None,
-    run_model: bool | None = None,
-    attention_layers: list[int] | None = None,
-    overwrite: bool = False,
     **options: Any,
 ) -> RowView:
     """Rows as the model sees them in training, under the options of a run, as they are sampled in the first epoch.
@@ -223,14 +217,9 @@ def inspect(
         tokenizer: a tokenizer, the Hub id or folder of one, or a preset, whose tokenizer is trained on `data`.
         row: counted from 0.
         predictors: K, as for `JEPAConfig`; several are shown next to each other.
-        rows_packed: examples that are packed as one batch, from `row` on.
-        seed: of what is sampled.
-        png, html: files to write: the picture, the page; printing the result then lists what was written.
-        run_model: whether the page gets the numbers of the model that `tokenizer` names; by default that of a local folder.
-        attention_layers: layers, from 1 on, whose attention the page holds; as many as fit by default.
-        overwrite: replace existing files.
-        options: the method's, as for `JEPAConfig` (``objective``, ``step_pairs``, ``labels``, ``forward``, ``max_length``,
-            ...); those that do not change what the model sees change nothing here.
+        options: those of ``stepjepa inspect`` by name (`RowOptions`; with ``png`` or ``html``, printing the result lists
+            what was written), and the method's, as for `JEPAConfig` (``objective``, ``step_pairs``, ``labels``, ``forward``,
+            ``max_length``, ...); those that do not change what the model sees change nothing here.
 
     Raises:
         ConfigError: an unknown option or a value that cannot be used, no such row, no such tokenizer, or a file that cannot
@@ -244,10 +233,10 @@ def inspect(
     """
     from stepjepa.modeling.load import is_preset
 
-    given = RowOptions(
-        row=row, rows_packed=rows_packed, html=html, run_model=run_model, attention_layers=attention_layers
-    )
+    own = {one: options.pop(one) for one in options_of(RowOptions) if one in options and one not in _OF_COMMAND}
+    given = RowOptions(row=row, **own)
     check_fields(given)
+    html, png, run_model = given.html, given.png, given.run_model
     counts = list(predictors) if isinstance(predictors, Sequence) else [predictors]
     methods: dict[int, JEPAOptions] = {}
     for count in counts:
@@ -256,22 +245,22 @@ def inspect(
     first = next(iter(methods.values()))
     for suffixes, name, file in ((_PAGE, _NAME.html, html), (_PICTURE, _NAME.png, png)):
         if file is not None:
-            _check_output(suffixes, file, overwrite, f"--{name} {file}", f"--{_NAME.overwrite} to replace it")
+            _check_output(suffixes, file, given.overwrite, f"--{name} {file}", f"--{_NAME.overwrite} to replace it")
     source = list(data) if isinstance(data, Iterator) else data
     _, place, _ = next(rows_from(source, row))
     model = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
     loaded: Any = tokenizer if model is None else tokenizer_of(source, model, first)
-    shown = [show_rows(source, row, loaded, method, seed, rows_packed) for method in methods.values()]
+    shown = [show_rows(source, row, loaded, method, given.seed, given.rows_packed) for method in methods.values()]
     explicit = {*options, *([] if predictors is None else [_NAME.predictors])}
     notes = [str(unread) for unread in without_effect(first, explicit)]
-    notes += map(str, unread_options(given, (one for one, value in vars(given).items() if value is not None)))
+    notes += map(str, unread_options(given, (one for one, value in own.items() if value is not None)))
     files = [file for file in (html, png) if file is not None]  # the page first: it needs no further library
-    if overwrite and not files:
+    if given.overwrite and not files:
         notes.append(f"--{_NAME.overwrite} has no effect without --{_NAME.png} or --{_NAME.html}")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
     if run_model is None:  # by default the model in a local folder is run
         run_model = model is not None and os.path.isdir(model) and not is_preset(model)
-    view = RowView(f"row {row} ({place})", shown, notes, model if run_model else None, attention_layers)
+    view = RowView(f"row {row} ({place})", shown, notes, model if run_model else None, given.attention_layers)
     for file in files:
         try:
             view._write(file)

@@ -50,6 +50,7 @@ class CheckOptions(ExampleOptions, FileOptions):
 
 
 _NAME = Names(CheckOptions)
+_OF_COMMAND = (_NAME.file, _NAME.model_name, _NAME.json)  # which `check` has as arguments, or gives both forms of
 # The options that the text statistics read, without a tokenizer and whatever the objective is.
 _READ = {_NAME.objective, _NAME.system_prompt, _NAME.strict_data, *options_of(StepsOptions), *options_of(ColumnOptions)}
 
@@ -84,30 +85,14 @@ class CheckReport:
         return {**self.texts.to_dict(), **tokens, "warnings": warnings, "notes": self.notes}
 
 
-def check(
-    data: object,
-    tokenizer: str | os.PathLike[str] | None = None,
-    *,
-    dataset_split: str = "train",
-    eval_file: object = None,
-    eval_split: str = "test",
-    per_device_train_batch_size: int = 8,
-    seed: int = 42,
-    num_proc: int = 1,
-    show: int = 1,
-    **options: Any,
-) -> CheckReport:
+def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **options: Any) -> CheckReport:
     """Read a data set and report its messages, steps, unusable rows and warnings; with a tokenizer also what a model sees.
 
     Args:
-        data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows; `dataset_split` of a Hub data set.
+        data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows.
         tokenizer: the Hub id or folder of a tokenizer, or a preset, whose tokenizer is trained on `data`.
-        eval_file: a second data set, whose questions are looked for in `data`; `eval_split` of a Hub data set.
-        per_device_train_batch_size: examples of a batch, for the padding.
-        seed: of the rows that are sampled.
-        num_proc: processes that tokenise rows.
-        show: how many rows to show.
-        options: the method's, as for `JEPAConfig`. Without ``objective``, plain text is read as for ``split``.
+        options: those of ``stepjepa check`` by name (`FileOptions`; ``eval_file`` may be whatever `data` may be), and the
+            method's, as for `JEPAConfig`. Without ``objective``, plain text is read as for ``split``.
 
     Raises:
         ConfigError: an option that cannot be used, or a tokenizer or template that cannot.
@@ -117,12 +102,13 @@ def check(
         >>> print(check("train.jsonl", "mini", objective="step_jepa"))
     """
     name = None if tokenizer is None else str(tokenizer)
-    batch = per_device_train_batch_size
-    own = FileOptions(model_name=name, per_device_train_batch_size=batch, seed=seed, num_proc=num_proc, show=show)
+    given = {one: options.pop(one) for one in options_of(FileOptions) if one in options and one not in _OF_COMMAND}
+    own = FileOptions(model_name=name, **given)
     check_fields(own)
     method = method_from(options)
-    rows = RowSource(data, dataset_split)
-    texts = read_texts(rows, method, show, None if eval_file is None else RowSource(eval_file, eval_split))
+    rows = RowSource(data, own.dataset_split)
+    others = None if own.eval_file is None else RowSource(own.eval_file, own.eval_split)
+    texts = read_texts(rows, method, own.show, others)
     asked = _NAME.objective in options
     warnings = text_warnings(texts, steps=find_objective(method.objective)(method).needs_steps or not asked)
     if name is None:
