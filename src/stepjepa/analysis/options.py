@@ -6,10 +6,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from stepjepa.config.option import Names, check_fields, option, options_of
-from stepjepa.config.values import union_members
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.intervals import Interval
@@ -73,9 +72,8 @@ def labels_of(names: Sequence[str]) -> list[str]:
 def _as_trained(name: str, text: str = "") -> Any:
     """An option of training that is as the model's run had it unless it is given."""
     own = options_of(JEPAOptions)[name]
-    named = [choice for member in union_members(own.hint) for choice in get_args(member) if isinstance(choice, str)]
-    choices, bounds = tuple(named) or own.choices, cast(Any, own.bounds)
-    return option(None, text or own.help, _READ, choices=choices, own=own.own, secret=False, **bounds)
+    bounds = cast(Any, own.bounds)
+    return option(None, text or own.help, _READ, choices=tuple(own.named), own=own.own, secret=False, **bounds)
 
 
 @dataclass
