@@ -409,7 +409,8 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     kinds = {"f": np.float32, "i": np.int64}
     tensors = {name: np.ascontiguousarray(one, kinds[one.dtype.kind]) for name, one in tensors.items()}
     # One entry, for safetensors writes several in any order.
-    header = {"version": VERSION, "model": states.model, "file": states.file, "layers": list(states.layers)}
+    about = {"model": states.model, "file": states.file}
+    header = {"version": VERSION, **about, "layers": list(states.layers)}
     with replacing(path) as temporary:  # straight to the disk: some gigabytes need no copy in memory
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
 
