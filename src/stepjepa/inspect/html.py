@@ -19,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,18 +137,9 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         "sections": [[start, stop, escaped(record.names[start])] for start, stop in record.sections],
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for block in blocks for row in block],
-        "pairs": [_plain(pair) | {"arrow": _plain(pair.arrow)} for pair in record.pairs],
+        "pairs": [asdict(pair) | {"arrow": pair.arrow} for pair in record.pairs],
         "lanes": {**vars(lanes), "columns": lanes.columns.tolist()},
     }
-
-
-def _plain(value: Any) -> Any:
-    """A pair as JSON has it: its fields, and the terms of a vector as index and coefficient."""
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    return round(value, 6) if isinstance(value, float) else value
 
 
 def page_html(data: Mapping[str, Any]) -> str:
