@@ -135,7 +135,7 @@ def test_every_form(data, check, options):
 def test_plain_text(data, check, capsys):
     file = data({"text": "One and two are three."}, {"input_ids": [5, 6, 7, 8]})
     said = check(file, "--model_name", "tiny")
-    assert "Verdict: plain text: train with --objective split or regular" in said
+    assert "Verdict: plain text: train with --objective regular or split or next_latent or multi_token" in said
     assert "entries), split, K = 1, packed Rows: 2 read, 2 kept as 2 examples" in said
     assert "texts and views, a row each" in said
     assert "entries), regular" in check(file, "--model_name", "tiny", "--regular")

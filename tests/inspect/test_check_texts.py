@@ -85,7 +85,9 @@ def test_plain_text_is_no_chat_and_no_error():
     assert (report.characters, report.ids) == (18, 3)
     assert report.rows_skipped == {"nothing_to_learn": 1, "content_not_text": 1, "unknown_token": 1}
     assert [sample.answer for sample in report.samples] == ["One and\ntwo.", "5 6 7"]
-    assert report.verdict.startswith("plain text: train with --objective split or regular")
+    assert report.verdict.startswith(
+        "plain text: train with --objective regular or split or next_latent or multi_token"
+    )
     lines = report.lines()
     assert "  Plain text: 2 rows, 18 characters" in lines and "  Token ids: 1 row, 3 ids" in lines
     assert "    two." in lines

@@ -486,7 +486,7 @@ def make_encoder(
     if streams and options.objective and (options.objective.target_column or not options.objective.takes_text):
         raise DataError(
             f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats "
-            f"({KNOWN_CHATS}); for plain text use split or regular"
+            f"({KNOWN_CHATS}); stepjepa check names the objectives for plain text"
         )
     return RowEncoder(rows.name, tokenizer, renderer, options, streams)
 

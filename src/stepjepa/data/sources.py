@@ -25,6 +25,10 @@ from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
+JSON_ARRAY = (
+    "this looks like one JSON array; write one object per line (JSONL), as jq -c '.[]' FILE does, or Python's pandas: "
+    "read_json(FILE).to_json(OUT, orient='records', lines=True)"
+)
 _SAMPLED_BYTES = 2**16
 
 
@@ -231,7 +235,7 @@ def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
                 if not text:
                     continue
                 if first and text[0] == "[":
-                    raise RowError("json_array", "this looks like one JSON array; write one object per line (JSONL)")
+                    raise RowError("json_array", JSON_ARRAY)
                 first = False
                 if number not in part:
                     continue

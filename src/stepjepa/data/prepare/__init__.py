@@ -22,7 +22,7 @@ from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
 from stepjepa.data.report import REASONS as CHAT_REASONS
-from stepjepa.data.sources import FILE_SUFFIXES, JSON_SUFFIXES, RowSource, csv_rows, reading
+from stepjepa.data.sources import FILE_SUFFIXES, JSON_ARRAY, JSON_SUFFIXES, RowSource, csv_rows, reading
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
@@ -352,5 +352,5 @@ def _first_byte(path: Path) -> bytes:
         starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
         first = next(filter(None, starts), b"")[:1]
     if first == b"[":
-        raise DataError(f"{path}: this looks like one JSON array; write one object per line (JSONL)")
+        raise DataError(f"{path}: {JSON_ARRAY}")
     return first

@@ -22,6 +22,7 @@ from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_content
 from stepjepa.errors import DataError, RowError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
+from stepjepa.objectives.base import OBJECTIVES, find_objective
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.text import counted, escaped, printable
 
@@ -31,9 +32,6 @@ _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
 _MOST_KINDS = 5  # role orders listed
 _SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
 _NAME = Names(ExampleOptions)
-_NEEDS_CHATS = (
-    f"plain text: train with --{_NAME.objective} split or regular; other objectives need chats ({KNOWN_CHATS})"
-)
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,8 @@ class TextStatistics:
         found, usable, better = self.rows_with_steps, self.chats, self.better_splitter
         none = f"{f'only {found:,} of {usable:,} rows have' if found else 'no row has'} two steps with {self.chosen}"
         if self.plain_text:
-            return _NEEDS_CHATS
+            names = " or ".join(name for name in OBJECTIVES if find_objective(name).takes_text)
+            return f"plain text: train with --{_NAME.objective} {names}; the others need chats ({KNOWN_CHATS})"
         if better is not None:
             served = f"finds them in {self.other_splitters[better]:,}: {self.use_better}"
             return f"{none}; the splitter that auto chooses, {better}, {served}"
