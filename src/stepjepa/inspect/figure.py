@@ -142,8 +142,11 @@ class Strip:
             longest = max(map(len, self.texts[start:stop]), default=0)
             self.bars[lane] = max(self.bars[lane], longest * 0.085 + 0.12 if self.texts else 0)
             self.lane_of += [lane] * (stop - start)
-        self.tops = [0.3 + sum(self.bars[:lane]) + lane * _NAMES for lane in range(len(self.bars))]
-        self.height = 0.3 + sum(self.bars) + len(self.bars) * _NAMES
+        arrows = (pair.arrow for pair in record.pairs if pair.arrow)
+        above = any(self.lane_of[one] == self.lane_of[other] == 0 for one, other in arrows)
+        self.first = 0.45 if above else 0.3  # inches, where the trunk begins, below its positions and arrows along it
+        self.tops = [self.first + sum(self.bars[:lane]) + lane * _NAMES for lane in range(len(self.bars))]
+        self.height = self.first + sum(self.bars) + len(self.bars) * _NAMES
 
     def draw(self, axes: Axes) -> None:
         """Draw into axes that are `height` inches high."""
@@ -175,7 +178,7 @@ class Strip:
             axes.annotate(
                 "", target, xytext=source,
                 arrowprops={"arrowstyle": "-|>", "color": FAINT, "linewidth": 0.8, "connectionstyle": "arc3,rad=-0.12",
-                            "shrinkA": 2, "shrinkB": 4, "mutation_scale": 8},
+                            "shrinkA": 2, "shrinkB": 4, "mutation_scale": min(8, 72 * self.unit)},
             )  # fmt: skip
         step = next(step for step in _STEPS if step * self.unit > 0.45)
         for index, position in enumerate(record.positions.tolist()):
