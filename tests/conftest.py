@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -44,11 +45,8 @@ def one_thread_per_worker():
 @pytest.fixture(autouse=True)
 def own_environment():
     """What libraries write into the environment (accelerate for --fsdp, say) would reach the processes of later tests."""
-    before = dict(os.environ)
-    yield
-    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
-        del os.environ[name]
-    os.environ.update(before)
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,9 @@ def test_the_test_has_the_settings_that_the_grid_chose(made):
     """Of every arm the best one, and of the latent arms the two best ones, the first of which has random targets too."""
     found, tree = open_study("planning")
     blocks = {block.name: block for block in read_study(tree, found).blocks}
+    (grid,) = read_study(open_study("planning_grid")[1], "planning_grid").blocks
+    for block in blocks.values():
+        assert block.base | {"max_steps": 2500} == grid.base and block.evaluation == grid.evaluation
     used = {arm.name: arm.settings for name in ("path_star", "path_star-tokens") for arm in blocks[name].arms}
     means = {}
     for arm, cells in made["cells_of"]("grid").items():

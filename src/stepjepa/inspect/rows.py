@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import build
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import REASONS, DataReport
@@ -35,6 +35,11 @@ def method_from(options: Mapping[str, Any]) -> JEPAOptions:
     (method,) = build((JEPAOptions,), options)
     method.check()
     return method
+
+
+def taken(kind: type, options: dict[str, Any], *others: str) -> dict[str, Any]:
+    """The options of a dataclass by name, but for `others`, taken out of `options`."""
+    return {name: options.pop(name) for name in options_of(kind) if name in options and name not in others}
 
 
 def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
+from stepjepa.config.option import Names, check_fields, option, unread_options
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.html import FORMS, LIMIT, FormRows, ModelNumbers, Variant, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
-from stepjepa.inspect.rows import ShownRows, method_from, rows_from, show_rows, tokenizer_of
+from stepjepa.inspect.rows import ShownRows, method_from, rows_from, show_rows, taken, tokenizer_of
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.text import printable
@@ -69,7 +69,6 @@ class InspectOptions(ExampleOptions, RowOptions):
 
 
 _NAME = Names(InspectOptions)
-_OF_COMMAND = (_NAME.file, _NAME.model_name)  # which `inspect` has as arguments
 MOST_TOKENS = 8000  # of a form that was not asked for
 _PAGE_HEIGHT = 640  # pixels, in a notebook
 _SPARE = 10_000  # bytes for what is said about a model
@@ -233,7 +232,7 @@ def inspect(
     """
     from stepjepa.modeling.load import is_preset
 
-    own = {one: options.pop(one) for one in options_of(RowOptions) if one in options and one not in _OF_COMMAND}
+    own = taken(RowOptions, options, _NAME.file, _NAME.model_name)  # which are arguments
     given = RowOptions(row=row, **own)
     check_fields(given)
     html, png, run_model = given.html, given.png, given.run_model

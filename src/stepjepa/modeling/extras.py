@@ -228,6 +228,9 @@ def _not_missed(module: nn.Module, incompatible: Any) -> None:
     incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if not is_extra(name)]
 
 
+_NOTHING = TrainedExtras(None, None, None)  # made once: every forward asks
+
+
 def is_extra(name: str, part: str = "") -> bool:
     """Whether a parameter of this name belongs to what training adds, or to a `part` of it (`HEAD`, `OBJECTIVE`)."""
     return f".{_EXTRAS}.{part}" in f".{name}"
@@ -260,7 +263,7 @@ def release(inner: PreTrainedModel) -> None:
 
 def trained_extras(inner: PreTrainedModel) -> TrainedExtras:
     """What training adds to a causal LM; without any part where it adds nothing."""
-    return inner._modules.get(_EXTRAS) or TrainedExtras(None, None, None)  # type: ignore[return-value]
+    return inner._modules.get(_EXTRAS, _NOTHING)  # type: ignore[return-value]
 
 
 def trained_names(inner: PreTrainedModel) -> list[str]:

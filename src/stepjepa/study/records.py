@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -195,11 +195,11 @@ class KeptRuns:
             if (known := self.runs.get(run.name)) and known["identity"] != run_identity(run, identity):
                 raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
 
-    def add(self, result: Mapping[str, Any]) -> None:
-        """Add a line to the file, atomically."""
-        self.runs[result["run"]] = dict(result)
+    def add(self, results: Sequence[dict[str, Any]]) -> None:
+        """Add lines to the file, atomically."""
+        self.runs |= {result["run"]: result for result in results}
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        write_whole(self.path, (line + b"\n" for line in [*lines, json_bytes(result)]))
+        write_whole(self.path, (line + b"\n" for line in [*lines, *map(json_bytes, results)]))
 
 
 # The study's folder

@@ -339,8 +339,7 @@ class StudyRun:
         """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
         pool, active = ThreadPoolExecutor(self.study.jobs), dict[Future[str | None], Item]()
         new = [item for block in self.study.blocks for arm in block.arms for item in self._plan(block, arm)]
-        for item in self.items:  # what ended while no study was there to see it
-            self._keep(item)
+        self._keep(self.items)  # what ended while no study was there to see it
         ready: list[Item] = []
         try:
             while True:
@@ -356,7 +355,7 @@ class StudyRun:
                     item.error = future.result()
                     if item.error is None and item.todo:
                         item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
-                    self._keep(item, failed=item.error is not None)
+                    self._keep([item], failed=item.error is not None)
                     new += self._settle(item)
                     self.say(self._line(item))
         finally:
@@ -365,12 +364,15 @@ class StudyRun:
                 executor.stop()
                 time.sleep(0.05)
 
-    def _keep(self, item: Item, failed: bool = False) -> None:
-        """Add a run to the file of records, where it `failed` or the file lacks a stage of it."""
-        if self._kept is not None:
-            record = record_of(self, item)
-            if failed or record.at.keys() - self._kept.runs.get(item.run.name, {"at": {}})["at"].keys():
-                self._kept.add({**asdict(record), "model": None})  # the folder is of this machine
+    def _keep(self, items: Sequence[Item], failed: bool = False) -> None:
+        """Add runs to the file of records, those that `failed` or of which the file lacks a stage."""
+        kept = self._kept
+        if kept is None:
+            return
+        found = (record_of(self, item) for item in items)
+        new = [one for one in found if failed or one.at.keys() - kept.runs.get(one.run, {"at": {}})["at"].keys()]
+        if new:
+            kept.add([{**asdict(one), "model": None} for one in new])  # the folder is of this machine
 
     def _line(self, item: Item) -> str:
         head = f"[{len(self._finished)}/{self._total}] {item.run.name}: "

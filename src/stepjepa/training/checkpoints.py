@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
@@ -36,16 +36,7 @@ from stepjepa.training.batches import StreamedExamples
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
-from stepjepa.training.run_folder import (
-    BROKEN,
-    LOG_STATE,
-    Cut,
-    ResumeRecord,
-    RunFolder,
-    last_evaluation,
-    on_main,
-    recorded_steps,
-)
+from stepjepa.training.run_folder import BROKEN, LOG_STATE, Cut, ResumeRecord, RunFolder, on_main, recorded_steps
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
@@ -95,6 +86,12 @@ class StopAt(TrainerCallback):
             known = ", ".join(name.removeprefix("eval_") for name in metrics)
             raise ConfigError(f"metric_for_best_model is {name}; an evaluation has {known}")
         return found >= self.value if args.greater_is_better else found <= self.value
+
+
+def last_evaluation(state: TrainerState) -> dict[str, float]:
+    """The metrics of the evaluation at the last step of a run; none where there was no evaluation."""
+    found = [entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == state.global_step]
+    return found[-1] if found else {}
 
 
 class CheckpointedTrainer(Trainer):
@@ -220,9 +217,9 @@ class CheckpointedTrainer(Trainer):
 
     def _was_to_stop(self, checkpoint: Path) -> bool:
         """Whether the evaluation at a checkpoint ends the training, and only the final model was not written."""
-        last = last_evaluation(checkpoint)
+        last = last_evaluation(TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)))
         stops = (one for one in self.callback_handler.callbacks if isinstance(one, StopAt))
-        return last is not None and any(one.is_reached(self.args, last) for one in stops)
+        return bool(last) and any(one.is_reached(self.args, last) for one in stops)
 
     @property
     def cut(self) -> Cut:

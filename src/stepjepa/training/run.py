@@ -25,7 +25,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config, quantization
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.checkpoints import StopAt
+from stepjepa.training.checkpoints import StopAt, last_evaluation
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import Sources
 from stepjepa.training.options import RunOptions
@@ -138,12 +138,13 @@ def _run(
     if run.eval_file:
         metrics |= _last_evaluation(trainer) or trainer.evaluate()
     trainer.save_model()
+    state = trainer.state
+    stopped = run.stop_at is not None and state.global_step < record["steps"]
     if trainer.args.should_save:
         with writing(output, AGAIN):
             _write_report(trainer, output)  # of a stream only now is known what was read
-            state = trainer.state
             total = round(time.perf_counter() - begin, 1)
-            if run.stop_at is not None and state.global_step < record["steps"]:
+            if stopped:
                 record |= {"steps": state.global_step, _NAME.stop_at: run.stop_at}
             record["durations"] = {"total": total, "training": round(metrics.get("train_runtime", 0.0), 1)}
             write_json(output / RECORD, record)
@@ -151,7 +152,7 @@ def _run(
             write_json(output / METRICS, final)
     if config.push_to_hub:
         trainer.push_to_hub()
-    return TrainResult(output, metrics, conclusion(trainer, run, metrics), trainer)
+    return TrainResult(output, metrics, conclusion(trainer, run, metrics, stopped), trainer)
 
 
 def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
@@ -236,10 +237,8 @@ def make_trainer(
 
 def _last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
     """What the last step's evaluation came to; empty where there was none, or its weights are not those that are saved."""
-    entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    if trainer.args.load_best_model_at_end or not entries or entries[-1]["step"] != trainer.state.global_step:
-        return {}
-    return {name: value for name, value in entries[-1].items() if name != "step"}
+    found = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
+    return {name: value for name, value in found.items() if name != "step"}
 
 
 def _write_report(trainer: JEPATrainer, output: Path) -> None:

@@ -338,13 +338,6 @@ def recorded_steps(checkpoint: Path) -> tuple[int, int]:
     return state["global_step"], state["max_steps"]
 
 
-def last_evaluation(checkpoint: Path) -> dict[str, Any] | None:
-    """The metrics of the evaluation at a checkpoint's step; None where there was none."""
-    state = read_json(checkpoint / _STATE)
-    found = [entry for entry in state["log_history"] if "eval_loss" in entry and entry["step"] == state["global_step"]]
-    return found[-1] if found else None
-
-
 def on_main(work: Callable[[], T]) -> T:
     """Do `work` in the main process alone; its result, or its error, in all processes."""
     import torch  # here, so that a reader of records need not load it

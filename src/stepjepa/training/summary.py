@@ -109,13 +109,14 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     return "\n".join([*said, "words:", *legend(words(trainer, " ".join(said)))])
 
 
-def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float]) -> str:
+def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: bool = False) -> str:
     """The result of a run, and where it is.
 
     Args:
         trainer: after its training.
         run: what was read.
         metrics: the final ones, as in ``metrics.json``.
+        stopped: whether ``stop_at`` has ended it.
     """
     output = str(trainer.args.output_dir)
     answers = [f"eval_{name}" for name in (*(run.eval_metrics or ()), "did_not_stop")]
@@ -126,9 +127,8 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float])
         for name, report in trainer.data_reports.items():
             if name.startswith("train"):
                 parts.append(("data", [f"{report.source}: {report.rows_read:,} rows read", *report.steps.lines()]))
-    state = trainer.state
-    done = [f"{counted(state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
-    if run.stop_at is not None and state.global_step < state.max_steps:
+    done = [f"{counted(trainer.state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
+    if stopped:
         done.append(f"{trainer.args.metric_for_best_model} has reached --{_NAME.stop_at} {run.stop_at:g}")
     parts.append(("done", done))
     scores = "  ".join(f"{name} {metrics[name]:.4f}" for name in answers if name in metrics)

@@ -212,15 +212,15 @@ class JEPATrainer(CheckpointedTrainer):
             )
         if not self.accelerator.is_fsdp2:
             raise ConfigError(f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2")
-        plugin, extras = self.accelerator.state.fsdp_plugin, trained_extras(causal_lm(model))
-        if plugin.activation_checkpointing and causal_lm(model) is not model:  # PEFT finds no layer of LoRA then
+        plugin, inner = self.accelerator.state.fsdp_plugin, causal_lm(model)
+        if plugin.activation_checkpointing and inner is not model:  # PEFT finds no layer of LoRA then
             raise ConfigError(
                 f"--{_NAME.fsdp_config}: activation_checkpointing cannot be used with LoRA, whose weights would not be "
                 f"saved; leave it out and give --{_NAME.gradient_checkpointing} true"
             )
         if plugin.mixed_precision_policy is not None:  # the parts of the loss stay in float32
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
-        extras.in_state_dict = True
+        trained_extras(inner).in_state_dict = True
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # that nothing writes to
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)

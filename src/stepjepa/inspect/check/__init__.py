@@ -13,7 +13,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.inspect.check.quality import DataWarning, text_warnings, token_warnings
 from stepjepa.inspect.check.texts import TextStatistics, read_texts
 from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens
-from stepjepa.inspect.rows import method_from, tokenizer_of
+from stepjepa.inspect.rows import method_from, taken, tokenizer_of
 from stepjepa.objectives.base import OBJECTIVES, find_objective
 from stepjepa.training.options import ExampleOptions, without_effect
 from stepjepa.utils.text import folded, printable, wrapped
@@ -50,7 +50,6 @@ class CheckOptions(ExampleOptions, FileOptions):
 
 
 _NAME = Names(CheckOptions)
-_OF_COMMAND = (_NAME.file, _NAME.model_name, _NAME.json)  # which `check` has as arguments, or gives both forms of
 # The options that the text statistics read, without a tokenizer and whatever the objective is.
 _READ = {_NAME.objective, _NAME.system_prompt, _NAME.strict_data, *options_of(StepsOptions), *options_of(ColumnOptions)}
 
@@ -102,8 +101,8 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
         >>> print(check("train.jsonl", "mini", objective="step_jepa"))
     """
     name = None if tokenizer is None else str(tokenizer)
-    given = {one: options.pop(one) for one in options_of(FileOptions) if one in options and one not in _OF_COMMAND}
-    own = FileOptions(model_name=name, **given)
+    # The file and the tokenizer are arguments, and the result has both forms.
+    own = FileOptions(model_name=name, **taken(FileOptions, options, _NAME.file, _NAME.model_name, _NAME.json))
     check_fields(own)
     method = method_from(options)
     rows = RowSource(data, own.dataset_split)

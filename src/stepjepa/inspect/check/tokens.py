@@ -276,12 +276,12 @@ def read_tokens(
         for number, ((place, row), parts) in enumerate(zip(chunk, encoded.counts, strict=True), first):
             start, stop = stop, stop + parts
             for index in range(start, stop):
-                if index in short:
-                    example = store[index]
-                    targets = (example.segment(pair.target) for pair in example.pairs)
-                    found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
+                if index not in short and number not in chosen:
+                    continue
+                example = store[index]
+                targets = (example.segment(pair.target) for pair in example.pairs)
+                found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
                 if number in chosen:  # copies, so that the chunk's arrays do not stay in memory
-                    example = store[index]
                     segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
                     examples.append(example._replace(trunk=example.trunk.copy(), segments=segments))
                     spans.append(row_spans(row, examples[-1], encoder))
