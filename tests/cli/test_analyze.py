@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from stepjepa.analysis.geometry import measure_states
-from stepjepa.analysis.options import labels_of
 from stepjepa.analysis.run import _read_runs
 from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main
 from stepjepa.modeling.extras import predictor_names
+from stepjepa.utils.text import labels_of
 from support.models import add_to_vocabulary, tiny_model
 from support.rows import step_rows
 from support.tokenizers import fresh

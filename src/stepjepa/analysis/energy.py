@@ -23,7 +23,7 @@ import transformers
 
 from stepjepa.analysis import models
 from stepjepa.analysis.models import AnalyzedModel, EncodedSolution
-from stepjepa.analysis.options import READING, RULES, AnalysisResult, EnergyOptions, energy_lines, slug
+from stepjepa.analysis.options import READING, RULES, AnalysisResult, EnergyOptions, energy_lines
 from stepjepa.analysis.states import read_states
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
@@ -43,6 +43,7 @@ from stepjepa.generation.store import replace as replace_file
 from stepjepa.objectives.base import objective_of
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.terminal import Bar, ending, show_log
+from stepjepa.utils.text import slug
 from stepjepa.version import __version__
 
 Line = dict[str, Any]  # a solution, as the file of energies has it

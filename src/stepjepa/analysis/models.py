@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis import states
-from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions, labels_of, slug
+from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions
 from stepjepa.analysis.prediction import walks_of
 from stepjepa.analysis.states import FINAL, Pairs, States, Walks
 from stepjepa.config.option import Names, options_of
@@ -48,6 +48,7 @@ from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.setup import Collator, ModelSetup, make_collator, placed_predictors
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import Bar, show_log
+from stepjepa.utils.text import labels_of, slug
 
 ABOUT = "analysis.json"
 _NAME = Names(JEPAOptions, EnergyOptions, AnalyzeOptions)

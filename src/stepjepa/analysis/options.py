@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,7 +20,7 @@ from stepjepa.objectives.options import PredictorOptions, TargetOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.text import escaped, legend, text_table
+from stepjepa.utils.text import legend, text_table
 
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
@@ -44,29 +44,6 @@ class AnalysisResult:
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
-
-
-def slug(label: str) -> str:
-    """A label as a part of a file's name."""
-    return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "model"
-
-
-def labels_of(names: Sequence[str]) -> list[str]:
-    """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
-    paths = [Path(name).expanduser() for name in names]
-    parts = [
-        path.resolve().parts if path.is_dir() else Path(name).parts for path, name in zip(paths, names, strict=True)
-    ]
-    counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
-    while True:
-        labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
-        slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
-        alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
-        longer = [i for i in alike if counts[i] < len(parts[i])]
-        if not longer:
-            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
-        for i in longer:
-            counts[i] += 1
 
 
 def _as_trained(name: str, text: str = "") -> Any:

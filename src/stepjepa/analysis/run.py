@@ -20,7 +20,7 @@ import numpy as np
 from stepjepa.analysis import geometry, plots
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers, LinearMap
 from stepjepa.analysis.models import ABOUT, collect_all
-from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions, labels_of, slug
+from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions
 from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES, TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
@@ -29,7 +29,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
 from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import PAGE, folded, legend, one_line, text_table, written
+from stepjepa.utils.text import PAGE, folded, labels_of, legend, one_line, slug, text_table, written
 
 NUMBERS, TABLE, CURVES = "numbers.json", "numbers.csv", "curves"
 _FIGURES = "|".join([*(name for name in TITLES if name != CURVES), *(f"{method}-.+" for method in METHOD_TITLES)])

@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 import yaml
 
 from stepjepa.analysis.geometry import CollapseSign, collapsed
-from stepjepa.analysis.options import labels_of
 from stepjepa.analysis.plots import METHOD_TITLES, TITLES
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import parse_json, weights_digest
-from stepjepa.utils.text import written
+from stepjepa.utils.text import labels_of, written
 
 DEMO = "demo's held-out problems"
 STALE = " (stale)"  # behind the name of an evaluation

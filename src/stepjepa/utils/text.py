@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from stepjepa.utils.files import json_bytes
 
@@ -109,3 +111,26 @@ def folded(lines: Sequence[str], width: int = 100) -> list[str]:
 def legend(words: Mapping[str, str]) -> list[str]:
     """What words mean, ``word: meaning; word: meaning``, in lines of a page."""
     return wrapped("; ".join(f"{word}: {meaning}" for word, meaning in words.items()), PAGE, "  ", "  ")
+
+
+def slug(label: str) -> str:
+    """A label as a part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "model"
+
+
+def labels_of(names: Sequence[str]) -> list[str]:
+    """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
+    paths = [Path(name).expanduser() for name in names]
+    parts = [
+        path.resolve().parts if path.is_dir() else Path(name).parts for path, name in zip(paths, names, strict=True)
+    ]
+    counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
+    while True:
+        labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
+        slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
+        alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
+        longer = [i for i in alike if counts[i] < len(parts[i])]
+        if not longer:
+            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
+        for i in longer:
+            counts[i] += 1

@@ -8,6 +8,7 @@ Shapes: T tokens of a trunk, N chats.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, tee
@@ -351,13 +352,14 @@ def _tokens_by_kind(examples: Iterable[Example], spans: Iterable[Sequence[Span]]
     found = dict.fromkeys(_KINDS, 0)
     for example, own in zip(examples, spans, strict=True):
         for record in row_records([example], form, lambda _: "", [own]):
-            for name, kind in zip(record.names, record.kinds, strict=True):
-                found[_kind_of(name.removeprefix("trunk: "), kind)] += 1
+            for both, tokens in Counter(zip(record.names, record.kinds, strict=True)).items():
+                found[_kind_of(*both)] += tokens
     return found
 
 
 def _kind_of(name: str, kind: str) -> str:
     """Which of `_KINDS` a token of a record is."""
+    name = name.removeprefix("trunk: ")
     if kind == "predictor":
         return "predictors"
     if name in ("system", "user", "text"):
