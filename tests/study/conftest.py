@@ -101,7 +101,7 @@ def make_study(tmp_path):
 
 
 @pytest.fixture
-def carry_out(make_study):
+def carry_out(make_study, player):
     """Carry a study out, as the command does; the lines that it said are in `.said` of the outcome."""
 
     def carry_out(*overrides, overwrite=False, kept=None, **options):
