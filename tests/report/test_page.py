@@ -112,6 +112,20 @@ def test_settings_by_their_metadata():
     assert rest == [("seed", ["42"], False)]
 
 
+def test_settings_that_an_objective_does_not_read():
+    """Those that it leaves of a topic, and those that the form of another option leaves."""
+    settings = {"objective": "multi_token", "jepa_loss": "cosine", "target_grad": True, "predictor_head": "none"}
+    settings |= {"jepa_ratio": 1.0, "step_splitter": "auto", "tube_mode": "curvature", "tube_times": 1}
+    for objective, left in (
+        ("multi_token", {"jepa_loss", "target_grad", "predictor_head", "step_splitter", "tube_mode", "tube_times"}),
+        ("next_latent", {"predictor_head", "step_splitter", "tube_mode", "tube_times"}),
+        ("semantic_tube", {"jepa_loss", "step_splitter", "tube_times"}),
+        ("step_jepa", {"tube_mode", "tube_times"}),
+    ):
+        listed = {name for rows in settings_table([settings | {"objective": objective}]) for name, _, _ in rows}
+        assert settings.keys() - listed == left, objective
+
+
 def test_losses(tmp_path):
     page = page_of(*write_pair(tmp_path))
     charts = page_data(page)["charts"]

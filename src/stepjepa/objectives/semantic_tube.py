@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
 Vector = Mapping[int, float]  # state -> coefficient
 _GROUP = "semantic tube"
+_DRAWING = {"tube_mode": ("span", "three_index")}
 
 
 @dataclass
@@ -88,12 +89,15 @@ class TubeOptions(Topic):
         "span", "span is the published code's form, three_index the paper's formula.", _GROUP
     )
     tube_sampler: Literal["default", "draw_both", "uniform", "zero", "steps"] = option(
-        "default", "How spans are sampled; steps takes all those between the bounds of steps instead.", _GROUP
+        "default",
+        "How spans are sampled; steps takes all those between the bounds of steps instead.",
+        _GROUP,
+        needs=_DRAWING,
     )
-    tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
-    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_least=1, at_most=1000)
+    tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP, needs=_DRAWING)
+    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, needs=_DRAWING, at_least=1, at_most=1000)
     tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
-        "none", "Weight of a span by its length and that of the rest.", _GROUP
+        "none", "Weight of a span by its length and that of the rest.", _GROUP, needs=_DRAWING
     )
     tube_content: Literal["messages", "with_markup", "whole"] = option(
         "messages", "Where spans lie: question and answer, both and the markup between, or the whole chat.", _GROUP
@@ -156,11 +160,13 @@ class SemanticTube(TrunkObjective):
             raise ConfigError(
                 f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
             )
-        if options.tube_mode == "curvature" and options.jepa_loss != "cosine":
-            raise ConfigError(
-                f"{_NAME.tube_mode}=curvature has a loss of its own, the turning angle; leave {_NAME.jepa_loss} out"
-            )
         check_tube(options)
+
+    @property
+    def unread(self) -> frozenset[str]:  # type: ignore[override]
+        """See `Objective`; a turning angle is a loss of its own."""
+        angle = self.options is not None and self.options.tube_mode == "curvature"
+        return super().unread | {_NAME.jepa_loss} if angle else super().unread
 
     @property
     def layer(self) -> int | None:
@@ -232,7 +238,7 @@ def check_tube(options: TubeOptions) -> None:
 
 def draws_spans(options: TubeOptions) -> bool:
     """Whether the mode has spans at all."""
-    return options.tube_mode in ("span", "three_index")
+    return options.tube_mode in _DRAWING["tube_mode"]
 
 
 def _shortest(options: TubeOptions) -> int:

@@ -32,8 +32,6 @@ from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 
 UNREAD = "-"
-# The options that runs of an objective do not read.
-_IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
 _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a demo measures of held-out pairs
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
 _OWN = ("date", "durations", "command")  # differ from run to run
@@ -248,7 +246,7 @@ def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], li
     for one in settings:
         method = JEPAOptions(**{name: one[name] for name in options_of(JEPAOptions) if name in one})
         unread = {found.name for found in unread_options(method, options_of(JEPAOptions))}
-        idle.append(unread | _IDLE.get(str(one.get("objective")), frozenset()))
+        idle.append(unread | not_read(str(one.get("objective")), method))
     main, rest = list[Row](), list[Row]()
     for name in dict.fromkeys([*known, *sorted({name for one in settings for name in one})]):
         cells = [
