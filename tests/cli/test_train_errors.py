@@ -75,6 +75,7 @@ def test_one_clear_line(refused, text, flags, expected):
         ("--predictors -1", ["predictors is -1", "at least 0"]),
         ("--last_token 2", ["last_token is 2", "at most -1"]),
         ("--jepa_ratio 1.5", ["jepa_ratio is 1.5"]),
+        ("--jepa_ratio 0 --gamma 0", ["gamma is 0", "nothing would be trained"]),
         ("--predictor 2", ["--predictor", "--predictors"]),
         ("--lbd much", ["--lbd", "much"]),
         ("--objective stepjepa", ["stepjepa", "step_jepa"]),

@@ -178,7 +178,7 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
             )
         objective = objective_of(self)
         objective.check()
-        if not (self.gamma or objective.makes_pairs):
+        if not (self.gamma or (objective.makes_pairs and self.jepa_ratio)):
             raise ConfigError(
                 f"{_NAME.gamma} is 0 and no JEPA loss is left, so nothing would be trained; raise one of them"
             )

@@ -51,15 +51,15 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
 
 
 def published_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
-    """A line for each option that does not mean what it meant in the published scripts."""
-    mask, ratio, objective = _NAME.additive_mask, _NAME.jepa_ratio, objective_of(options)
+    """A line for each option that does not mean what it meant in the published scripts, or leaves the LM loss alone."""
+    objective = objective_of(options)
     lines = objective.notes(given)
     if run.additive_mask:
-        lines.append(f"--{mask}: not needed; the packed forward computes the same numbers in one row")
-    if ratio in given and not run.additive_mask and options.jepa_ratio < 1:
-        lines.append(f"--{ratio}: used as given; the published script ignores it without --{mask}")
+        lines.append(f"--{_NAME.additive_mask}: not needed; the packed forward computes the same numbers in one row")
     if find_objective(options.objective).makes_pairs and not objective.makes_pairs and _NAME.lbd in given:
         lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
+    if objective.makes_pairs and not options.jepa_ratio:
+        lines.append(f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so the LM loss alone is trained")
     return lines
 
 
