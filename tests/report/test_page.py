@@ -148,7 +148,7 @@ def test_collapse_signs(tmp_path):
         "two targets have a cosine of 0.9996 on average, from target_std 0.020 (from 0.98; plain models .76 to .96)"
         in text
     )
-    assert "step collapse" in text and "regular has logged no pairs" in text and "--regularizer vicreg" in text
+    assert "step collapse" in text and "regular has logged no pairs to compare" in text and "--regularizer vicreg" in text
     assert "target_std 0.1 \u2192 0.02" in text
 
 
@@ -300,7 +300,7 @@ def test_what_is_missing_is_said_with_the_command_that_writes_it(tmp_path):
     for section, words in (
         ("run", "No data report of a run (data_report.json). stepjepa train writes it"),
         ("losses", "a run has no log (metrics.json, or a checkpoint's trainer_state.json). stepjepa train writes it."),
-        ("signs", "a run has logged no pairs, so no signs. stepjepa analyze"),
+        ("signs", "a run has logged no step of its training (--logging_steps), so no signs. stepjepa analyze"),
         ("accuracy", "No evaluation of a run yet. stepjepa evaluate writes one"),
         ("predictions", "No predictions (evaluation-NAME/predictions.jsonl). stepjepa evaluate writes them."),
         ("geometry", "No geometry yet. stepjepa analyze"),

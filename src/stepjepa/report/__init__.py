@@ -177,7 +177,10 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
         "curves_note": "",
         "without_log": [run.label for run in runs if not run.history],
         "signs": [(label, one) for label, one in signs.items() if one],
-        "no_signs": [label for label, one in signs.items() if one is None],
+        # A run shorter than its `logging_steps` has no entry of its training.
+        "no_signs": [
+            (run.label, bool(charts.history_points(run.history, "lm_loss"))) for run in runs if not signs[run.label]
+        ],
         "demo": [[run.label, *(written(number(run.demo, name), ".4f") for name in _DEMO)] for run in runs if run.demo],
         "accuracy": accuracy,
         "paired": paired,
