@@ -148,7 +148,9 @@ def test_collapse_signs(tmp_path):
         "two targets have a cosine of 0.9996 on average, from target_std 0.020 (from 0.98; plain models .76 to .96)"
         in text
     )
-    assert "step collapse" in text and "regular has logged no pairs to compare" in text and "--regularizer vicreg" in text
+    assert (
+        "step collapse" in text and "regular has logged no pairs to compare" in text and "--regularizer vicreg" in text
+    )
     assert "target_std 0.1 \u2192 0.02" in text
 
 
@@ -283,6 +285,16 @@ def test_a_demo(tmp_path):
     assert paired[3] == "+0.0 points" and paired[5:] == ["1", "1", "1", "1", "1"]
     assert read.rows("Signs on the held-out problems")[1] == ["regular", "0.5000", "0.2500", "0.5000", "4.0000"]
     assert "The demo keeps whether each answer was right" in read.text("predictions")
+
+
+def test_the_control_of_a_demo_is_no_rival(tmp_path):
+    read = Reader(page_of(write_demo(tmp_path / "demo", control=True)))
+    text = read.text("answer")
+    assert "shuffled (objective=step_jepa, seed=0, train_file=train.jsonl), a control: shuffled targets" in text
+    assert "training of shuffled helps" not in text and text.count("shuffled is a control: only what a run gains") == 1
+    assert "step_jepa - shuffled: +50.0 points" in text and "no shuffled control was run" not in text
+    paired = [row[1:3] for row in read.rows("Paired differences")[1:]]
+    assert paired == [["regular", "shuffled"], ["regular", "step_jepa"], ["shuffled", "step_jepa"]]
 
 
 def test_cost(tmp_path):
