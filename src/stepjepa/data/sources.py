@@ -103,6 +103,8 @@ class RowSource:
         if isinstance(source, (str, os.PathLike)):
             path = Path(os.path.expanduser(source))
             with reading(self.name[:200]):  # a name that no file can have, a folder that may not be looked into
+                if path.is_file():
+                    _refuse_gzip(path)
                 if (any_file or path.suffix.lower() in FILE_SUFFIXES) and path.is_file():
                     self.file = path
                 else:
@@ -160,6 +162,12 @@ class RowSource:
         if hasattr(rows, "skip"):  # a `datasets.IterableDataset`
             rows, start = rows.skip(part.start), part.start
         return ((number, row) for number, row in enumerate(rows, start) if number in part)
+
+
+def _refuse_gzip(path: Path) -> None:
+    with open(path, "rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise DataError(f"{path}: compressed with gzip; unpack it first (gunzip -k FILE.gz)")
 
 
 def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
