@@ -19,7 +19,7 @@ from stepjepa.data.options import ReadingOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import Part, RowSource
 from stepjepa.data.types import Example
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, no_rows
 from stepjepa.utils.parallel import Engine, mapped
 
 _NAME = Names(ReadingOptions)
@@ -140,7 +140,7 @@ class RowStream:
             if taken == begun and cursor.start == cursor.member == 0:
                 names = ", ".join(self.sources[number].name for number in group)
                 if self.shards == 1:
-                    raise DataError(f"{names}: the file or data set is empty; it needs at least one row")
+                    raise no_rows(names)
                 raise DataError(
                     f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out "
                     f"--{_NAME.streaming}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import DataError, RowError, no_rows
 
 if TYPE_CHECKING:
     from stepjepa.data.sources import RowSource
@@ -157,7 +157,7 @@ class RowsRead:
             DataError: it has none.
         """
         if not self.rows_read:
-            raise DataError(f"{self.source}: the file or data set is empty; it needs at least one row")
+            raise no_rows(self.source)
         if not usable:
             raise DataError(f"none of {self.rows_read} rows {what}; first: {next(iter(self.first_skipped.values()))}")
 
