@@ -16,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stepjepa.errors import DataError, RowError, no_rows
+from stepjepa.utils.files import digest
 
 if TYPE_CHECKING:
     from stepjepa.data.sources import RowSource
@@ -176,7 +177,4 @@ def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[
 
 def digest_of(values: Iterable[Any]) -> str:
     """Changes with any of the values (JSON, or written as text), or their order."""
-    digest = hashlib.sha256()
-    for value in values:
-        digest.update(json.dumps(value, default=str).encode())
-    return digest.hexdigest()[:16]
+    return digest(json.dumps(value, default=str).encode() for value in values)
