@@ -95,7 +95,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     for name, report in trainer.data_reports.items():
         lines = report.lines()
         if args.streaming and name.startswith("train"):
-            lines = [f"{report.source}: streamed, {args.shuffle_buffer:,} examples shuffled together"]
+            lines = [f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"]
             lines += report.steps.lines()
         parts.append((name, [line.removeprefix("  ") for line in lines]))
     parts += [("mix", mixing_lines(trainer)), ("model", [model_line(trainer, run)]), ("loss", [method_line(trainer)])]
