@@ -20,7 +20,7 @@ from stepjepa.data.prepare import _RawRows
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.generation.store import Replies
 from stepjepa.utils.files import digest, model_parts
-from stepjepa.utils.parallel import Copies, mapped
+from stepjepa.utils.parallel import Copies, in_workers, mapped
 from support.answers import lines, write
 
 pytestmark = pytest.mark.long
@@ -223,6 +223,17 @@ def test_training_resumes_where_a_process_is_lost_and_ends_as_with_torchrun(tmp_
     assert killer.is_set()
     assert f"load   AutoModelForCausalLM.from_pretrained('{tmp_path / 'b'}')" in capfd.readouterr().out
     assert digest(model_parts(tmp_path / "a")) == digest(model_parts(tmp_path / "b"))
+
+
+def test_mistakes_are_not_tried_again(tmp_path):
+    def work():
+        with open(tmp_path / "tried", "a") as file:
+            file.write("x")
+        raise ConfigError("no such thing")
+
+    with pytest.raises(ConfigError, match="^no such thing$"):
+        in_workers(work, 1, "ray_workers", resumes=True)
+    assert (tmp_path / "tried").read_text() == "x"
 
 
 @pytest.mark.parametrize(
