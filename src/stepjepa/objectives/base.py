@@ -158,7 +158,7 @@ class Objective:
 
     @property
     def unread(self) -> frozenset[str]:
-        """Shared options that it does not read though it may read others of their topics; they must be left out."""
+        """Options that it does not read though it may read others of their topics; they must be left out."""
         return frozenset()
 
     def check(self) -> None:

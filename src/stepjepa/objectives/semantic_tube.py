@@ -78,7 +78,6 @@ if TYPE_CHECKING:
 
 Vector = Mapping[int, float]  # state -> coefficient
 _GROUP = "semantic tube"
-_DRAWING = {"tube_mode": ("span", "three_index")}
 
 
 @dataclass
@@ -89,15 +88,12 @@ class TubeOptions(Topic):
         "span", "span is the published code's form, three_index the paper's formula.", _GROUP
     )
     tube_sampler: Literal["default", "draw_both", "uniform", "zero", "steps"] = option(
-        "default",
-        "How spans are sampled; steps takes all those between the bounds of steps instead.",
-        _GROUP,
-        needs=_DRAWING,
+        "default", "How spans are sampled; steps takes all those between the bounds of steps instead.", _GROUP
     )
-    tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP, needs=_DRAWING)
-    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, needs=_DRAWING, at_least=1, at_most=1000)
+    tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
+    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_least=1, at_most=1000)
     tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
-        "none", "Weight of a span by its length and that of the rest.", _GROUP, needs=_DRAWING
+        "none", "Weight of a span by its length and that of the rest.", _GROUP
     )
     tube_content: Literal["messages", "with_markup", "whole"] = option(
         "messages", "Where spans lie: question and answer, both and the markup between, or the whole chat.", _GROUP
@@ -105,6 +101,14 @@ class TubeOptions(Topic):
     tube_layer: int | None = option(
         None, "Hidden states after this layer (0: embeddings). Default: the last.", _GROUP, at_least=0
     )
+
+    def check(self) -> None:
+        """As `Topic.check`; raises ConfigError."""
+        if self.tube_max_length is not None and self.tube_max_length < _shortest(self):
+            raise ConfigError(
+                f"{_NAME.tube_max_length} is {self.tube_max_length}; a span of mode {self.tube_mode} has at least "
+                f"{_shortest(self)} tokens; leave it out for no limit"
+            )
 
 
 _NAME = Names(TubeOptions, LossOptions)
@@ -155,18 +159,22 @@ class SemanticTube(TrunkObjective):
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""
         super().check()
-        options = self.options
-        if options.jepa_loss == "infonce":
+        if self.options.jepa_loss == "infonce":
             raise ConfigError(
                 f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
             )
-        check_tube(options)
 
     @property
     def unread(self) -> frozenset[str]:  # type: ignore[override]
-        """See `Objective`; a turning angle is a loss of its own."""
-        angle = self.options is not None and self.options.tube_mode == "curvature"
-        return super().unread | {_NAME.jepa_loss} if angle else super().unread
+        """See `Objective`; some modes have no spans, the sampler `steps` takes every step, and a turning angle is a loss."""
+        names, options = set(super().unread), self.options
+        if options is None:
+            return frozenset(names)
+        if not draws_spans(options) or options.tube_sampler == "steps":
+            names |= {_NAME.tube_max_length, _NAME.tube_times}
+        if not draws_spans(options):
+            names |= {_NAME.tube_sampler, _NAME.tube_length_adjustment}
+        return frozenset(names | ({_NAME.jepa_loss} if options.tube_mode == "curvature" else set()))
 
     @property
     def layer(self) -> int | None:
@@ -211,34 +219,9 @@ class SemanticTube(TrunkObjective):
         return super().distances(source_PD, target_PD)
 
 
-def check_tube(options: TubeOptions) -> None:
-    """Check the ``tube_`` options against each other.
-
-    Raises:
-        ConfigError: an impossible value, or an option of the draws in a mode that draws nothing.
-    """
-    mode, shortest = options.tube_mode, _shortest(options)
-    if options.tube_max_length is not None and options.tube_max_length < shortest:
-        raise ConfigError(
-            f"{_NAME.tube_max_length} is {options.tube_max_length}; a span of mode {mode} has at least {shortest} tokens; "
-            "leave it out for no limit"
-        )
-    drawn = (options.tube_sampler, options.tube_max_length, options.tube_times, options.tube_length_adjustment)
-    if not draws_spans(options) and drawn != ("default", None, 1, "none"):
-        raise ConfigError(
-            f"{_NAME.tube_mode}={mode} samples no spans, so {_NAME.tube_sampler}, {_NAME.tube_max_length}, "
-            f"{_NAME.tube_times} and {_NAME.tube_length_adjustment} have no effect; leave them out, or choose span or "
-            "three_index"
-        )
-    if options.tube_sampler == "steps" and drawn[1:3] != (None, 1):
-        raise ConfigError(
-            f"{_NAME.tube_sampler}=steps takes every step; leave {_NAME.tube_max_length} and {_NAME.tube_times} out"
-        )
-
-
 def draws_spans(options: TubeOptions) -> bool:
     """Whether the mode has spans at all."""
-    return options.tube_mode in _DRAWING["tube_mode"]
+    return options.tube_mode in ("span", "three_index")
 
 
 def _shortest(options: TubeOptions) -> int:
