@@ -132,7 +132,6 @@ class RowStream:
     def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
         """The rows of a group, each with the cursor after it."""
         passes, member, start, taken = cursor
-        begun = taken
         last: tuple[_Row, int, int] | None = (
             None  # not given yet, as it may end the pass: a row, its data set, the next row
         )
@@ -146,7 +145,7 @@ class RowStream:
             member, start = member + 1, 0
             if member < len(group):
                 continue
-            if taken == begun and cursor.start == cursor.member == 0:
+            if taken == cursor.taken and cursor.start == cursor.member == 0:
                 names = ", ".join(self.sources[number].name for number in group)
                 if self.shards == 1:
                     raise no_rows(names)

@@ -78,8 +78,8 @@ def fingerprint(place: Place, no_lora: bool = False) -> str:
     own = model_parts(place.folder) if place.folder else [f"{place.name}:{_commit(place.name)}".encode()]
     if place.base is None:
         return digest(own)
-    is_folder = Path(place.base).is_dir()
-    base = model_parts(Path(place.base)) if is_folder else [f"{place.base}{_commit(place.base)}".encode()]
+    folder = Path(place.base)
+    base = model_parts(folder) if folder.is_dir() else [f"{place.base}{_commit(place.base)}".encode()]
     return digest([*([] if no_lora and place.folder else own), b"base:", *base])
 
 

@@ -36,7 +36,6 @@ from stepjepa.modeling.parts import text_config
 AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
-_FORWARD_ONLY = ("cpu",)  # devices on which FlexAttention has no backward pass
 
 
 def masks_unsupported(model: PreTrainedModel) -> str | None:
@@ -96,7 +95,7 @@ def is_flex(implementation: str) -> bool:
 
 def forward_only(implementation: str, device: str) -> bool:
     """Whether an attention has no backward pass on a type of device, as FlexAttention has none on CPU."""
-    return is_flex(implementation) and device in _FORWARD_ONLY
+    return is_flex(implementation) and device == "cpu"
 
 
 def row_multiple(implementation: str, device: str) -> int:

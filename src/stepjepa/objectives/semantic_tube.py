@@ -167,14 +167,11 @@ class SemanticTube(TrunkObjective):
     @property
     def unread(self) -> frozenset[str]:  # type: ignore[override]
         """See `Objective`; some modes have no spans, the sampler `steps` takes every step, and a turning angle is a loss."""
-        names, options = set(super().unread), self.options
-        if options is None:
-            return frozenset(names)
-        if not draws_spans(options) or options.tube_sampler == "steps":
-            names |= {_NAME.tube_max_length, _NAME.tube_times}
-        if not draws_spans(options):
-            names |= {_NAME.tube_sampler, _NAME.tube_length_adjustment}
-        return frozenset(names | ({_NAME.jepa_loss} if options.tube_mode == "curvature" else set()))
+        drawn, whole = draws_spans(self.options), self.options.tube_sampler == "steps"
+        left = {_NAME.tube_sampler: not drawn, _NAME.tube_length_adjustment: not drawn}
+        left |= dict.fromkeys((_NAME.tube_max_length, _NAME.tube_times), not drawn or whole)
+        left[_NAME.jepa_loss] = self.options.tube_mode == "curvature"
+        return super().unread | {name for name, out in left.items() if out}
 
     @property
     def layer(self) -> int | None:

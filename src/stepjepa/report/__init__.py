@@ -25,10 +25,10 @@ from stepjepa.config.option import Names, check_fields, option, options_of, unre
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
-from stepjepa.objectives.base import trained_pairs
+from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options, trained_pairs
 from stepjepa.report import charts, reading
 from stepjepa.report.reading import STALE, Found, Reader, Run, Study, number, table
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, not_read
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 
@@ -180,9 +180,7 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
         "without_log": [run.label for run in runs if not run.history],
         "signs": [(label, one) for label, one in signs.items() if one],
         # A run shorter than its `logging_steps` has no entry of its training.
-        "no_signs": [
-            (run.label, bool(charts.history_points(run.history, "lm_loss"))) for run in runs if not signs[run.label]
-        ],
+        "no_signs": [(run, charts.history_points(run.history, "lm_loss")) for run in runs if not signs[run.label]],
         "demo": [[run.label, *(written(number(run.demo, name), ".4f") for name in _DEMO)] for run in runs if run.demo],
         "accuracy": accuracy,
         "paired": paired,
@@ -251,7 +249,8 @@ def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], li
     for one in settings:
         method = JEPAOptions(**{name: one[name] for name in options_of(JEPAOptions) if name in one})
         unread = {found.name for found in unread_options(method, options_of(JEPAOptions))}
-        idle.append(unread | not_read(str(one.get("objective")), method))
+        name = str(one.get("objective"))  # a file of one's own is not imported
+        idle.append(unread | (idle_options(find_objective(name)(method)) if name in OBJECTIVES else frozenset()))
     main, rest = list[Row](), list[Row]()
     for name in dict.fromkeys([*known, *sorted({name for one in settings for name in one})]):
         cells = [

@@ -315,9 +315,9 @@ class State:
 
 def code_identity() -> dict[str, str]:
     """Versions, and a digest of this package's source without the parts that only read and show."""
-    names = [file.relative_to(SOURCE) for file in sorted(SOURCE.rglob("*.py"))]
-    names = [name for name in names if name.parts[0] not in _OTHER_SOURCE]
-    source = digest(name.as_posix().encode() + b"\0" + (SOURCE / name).read_bytes() + b"\0" for name in names)
+    files = {file.relative_to(SOURCE): file for file in sorted(SOURCE.rglob("*.py"))}
+    own = (one for one in files if one.parts[0] not in _OTHER_SOURCE)
+    source = digest(one.as_posix().encode() + b"\0" + files[one].read_bytes() + b"\0" for one in own)
     versions = {package: version(package) for package in ("torch", "transformers", "peft")}
     return {"stepjepa": __version__, "source": source, **versions}
 

@@ -200,11 +200,6 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
 _NAME = Names(JEPAOptions)
 
 
-def not_read(objective: str, options: JEPAOptions | None = None) -> frozenset[str]:
-    """The options that runs of an objective do not read, with these or any values. A file of one's own is not imported."""
-    return idle_options(find_objective(objective)(options)) if objective in OBJECTIVES else frozenset()
-
-
 def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     """Those of the options `given` that have a value of their own and that the run does not read."""
     plain = JEPAOptions(objective=options.objective, objective_options=options.objective_options)

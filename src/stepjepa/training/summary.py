@@ -41,17 +41,6 @@ _BATCHES, _SECONDS = 8, 0.2
 
 def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
     """Lines to print before a run; `given` are the names of the options that were given."""
-    lines = [*published_notes(run, options, given), *map(str, without_effect(options, given))]
-    if _NAME.objective not in given and has_steps(run, options):
-        lines.append(
-            f"the data has steps and no objective is given: this trains {options.objective} with K = "
-            f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
-        )
-    return [*lines, *run_options_unread(run, given)]
-
-
-def published_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
-    """A line for each option that does not mean what it meant in the published scripts, or leaves the LM loss alone."""
     objective = objective_of(options)
     lines = objective.notes(given)
     if run.additive_mask:
@@ -60,7 +49,13 @@ def published_notes(run: RunOptions, options: JEPAOptions, given: Collection[str
         lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
     if objective.makes_pairs and not options.jepa_ratio:
         lines.append(f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so the LM loss alone is trained")
-    return lines
+    lines += map(str, without_effect(options, given))
+    if _NAME.objective not in given and has_steps(run, options):
+        lines.append(
+            f"the data has steps and no objective is given: this trains {options.objective} with K = "
+            f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
+        )
+    return [*lines, *run_options_unread(run, given)]
 
 
 def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:

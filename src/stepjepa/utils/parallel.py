@@ -166,24 +166,21 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
     with TemporaryDirectory() as records:
         run, left = train.RunConfig(storage_path=records), RETRIES * resumes
         trainer = library("ray.train.torch", "ray").TorchTrainer
-        try:
-            while True:
-                try:
-                    return cast("Result", trainer(loop, scaling_config=scaling, run_config=run).fit().return_value)
-                except train.TrainingFailedError as error:
-                    failures = getattr(error, "worker_failures", {}).values()
-                    causes = (
-                        getattr(one, "_base_exc", one) for one in failures
-                    )  # Ray may put its traceback around them
-                    found = next((one for one in causes if isinstance(one, StepJepaError)), None)
-                    if not left or (found is not None and found.status == StepJepaError.status):
-                        raise found or RunError(f"Ray: {one_line(str(error), 400)}") from None
-                    left -= 1
-        except SystemExit:  # of Ray, when it is interrupted
-            raise KeyboardInterrupt from None
-        finally:
-            if signal.getsignal(signal.SIGINT) is not interrupted:
-                signal.signal(signal.SIGINT, interrupted)
+        while True:
+            try:
+                return cast("Result", trainer(loop, scaling_config=scaling, run_config=run).fit().return_value)
+            except train.TrainingFailedError as error:
+                # Ray may put its traceback around them.
+                causes = (getattr(one, "_base_exc", one) for one in getattr(error, "worker_failures", {}).values())
+                found = next((one for one in causes if isinstance(one, StepJepaError)), None)
+                if not left or (found is not None and found.status == StepJepaError.status):
+                    raise found or RunError(f"Ray: {one_line(str(error), 400)}") from None
+                left -= 1
+            except SystemExit:  # of Ray, when it is interrupted
+                raise KeyboardInterrupt from None
+            finally:
+                if signal.getsignal(signal.SIGINT) is not interrupted:
+                    signal.signal(signal.SIGINT, interrupted)
 
 
 class Copies:
