@@ -28,7 +28,7 @@ class Tube(NamedTuple):
 def tube_options(**values: Any) -> TubeOptions:
     """The ``tube_`` options of a run, checked."""
     options = TubeOptions(**{f"tube_{name}": value for name, value in values.items()})
-    options.check()
+    options.check_length()
     return options
 
 

@@ -102,8 +102,8 @@ class TubeOptions(Topic):
         None, "Hidden states after this layer (0: embeddings). Default: the last.", _GROUP, at_least=0
     )
 
-    def check(self) -> None:
-        """As `Topic.check`; raises ConfigError."""
+    def check_length(self) -> None:
+        """Check the longest span; raises ConfigError."""
         if self.tube_max_length is not None and self.tube_max_length < _shortest(self):
             raise ConfigError(
                 f"{_NAME.tube_max_length} is {self.tube_max_length}; a span of mode {self.tube_mode} has at least "
@@ -163,6 +163,7 @@ class SemanticTube(TrunkObjective):
             raise ConfigError(
                 f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
             )
+        self.options.check_length()
 
     @property
     def unread(self) -> frozenset[str]:  # type: ignore[override]

@@ -356,8 +356,8 @@ def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
     from stepjepa.evaluation.compare import compare
     from stepjepa.evaluation.intervals import conclusion, mcnemar_p, paired_counts, paired_difference
 
-    settings, controls = {run.label: run.settings for run in runs}, {run.label: control_of(run) for run in runs}
-    controlled = "shuffled" in controls.values()
+    controls = {run.label: control_of(run) for run in runs}
+    same_flop = {run.label for run in runs if run.settings.get("same_flop")}
     runs = sorted(runs, key=lambda run: (trained_pairs(run.settings), not controls[run.label]))
     for name in _names(runs):
         known = {run.label: run.evaluations[name] for run in runs if name in run.evaluations}
@@ -380,7 +380,7 @@ def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
                 if controls[b]:
                     said += f"{b} is a control: only what a run gains over it can come from its pairs."
                 else:
-                    said += conclusion(difference, a, b, controlled, bool(settings[b].get("same_flop")))
+                    said += conclusion(difference, a, b, "shuffled" in controls.values(), b in same_flop)
             value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in difference)
             ends = "" if low is None or high is None else f"[{low}, {high}]"
             cells = ["-" if value is None else f"{value} points", ends, f"{mcnemar_p(*counts[1:3]):.3g}"]

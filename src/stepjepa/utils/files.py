@@ -381,9 +381,7 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
 
 def model_parts(folder: Path) -> Iterator[bytes]:
     """Names and contents of the files of a model in a folder, for `digest`; of large ones size and samples."""
-    for path in sorted(folder.iterdir()):
-        if not path.is_file() or not _MODEL_FILES.fullmatch(path.name):
-            continue
+    for path in (one for one in sorted(folder.iterdir()) if one.is_file() and _MODEL_FILES.fullmatch(one.name)):
         yield path.name.encode()
         size = path.stat().st_size
         with open(path, "rb") as file:
