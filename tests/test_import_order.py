@@ -29,7 +29,7 @@ LOWER = {
     "analysis": "config data objectives forest modeling training inspect generation evaluation",
     "study": "config data objectives modeling training generation evaluation analysis",
     "recipes": "",
-    "report": "config data modeling evaluation analysis inspect study training",  # what others left on disk
+    "report": "config data objectives modeling evaluation analysis inspect study training",  # what others left on disk
 }
 PARTS = "config data modeling training inspect generation evaluation analysis study report errors utils version"
 ALLOWED = {part: {part, "errors", "utils", "version", *lower.split()} for part, lower in LOWER.items()} | {

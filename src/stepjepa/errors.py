@@ -17,6 +17,11 @@ class DataError(StepJepaError):
     """The data cannot be read or used as it is."""
 
 
+def no_rows(name: str) -> DataError:
+    """The error for a file or data set without a row."""
+    return DataError(f"{name}: the file or data set is empty; it needs at least one row")
+
+
 class RowError(DataError):
     """A row that cannot be used. `reason` is a short key for counting; the message says what is wrong."""
 

@@ -130,6 +130,8 @@ def test_targets_from_another_column(train, tmp_path):
         ),
         ("--predictors 0 --same_predictor", ["--same_predictor has no effect without --predictors"]),
         ("--step_jepa --lbd 0", ["--lbd 0: no pair is made, and the run trains exactly like objective regular"]),
+        ("--step_jepa --jepa_ratio 0", ["--jepa_ratio 0: no example keeps its pairs, so the LM loss alone is trained"]),
+        ("--step_jepa --jepa_ratio 0.5", []),
         ("--objective split --horizon 2", ["--horizon has no effect with objective split"]),
     ],
 )

@@ -1,5 +1,6 @@
 """Rows from files, data sets and lists; what cannot be read is an error that names the place and the remedy."""
 
+import gzip
 import json
 import os
 import tracemalloc
@@ -111,6 +112,9 @@ def test_names_of_the_hub(tmp_path, monkeypatch, name, asked):
 
 def test_other_things_that_are_no_data(tmp_path):
     assert "unknown kind of file; known: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
+    for name in ("a.jsonl.gz", "a.jsonl", "a.csv"):
+        (tmp_path / name).write_bytes(gzip.compress(LINE.encode()))
+        assert "compressed with gzip; unpack it first (gunzip -k" in error_of(tmp_path / name)
     (tmp_path / "empty").mkdir()
     assert "the folder is empty" in error_of(tmp_path / "empty")
     assert "data of type int cannot be read" in error_of(7)

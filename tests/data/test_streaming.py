@@ -60,7 +60,7 @@ def test_data_sets_behind_each_other_and_mixed():
     sources = [one.source for one in chained]
     assert sources[:6] == [0] * 6 and sources[6:36] == [1] * 30 and sources[36:42] == [0] * 6
     mixed = RowStream([left, right], [3, 1])
-    taken = [row for _, chunk in islice(mixed.chunks(8, mixed.start().cursors), 3) for row in chunk]
+    taken = [row for *_, chunk in islice(mixed.chunks(8, mixed.start().cursors), 3) for row in chunk]
     assert [row.source for row in taken[:8]] == [0, 0, 1, 0, 0, 0, 1, 0]
     assert Counter(row.source for row in taken) == {0: 18, 1: 6}
     assert [row.passes for row in taken if row.source == 0] == [0] * 6 + [1] * 6 + [2] * 6
@@ -73,15 +73,28 @@ def test_data_sets_behind_each_other_and_mixed():
 def test_every_window_can_be_resumed_from(weights, size, processes, monkeypatch):
     monkeypatch.setattr("stepjepa.data.streaming.CHUNK_ROWS", 5)
     sources = [rows(0, 13), rows(50, 54)]
-    whole = list(islice(stream(sources, weights, processes=processes).windows(size), 9))
-    assert all(len(window) == size for _, window in whole)
+    whole = list(islice(stream(sources, weights, processes=processes).windows(size, None, 2), 9))
+    assert all(len(window) == size or len(window) < size and len(window) % 2 == 0 for _, window in whole)
     for index, (start, _) in enumerate(whole):
         record = json.loads(json.dumps(list(start)))
-        again = list(islice(stream(sources, weights).windows(size, StreamStart.of_record(record)), 9 - index))
+        again = list(islice(stream(sources, weights).windows(size, StreamStart.of_record(record), 2), 9 - index))
         assert [(place, tokens(window)) for place, window in again] == [
             (place, tokens(window)) for place, window in whole[index:]
         ]
         assert again[0][0].window == index
+
+
+def test_a_window_ends_with_the_data_and_a_complete_step():
+    """However large it may be: few rows are not read over and over, and few of them stand in a window twice."""
+    made = stream([rows(0, 10)])  # 9 examples a pass
+    windows = [window for _, window in islice(made.windows(10_000, None, 4), 4)]
+    assert [[one.passes for one in window] for window in windows] == [
+        [0] * 9 + [1] * 3,
+        [1] * 6 + [2] * 2,
+        [2] * 7 + [3],
+        [3] * 8,
+    ]
+    assert made.reports[0].rows_read <= 50
 
 
 def test_shards_share_the_rows():

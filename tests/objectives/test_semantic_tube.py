@@ -149,13 +149,6 @@ def test_degenerate_contents(user, answer, without):
     [
         ({"max_length": 0}, "max_length is 0; a span of mode span has at least 1 tokens"),
         ({"max_length": 1, "mode": "three_index"}, "max_length is 1; a span of mode three_index has at least 2"),
-        ({"mode": "e2e", "times": 3}, "mode=e2e samples no spans"),
-        ({"mode": "curvature", "sampler": "zero"}, "mode=curvature samples no spans"),
-        ({"mode": "mean", "sampler": "steps"}, "mode=mean samples no spans"),
-        (
-            {"sampler": "steps", "times": 3},
-            "tube_sampler=steps takes every step; leave tube_max_length and tube_times out",
-        ),
     ],
 )
 def test_options_are_checked(options, message):

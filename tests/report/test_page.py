@@ -112,6 +112,20 @@ def test_settings_by_their_metadata():
     assert rest == [("seed", ["42"], False)]
 
 
+def test_settings_that_an_objective_does_not_read():
+    """Those that it leaves of a topic, and those that the form of another option leaves."""
+    settings = {"objective": "multi_token", "jepa_loss": "cosine", "target_grad": True, "predictor_head": "none"}
+    settings |= {"jepa_ratio": 1.0, "step_splitter": "auto", "tube_mode": "curvature", "tube_times": 1}
+    for objective, left in (
+        ("multi_token", {"jepa_loss", "target_grad", "predictor_head", "step_splitter", "tube_mode", "tube_times"}),
+        ("next_latent", {"predictor_head", "step_splitter", "tube_mode", "tube_times"}),
+        ("semantic_tube", {"jepa_loss", "step_splitter", "tube_times"}),
+        ("step_jepa", {"tube_mode", "tube_times"}),
+    ):
+        listed = {name for rows in settings_table([settings | {"objective": objective}]) for name, _, _ in rows}
+        assert settings.keys() - listed == left, objective
+
+
 def test_losses(tmp_path):
     page = page_of(*write_pair(tmp_path))
     charts = page_data(page)["charts"]
@@ -134,7 +148,9 @@ def test_collapse_signs(tmp_path):
         "two targets have a cosine of 0.9996 on average, from target_std 0.020 (from 0.98; plain models .76 to .96)"
         in text
     )
-    assert "step collapse" in text and "regular has logged no pairs" in text and "--regularizer vicreg" in text
+    assert (
+        "step collapse" in text and "regular has logged no pairs to compare" in text and "--regularizer vicreg" in text
+    )
     assert "target_std 0.1 \u2192 0.02" in text
 
 
@@ -271,6 +287,16 @@ def test_a_demo(tmp_path):
     assert "The demo keeps whether each answer was right" in read.text("predictions")
 
 
+def test_the_control_of_a_demo_is_no_rival(tmp_path):
+    read = Reader(page_of(write_demo(tmp_path / "demo", control=True)))
+    text = read.text("answer")
+    assert "shuffled (objective=step_jepa, seed=0, train_file=train.jsonl), a control: shuffled targets" in text
+    assert "training of shuffled helps" not in text and text.count("shuffled is a control: only what a run gains") == 1
+    assert "step_jepa - shuffled: +50.0 points" in text and "no shuffled control was run" not in text
+    paired = [row[1:3] for row in read.rows("Paired differences")[1:]]
+    assert paired == [["regular", "shuffled"], ["regular", "step_jepa"], ["shuffled", "step_jepa"]]
+
+
 def test_cost(tmp_path):
     run = write_run(tmp_path / "run")
     write_evaluation(run, "rw")
@@ -286,7 +312,7 @@ def test_what_is_missing_is_said_with_the_command_that_writes_it(tmp_path):
     for section, words in (
         ("run", "No data report of a run (data_report.json). stepjepa train writes it"),
         ("losses", "a run has no log (metrics.json, or a checkpoint's trainer_state.json). stepjepa train writes it."),
-        ("signs", "a run has logged no pairs, so no signs. stepjepa analyze"),
+        ("signs", "a run has logged no step of its training (--logging_steps), so no signs. stepjepa analyze"),
         ("accuracy", "No evaluation of a run yet. stepjepa evaluate writes one"),
         ("predictions", "No predictions (evaluation-NAME/predictions.jsonl). stepjepa evaluate writes them."),
         ("geometry", "No geometry yet. stepjepa analyze"),

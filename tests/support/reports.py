@@ -158,11 +158,12 @@ def write_study(folder: Path, ended: bool = True) -> Path:
     return folder
 
 
-def write_demo(folder: Path) -> Path:
-    """What the demo leaves."""
-    arms = {}
-    for arm, correct in (("regular", [True, True, False, False]), ("step_jepa", [True, False, True, False])):
-        write_run(folder / arm, arm)
+def write_demo(folder: Path, control: bool = False) -> Path:
+    """What the demo leaves, with a control whose answers are all wrong if that is asked for."""
+    arms: dict[str, Any] = {}
+    known = {"regular": [True, True, False, False], "step_jepa": [True, False, True, False]}
+    for arm, correct in (known | ({"shuffled": [False] * 4} if control else {})).items():
+        write_run(folder / arm, *([arm] if arm in known else []), control="none" if arm in known else arm)
         arms[arm] = {"accuracy": 0.5, "correct": correct, "stopped": 0.75, "cosine": 0.5, "shuffled_cosine": 0.25}
         arms[arm] |= {"target_std": 0.5, "effective_rank": 4.0}
         write(folder / arm / "demo_result.json", arms[arm])

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepjepa.data.types import Pair, Read
-from stepjepa.objectives.semantic_tube import check_tube, draw_pairs, pairs_of_spans
-
-_DEFAULTS = {
-    "mode": "span",
-    "sampler": "default",
-    "max_length": None,
-    "times": 1,
-    "length_adjustment": "none",
-    "layer": None,
-}
+from stepjepa.objectives.semantic_tube import TubeOptions, draw_pairs, pairs_of_spans
 
 
 class Side(NamedTuple):
@@ -35,10 +25,10 @@ class Tube(NamedTuple):
     weight: np.ndarray
 
 
-def tube_options(**values: Any) -> SimpleNamespace:
+def tube_options(**values: Any) -> TubeOptions:
     """The ``tube_`` options of a run, checked."""
-    options = SimpleNamespace(**{f"tube_{name}": value for name, value in {**_DEFAULTS, **values}.items()})
-    check_tube(options)
+    options = TubeOptions(**{f"tube_{name}": value for name, value in values.items()})
+    options.check_length()
     return options
 
 

@@ -233,7 +233,7 @@ def test_what_cannot_be_streamed(tmp_path, streamed):
     with pytest.raises(ConfigError, match="set streaming=True and max_steps"):
         streamed(datasets.Dataset.from_list(ROWS).to_iterable_dataset(), streaming=False)
     single = [{"question": "a", "answer": "one step"}] * 4
-    words = "none of the first 12 examples has a pair for step_jepa .*fewer than two steps"
+    words = "none of the first 4 examples has a pair for step_jepa .*fewer than two steps"
     with pytest.raises(DataError, match=words):
         next(streamed(single).batches(4))
 

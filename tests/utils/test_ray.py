@@ -19,8 +19,8 @@ from stepjepa.cli.main import main
 from stepjepa.data.prepare import _RawRows
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.generation.store import Replies
-from stepjepa.utils.files import weights_digest
-from stepjepa.utils.parallel import Copies, mapped
+from stepjepa.utils.files import digest, model_parts
+from stepjepa.utils.parallel import Copies, in_workers, mapped
 from support.answers import lines, write
 
 pytestmark = pytest.mark.long
@@ -84,7 +84,7 @@ def test_tokenised_rows_train_the_same_model(how, tmp_path):
     assert main([*words, "--output_dir", str(tmp_path / "a")]) == 0
     ray = ["--engine", "ray", "--dataset_num_proc", "2"]
     assert main([*words, "--output_dir", str(tmp_path / "b"), *ray]) == 0
-    assert weights_digest(tmp_path / "a") == weights_digest(tmp_path / "b")
+    assert digest(model_parts(tmp_path / "a")) == digest(model_parts(tmp_path / "b"))
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,18 @@ def test_training_resumes_where_a_process_is_lost_and_ends_as_with_torchrun(tmp_
     assert main([*on_ray, "2", "--resume_from_checkpoint", "true"]) == 0
     assert killer.is_set()
     assert f"load   AutoModelForCausalLM.from_pretrained('{tmp_path / 'b'}')" in capfd.readouterr().out
-    assert weights_digest(tmp_path / "a") == weights_digest(tmp_path / "b")
+    assert digest(model_parts(tmp_path / "a")) == digest(model_parts(tmp_path / "b"))
+
+
+def test_mistakes_are_not_tried_again(tmp_path):
+    def work():
+        with open(tmp_path / "tried", "a") as file:
+            file.write("x")
+        raise ConfigError("no such thing")
+
+    with pytest.raises(ConfigError, match="^no such thing$"):
+        in_workers(work, 1, "ray_workers", resumes=True)
+    assert (tmp_path / "tried").read_text() == "x"
 
 
 @pytest.mark.parametrize(

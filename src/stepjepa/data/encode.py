@@ -40,7 +40,7 @@ from stepjepa.data.tokens import (
     turn_marks,
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import DataError, RowError, no_rows
 from stepjepa.utils.parallel import Engine, mapped
 
 if TYPE_CHECKING:
@@ -481,7 +481,7 @@ def make_encoder(
     """
     number, row = next(iter(rows), (None, {}))
     if number is None:
-        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
+        raise no_rows(rows.name)
     streams = options.columns is None and is_stream(row)
     if streams and options.objective and (options.objective.target_column or not options.objective.takes_text):
         raise DataError(

@@ -282,7 +282,7 @@ class ReadingOptions(Topic):
     )
     shuffle_buffer: int = option(
         10_000,
-        "streaming: examples that are read ahead and shuffled together.",
+        "streaming: examples that are read ahead and shuffled together; no more than the data has.",
         DATA,
         needs={"streaming": True},
         at_least=1,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import PairColumns, check_split_name, is_stream
 from stepjepa.errors import DataError, RowError
-from stepjepa.utils.files import MAX_LINE_BYTES, line_text, line_value, read_lines, unchanged
+from stepjepa.utils.files import MAX_LINE_BYTES, digest, line_text, line_value, read_lines, unchanged
 from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
@@ -103,6 +102,10 @@ class RowSource:
         if isinstance(source, (str, os.PathLike)):
             path = Path(os.path.expanduser(source))
             with reading(self.name[:200]):  # a name that no file can have, a folder that may not be looked into
+                if path.is_file():
+                    with open(path, "rb") as file:
+                        if file.read(2) == b"\x1f\x8b":
+                            raise DataError(f"{path}: compressed with gzip; unpack it first (gunzip -k FILE.gz)")
                 if (any_file or path.suffix.lower() in FILE_SUFFIXES) and path.is_file():
                     self.file = path
                 else:
@@ -135,12 +138,12 @@ class RowSource:
     def fingerprint(self) -> str:
         """A digest that tells other data, without reading them: size, first and last bytes of a file; else the name."""
         if self.file is None:
-            return hashlib.sha256(self.name.encode()).hexdigest()[:16]
+            return digest([self.name.encode()])
         with reading(self.name), open(self.file, "rb") as file:
             first = file.read(_SAMPLED_BYTES)
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _SAMPLED_BYTES))
-            return hashlib.sha256(b"%d:" % size + first + file.read()).hexdigest()[:16]
+            return digest([b"%d:" % size, first, file.read()])
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""

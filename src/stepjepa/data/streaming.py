@@ -19,7 +19,7 @@ from stepjepa.data.options import ReadingOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import Part, RowSource
 from stepjepa.data.types import Example
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, no_rows
 from stepjepa.utils.parallel import Engine, mapped
 
 _NAME = Names(ReadingOptions)
@@ -77,6 +77,9 @@ class Streamed(NamedTuple):
     row: int
 
 
+Window = tuple[StreamStart, list[Streamed]]
+
+
 class _Row(NamedTuple):
     source: int
     passes: int
@@ -109,43 +112,51 @@ class RowStream:
         """The very beginning."""
         return StreamStart(0, tuple(Cursor() for _ in self.groups), 0)
 
-    def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], list[_Row]]]:
-        """Rows, `size` at a time, with the cursors before them."""
+    def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], bool, list[_Row]]]:
+        """Rows, `size` at a time or fewer where a pass over all groups ends, with the cursors before and whether it does."""
         weights = self.weights or [1.0]
         total, cursors = sum(weights), list(cursors)
         readers = [self._read(group, cursor) for group, cursor in zip(self.groups, cursors, strict=True)]
         while True:
-            before, rows = tuple(cursors), []
-            for _ in range(size):
+            before, rows, ended = tuple(cursors), list[_Row](), False
+            while len(rows) < size and not ended:
                 drawn = sum(cursor.taken for cursor in cursors) + 1
                 # The group that is furthest below its share.
                 lags = [w / total * drawn - cursor.taken for w, cursor in zip(weights, cursors, strict=True)]
                 chosen = lags.index(max(lags))
                 row, cursors[chosen] = next(readers[chosen])
                 rows.append(row)
-            yield before, rows
+                ended = all(now.passes > then.passes for now, then in zip(cursors, before, strict=True))
+            yield before, ended, rows
 
     def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
         """The rows of a group, each with the cursor after it."""
         passes, member, start, taken = cursor
-        begun = taken
+        last: tuple[_Row, int, int] | None = (
+            None  # not given yet, as it may end the pass: a row, its data set, the next row
+        )
         while True:
             source = group[member]
             for number, row in self.sources[source].rows(Part(start, self.shard, self.shards)):
+                if last is not None:
+                    yield last[0], Cursor(passes, *last[1:], taken)
                 taken += 1
-                yield _Row(source, passes, number, row), Cursor(passes, member, number + 1, taken)
+                last = _Row(source, passes, number, row), member, number + 1
             member, start = member + 1, 0
             if member < len(group):
                 continue
-            if taken == begun and cursor.start == cursor.member == 0:
+            if taken == cursor.taken and cursor.start == cursor.member == 0:
                 names = ", ".join(self.sources[number].name for number in group)
                 if self.shards == 1:
-                    raise DataError(f"{names}: the file or data set is empty; it needs at least one row")
+                    raise no_rows(names)
                 raise DataError(
                     f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out "
                     f"--{_NAME.streaming}"
                 )
             passes, member = passes + 1, 0
+            if last is not None:
+                yield last[0], Cursor(passes, taken=taken)
+            last = None
 
 
 def _encode(
@@ -177,30 +188,37 @@ class ExampleStream:
         part.rows = replace(self.rows, shard=shard, shards=shards)
         return part
 
-    def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
-        """`size` examples at a time, in the rows' order, with where they begin.
+    def windows(self, size: int, start: StreamStart | None = None, step: int = 1) -> Iterator[Window]:
+        """`size` examples at a time, in the rows' order, with where they begin; where a pass over the data ends, the window
+        ends with the multiple of `step` examples that is reached next.
 
         Raises:
             DataError: the data cannot be read, or a complete pass gave no example.
         """
         window, cursors, dropped = start or self.rows.start()
         held: list[Streamed] = []  # of the window that is being filled
-        begin = cursors, dropped
-        for before, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
+        begin, most = (cursors, dropped), size
+        for before, ended, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
             used, dropped = dropped, 0
             if not held:
                 begin = before, used
-            while len(chunk) - used >= size - len(held):
-                taken = size - len(held)
+            while there := len(held) + len(chunk) - used:
+                if ended:
+                    most = min(most, -(-there // step) * step)
+                if there < most:
+                    break
+                taken = most - len(held)
                 yield StreamStart(window, *begin), held + chunk[used : used + taken]
-                window, used, held = window + 1, used + taken, []
+                window, used, held, most = window + 1, used + taken, [], size
                 begin = before, used
             held += chunk[used:]
             if all(cursor.passes for cursor in before) and not any(report.examples for report in self.reports):
                 raise nothing_kept(max(self.reports, key=lambda report: report.rows_read))
 
-    def _encoded(self, rows: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], list[Streamed]]]:
-        """The examples of chunks of so many rows, in the rows' order."""
+    def _encoded(
+        self, rows: int, cursors: Sequence[Cursor]
+    ) -> Iterator[tuple[tuple[Cursor, ...], bool, list[Streamed]]]:
+        """The examples of `RowStream.chunks`, in the rows' order."""
 
         def by_source(chunk: list[_Row]) -> dict[int, list[PlacedRow]]:
             parts: dict[int, list[PlacedRow]] = {}
@@ -209,18 +227,16 @@ class ExampleStream:
             return parts
 
         chunks, ahead = tee(self.rows.chunks(rows, cursors))
-        encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for _, chunk in ahead)
+        encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for *_, chunk in ahead)
         encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc, self.engine)
-        for (before, chunk), parts in zip(chunks, encoded, strict=False):
+        for (before, ended, chunk), parts in zip(chunks, encoded, strict=False):
             for source, part in parts.items():
                 self.reports[source].add(part.report)
             counts = {source: iter(part.counts) for source, part in parts.items()}
             stores = {source: iter(part.store) for source, part in parts.items()}
-            yield (
-                before,
-                [
-                    Streamed(next(stores[source]), source, passes, number << 16 | index)
-                    for source, passes, number, _ in chunk
-                    for index in range(next(counts[source]))
-                ],
-            )
+            examples = [
+                Streamed(next(stores[source]), source, passes, number << 16 | index)
+                for source, passes, number, _ in chunk
+                for index in range(next(counts[source]))
+            ]
+            yield before, ended, examples

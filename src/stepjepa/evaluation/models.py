@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +16,7 @@ from stepjepa.generation.local import Place
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.utils.files import read_object
-
-_MODEL_FILES = re.compile(
-    r".*\.(?:safetensors|model|jinja|py|index\.json)|(?:pytorch|adapter)_model.*\.bin|(?:merges|vocab)\.txt"
-    r"|(?:(?:\w+_)?config|tokenizer\w*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
-)
-_SAMPLES, _SAMPLE_BYTES = 64, 2**15
+from stepjepa.utils.files import digest, model_parts, read_object
 
 
 @dataclass
@@ -77,25 +69,18 @@ def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Pl
 
 def digests(place: Place, tokenizer: PreTrainedTokenizerBase, data: str, no_lora: bool = False) -> dict[str, str]:
     """What decides the answers besides the options; `data` is the fingerprint of the questions."""
-    template = hashlib.sha256(template_of(tokenizer).encode()).hexdigest()[:16]
+    template = digest([template_of(tokenizer).encode()])
     return {"chat_template": template, "model": fingerprint(place, no_lora), "data": data}
 
 
 def fingerprint(place: Place, no_lora: bool = False) -> str:
-    """A digest that differs for another model: the files of its folder (large ones by samples), and of its base."""
-    digest = hashlib.sha256()
-    if place.folder is None:
-        digest.update(f"{place.name}:{_commit(place.name)}".encode())
-    elif not (no_lora and place.base is not None):
-        _add_folder(digest, place.folder)
-    if place.base is not None:
-        is_folder = Path(place.base).is_dir()
-        digest.update(f"base:{'' if is_folder else place.base}".encode())
-        if is_folder:
-            _add_folder(digest, Path(place.base))
-        else:
-            digest.update(_commit(place.base).encode())
-    return digest.hexdigest()[:16]
+    """A digest that differs for another model: by the files of its folder (see `model_parts`), and of its base."""
+    own = model_parts(place.folder) if place.folder else [f"{place.name}:{_commit(place.name)}".encode()]
+    if place.base is None:
+        return digest(own)
+    folder = Path(place.base)
+    base = model_parts(folder) if folder.is_dir() else [f"{place.base}{_commit(place.base)}".encode()]
+    return digest([*([] if no_lora and place.folder else own), b"base:", *base])
 
 
 def _commit(name: str) -> str:
@@ -106,23 +91,6 @@ def _commit(name: str) -> str:
         return extract_commit_hash(cached_file(name, "config.json"), None) or ""
     except Exception:  # no network, or no such model: loading it will say so
         return ""
-
-
-def _add_folder(digest: Any, folder: Path) -> None:
-    """Add the names and contents of a model's files; of a large one its size and samples from begin to end."""
-    for path in sorted(folder.iterdir()):
-        if not path.is_file() or not _MODEL_FILES.fullmatch(path.name):
-            continue
-        digest.update(path.name.encode())
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            if size <= _SAMPLES * _SAMPLE_BYTES:
-                digest.update(file.read())
-                continue
-            digest.update(str(size).encode())
-            for number in range(_SAMPLES):
-                file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
 
 
 def _count(value: Any) -> int:

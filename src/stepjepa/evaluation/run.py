@@ -41,7 +41,7 @@ from stepjepa.evaluation.questions import GENERATED, Question, QuestionSet, Syst
 from stepjepa.generation import Generator, Request, local, seed_of, vllm
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.modeling.card import add_results
-from stepjepa.utils.files import weights_digest
+from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
@@ -248,7 +248,7 @@ def record_of(result: EvaluationResult, model: Opened, output: Output) -> Record
         "versions": {**versions, "python": platform.python_version()},
         "identity": output.identity,
         "scoring": output.scoring,
-        "weights": None if place.folder is None else weights_digest(place.folder),
+        "model_folder": None if place.folder is None else digest(model_parts(place.folder)),
     }
 
 

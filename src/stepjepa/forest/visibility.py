@@ -1,8 +1,8 @@
 """THE visibility rule: which key position a query position may attend to in a packed row of forests, and its masks.
 
 The dense mask, the FlexAttention block mask and the inspector's picture are readers of `visible` and hold no rule of their
-own. FlexAttention has no backward on CPU, so training uses the dense mask there. For one example with trunk ``a b c d``, a
-branch of two predictors behind ``b`` and the isolated copy of ``c d`` as target (q down, k across):
+own. For one example with trunk ``a b c d``, a branch of two predictors behind ``b`` and the isolated copy of ``c d`` as
+target (q down, k across):
 
     ```
               a b c d  p p  c d      segment  order  attach

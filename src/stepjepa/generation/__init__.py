@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import DataError, RowError, no_rows
+from stepjepa.utils.files import digest
 
 if TYPE_CHECKING:
     from stepjepa.data.sources import RowSource
@@ -157,7 +158,7 @@ class RowsRead:
             DataError: it has none.
         """
         if not self.rows_read:
-            raise DataError(f"{self.source}: the file or data set is empty; it needs at least one row")
+            raise no_rows(self.source)
         if not usable:
             raise DataError(f"none of {self.rows_read} rows {what}; first: {next(iter(self.first_skipped.values()))}")
 
@@ -176,7 +177,4 @@ def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[
 
 def digest_of(values: Iterable[Any]) -> str:
     """Changes with any of the values (JSON, or written as text), or their order."""
-    digest = hashlib.sha256()
-    for value in values:
-        digest.update(json.dumps(value, default=str).encode())
-    return digest.hexdigest()[:16]
+    return digest(json.dumps(value, default=str).encode() for value in values)

@@ -17,7 +17,7 @@ from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource, is_stream, texts_of
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, no_rows
 from stepjepa.inspect.layout import Form, Span, packing_line, row_records
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
@@ -67,7 +67,7 @@ def rows_from(source: object, number: int) -> Iterator[tuple[int, str, Any]]:
         if count > number:
             yield count - 1, rows.place(label), row
     if not count:
-        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
+        raise no_rows(rows.name)
     if count <= number:
         raise ConfigError(
             f"row {number}: {rows.name} has {count:,} rows, counted from 0, so the last one is row {count - 1}"

@@ -93,6 +93,11 @@ def is_flex(implementation: str) -> bool:
     return implementation in (FLEX, "flex_attention")
 
 
+def forward_only(implementation: str, device: str) -> bool:
+    """Whether an attention has no backward pass on a type of device, as FlexAttention has none on CPU."""
+    return is_flex(implementation) and device == "cpu"
+
+
 def row_multiple(implementation: str, device: str) -> int:
     """What the kernels of an attention on a type of device like rows to be padded to."""
     return BLOCK_SIZE if is_flex(implementation) else 1 if device == "cpu" else 8
@@ -123,8 +128,8 @@ def attention_forward(
         kind = query.device.type
         if torch.is_autocast_enabled(kind):  # rotary positions make float32 of queries and keys
             query, key, value = (one.to(torch.get_autocast_dtype(kind)) for one in (query, key, value))
-        # On CPU, where it has no backward, compiling for a trial is not worth the time.
-        with torch.compiler.set_stance("force_eager") if kind == "cpu" else nullcontext():
+        # Compiling for a trial alone is not worth the time.
+        with torch.compiler.set_stance("force_eager") if forward_only(FLEX, kind) else nullcontext():
             return flex_attention_forward(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
             )

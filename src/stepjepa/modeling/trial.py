@@ -49,6 +49,7 @@ from stepjepa.modeling.masks import (
     SEGMENTS,
     attention_masks,
     attention_of,
+    forward_only,
     is_flex,
     masks_unsupported,
     row_multiple,
@@ -77,7 +78,6 @@ _NAME = Names(ModelOptions)
 logger = logging.getLogger("stepjepa")
 _WINDOW = 4  # tokens; the examples are longer
 _SHORT, _LONG = 13, 200  # tokens of the examples, and of those for rows of another shape
-_FORWARD_ONLY = ("cpu",)  # devices on which FlexAttention has no backward pass
 _MASK = "its attention does not follow the mask"
 MOST_BYTES = 4 * 2**30  # of attention weights that are held at once
 
@@ -130,8 +130,9 @@ def choose_forward(
     """
     inner = causal_lm(model)
     name = type(inner).__name__
-    if asked != "two_pass" and text_config(inner.config)._attn_implementation == "flex_attention" and device == "cpu":
-        raise ConfigError(f"--{_NAME.attn_implementation} flex_attention has no backward on CPU; use sdpa")
+    own = text_config(inner.config)._attn_implementation
+    if asked != "two_pass" and forward_only(own, device):
+        raise ConfigError(f"--{_NAME.attn_implementation} {own} has no backward on {device.upper()}; use sdpa")
     # FSDP may load the weights in the first process alone; the others have nothing to try until it shards them.
     waits = embedding_rows(inner).is_meta
     choices = [None if waits else _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)]
@@ -201,7 +202,7 @@ def _choice(
     wanted = [FLEX] if is_flex(own) else [""]  # the model's own
     if own == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
         faster = SEGMENTS if device == "cpu" and best == "packed" else ""
-        faster = FLEX if device == "cuda" and embedding_rows(inner).device.type not in _FORWARD_ONLY else faster
+        faster = FLEX if device == "cuda" and not forward_only(FLEX, embedding_rows(inner).device.type) else faster
         wanted = [faster, ""] if faster else wanted
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
         trial = _Trial(model, vocabulary, predictor_ids)
@@ -269,7 +270,7 @@ class _Trial:
                 output = self._model(batch=batch)
                 predicting = kept[0].flatten(0, 1).index_select(0, batch.label_positions)
                 logits = self._head.logits(self._inner, predicting)
-            if is_flex(attention) and self._device.type not in _FORWARD_ONLY:
+            if is_flex(attention) and not forward_only(attention, self._device.type):
                 self._try_gradient(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"

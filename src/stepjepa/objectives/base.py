@@ -156,12 +156,22 @@ class Objective:
         own = () if self.Options is None else (self.Options,)
         return (*self.reads, *((StepsOptions,) if self.needs_steps else ()), *own)
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """Options that it does not read though it may read others of their topics; they must be left out."""
+        return frozenset()
+
     def check(self) -> None:
         """Check the options of the run with each other.
 
         Raises:
             ConfigError: they cannot be used with this objective; the message names the options.
         """
+        for name in sorted(self.unread):
+            value = getattr(self.options, name)
+            if value != getattr(self.defaults, name, options_of(type(self.options))[name].default):
+                called = f"{self.name} {self.brief}".strip()
+                raise ConfigError(f"{called} does not read {name}={value}; leave {name} out")
         if self.options.forward not in ("auto", *self.forwards):
             able = [name for name, cls in built_in().items() if self.options.forward in cls.forwards]
             raise ConfigError(
@@ -395,14 +405,7 @@ class TrunkObjective(Objective):
     predictors = 0
     separate_targets = False
     draws = True  # an example's pairs are made when it is drawn, also where they are always the same
-
-    def check(self) -> None:
-        """As `Objective.check`; raises ConfigError."""
-        super().check()
-        if self.options.target_encoder == "ema":
-            raise ConfigError(f"{self.name} compares states of one pass; leave {_NAME.target_encoder}=ema out")
-        if self.options.predictors:
-            raise ConfigError(f"{self.name} has no predictor tokens; leave predictors out")
+    unread = frozenset({_NAME.predictors, _NAME.target_encoder})
 
 
 class LookAhead(TrunkObjective):
@@ -417,12 +420,7 @@ class LookAhead(TrunkObjective):
     sampled = False
     aligned_targets = True
     sources: int | None = None
-
-    def check(self) -> None:
-        """As `TrunkObjective.check`; raises ConfigError."""
-        super().check()
-        if self.options.predictor_head != "none":
-            raise ConfigError(f"{self.name} has networks of its own; leave {_NAME.predictor_head} out")
+    unread = TrunkObjective.unread | {_NAME.predictor_head}
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The labelled tokens, run by run, and the tokens before them."""
@@ -542,10 +540,10 @@ def own_options(name: str) -> type | None:
 
 
 def idle_options(objective: Objective) -> frozenset[str]:
-    """The options of objectives that one of them does not read; before its options are known, whatever their values."""
+    """The options of objectives that one of them does not read."""
     topics = {topic for other in built_in().values() for topic in other().topics()}
     read = {name for topic in objective.topics() for name in options_of(topic)}
-    return frozenset(name for topic in topics for name in options_of(topic)) - read
+    return frozenset(name for topic in topics for name in options_of(topic)) - (read - objective.unread)
 
 
 def trained_pairs(settings: Mapping[str, Any]) -> bool:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
-from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import JEPA, LookAhead, ModelView
 from stepjepa.objectives.options import AHEAD, LossOptions, PairOptions
 from stepjepa.objectives.pairs import VectorNames
@@ -50,16 +49,7 @@ class MultiToken(LookAhead):
     Options = MultiTokenOptions
     vector_names = VectorNames("tokens ahead", "state", "tokens after")
     distance_name = "cross-entropy"
-
-    def check(self) -> None:
-        """As `LookAhead.check`; raises ConfigError."""
-        super().check()
-        options = self.options
-        if (options.jepa_loss, options.regularizer, options.target_grad) != ("cosine", "none", True):
-            raise ConfigError(
-                f"{self.name} compares tokens, not states; leave {_NAME.jepa_loss}, {_NAME.regularizer} and "
-                f"{_NAME.target_grad} out"
-            )
+    unread = LookAhead.unread | {_NAME.jepa_loss, _NAME.regularizer, _NAME.target_grad}
 
     @property
     def pairing(self) -> dict[str, Any]:

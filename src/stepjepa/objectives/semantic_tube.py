@@ -102,6 +102,14 @@ class TubeOptions(Topic):
         None, "Hidden states after this layer (0: embeddings). Default: the last.", _GROUP, at_least=0
     )
 
+    def check_length(self) -> None:
+        """Check the longest span; raises ConfigError."""
+        if self.tube_max_length is not None and self.tube_max_length < _shortest(self):
+            raise ConfigError(
+                f"{_NAME.tube_max_length} is {self.tube_max_length}; a span of mode {self.tube_mode} has at least "
+                f"{_shortest(self)} tokens; leave it out for no limit"
+            )
+
 
 _NAME = Names(TubeOptions, LossOptions)
 _VECTORS = {
@@ -151,16 +159,20 @@ class SemanticTube(TrunkObjective):
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""
         super().check()
-        options = self.options
-        if options.jepa_loss == "infonce":
+        if self.options.jepa_loss == "infonce":
             raise ConfigError(
                 f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
             )
-        if options.tube_mode == "curvature" and options.jepa_loss != "cosine":
-            raise ConfigError(
-                f"{_NAME.tube_mode}=curvature has a loss of its own, the turning angle; leave {_NAME.jepa_loss} out"
-            )
-        check_tube(options)
+        self.options.check_length()
+
+    @property
+    def unread(self) -> frozenset[str]:  # type: ignore[override]
+        """See `Objective`; some modes have no spans, the sampler `steps` takes every step, and a turning angle is a loss."""
+        drawn, whole = draws_spans(self.options), self.options.tube_sampler == "steps"
+        left = {_NAME.tube_sampler: not drawn, _NAME.tube_length_adjustment: not drawn}
+        left |= dict.fromkeys((_NAME.tube_max_length, _NAME.tube_times), not drawn or whole)
+        left[_NAME.jepa_loss] = self.options.tube_mode == "curvature"
+        return super().unread | {name for name, out in left.items() if out}
 
     @property
     def layer(self) -> int | None:
@@ -203,31 +215,6 @@ class SemanticTube(TrunkObjective):
         if self.options.tube_mode == "curvature":
             return turning_angle(source_PD, target_PD)
         return super().distances(source_PD, target_PD)
-
-
-def check_tube(options: TubeOptions) -> None:
-    """Check the ``tube_`` options against each other.
-
-    Raises:
-        ConfigError: an impossible value, or an option of the draws in a mode that draws nothing.
-    """
-    mode, shortest = options.tube_mode, _shortest(options)
-    if options.tube_max_length is not None and options.tube_max_length < shortest:
-        raise ConfigError(
-            f"{_NAME.tube_max_length} is {options.tube_max_length}; a span of mode {mode} has at least {shortest} tokens; "
-            "leave it out for no limit"
-        )
-    drawn = (options.tube_sampler, options.tube_max_length, options.tube_times, options.tube_length_adjustment)
-    if not draws_spans(options) and drawn != ("default", None, 1, "none"):
-        raise ConfigError(
-            f"{_NAME.tube_mode}={mode} samples no spans, so {_NAME.tube_sampler}, {_NAME.tube_max_length}, "
-            f"{_NAME.tube_times} and {_NAME.tube_length_adjustment} have no effect; leave them out, or choose span or "
-            "three_index"
-        )
-    if options.tube_sampler == "steps" and drawn[1:3] != (None, 1):
-        raise ConfigError(
-            f"{_NAME.tube_sampler}=steps takes every step; leave {_NAME.tube_max_length} and {_NAME.tube_times} out"
-        )
 
 
 def draws_spans(options: TubeOptions) -> bool:

@@ -25,15 +25,14 @@ from stepjepa.config.option import Names, check_fields, option, options_of, unre
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
+from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options, trained_pairs
 from stepjepa.report import charts, reading
 from stepjepa.report.reading import STALE, Found, Reader, Run, Study, number, table
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, not_read
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 
 UNREAD = "-"
-# The options that runs of an objective do not read.
-_IDLE = {name: not_read(name) for name in options_of(JEPAOptions)["objective"].choices}
 _DEMO = ("cosine", "shuffled_cosine", "target_std", "effective_rank")  # what a demo measures of held-out pairs
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
 _OWN = ("date", "durations", "command")  # differ from run to run
@@ -165,6 +164,7 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
         "study": None,
         "compared": [
             f"{run.label} ({plain({name: run.settings[name] for name in _TELLING if name in run.settings})})"
+            + (f", a control: {control} targets" if (control := control_of(run)) else "")
             for run in runs
         ],
         "answer": [said for _, _, said in paired if said],
@@ -179,7 +179,8 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
         "curves_note": "",
         "without_log": [run.label for run in runs if not run.history],
         "signs": [(label, one) for label, one in signs.items() if one],
-        "no_signs": [label for label, one in signs.items() if one is None],
+        # A run shorter than its `logging_steps` has no entry of its training.
+        "no_signs": [(run, charts.history_points(run.history, "lm_loss")) for run in runs if not signs[run.label]],
         "demo": [[run.label, *(written(number(run.demo, name), ".4f") for name in _DEMO)] for run in runs if run.demo],
         "accuracy": accuracy,
         "paired": paired,
@@ -248,7 +249,8 @@ def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], li
     for one in settings:
         method = JEPAOptions(**{name: one[name] for name in options_of(JEPAOptions) if name in one})
         unread = {found.name for found in unread_options(method, options_of(JEPAOptions))}
-        idle.append(unread | _IDLE.get(str(one.get("objective")), frozenset()))
+        name = str(one.get("objective"))  # a file of one's own is not imported
+        idle.append(unread | (idle_options(find_objective(name)(method)) if name in OBJECTIVES else frozenset()))
     main, rest = list[Row](), list[Row]()
     for name in dict.fromkeys([*known, *sorted({name for one in settings for name in one})]):
         cells = [
@@ -298,6 +300,12 @@ def made_on(records: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(filter(None, [" to ".join(dict.fromkeys([*days[:1], *days[-1:]])), *machines]))
 
 
+def control_of(run: Run) -> str:
+    """Which control a run is, empty for none."""
+    kind = str(run.settings.get("control") or "none")
+    return kind if kind != "none" and trained_pairs(run.settings) else ""
+
+
 def accuracy_rows(runs: Sequence[Run]) -> list[tuple[list[str], list[float] | None]]:
     """A row for each evaluation, metric and run, those of one evaluation and metric together.
 
@@ -342,15 +350,15 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
-    """Every two models that have answered the same questions, a without pairs where one is: evaluation, a, b, difference,
-    interval, McNemar's p, and how many questions both, only a, only b and neither answered right; why two cannot be
-    compared; and what the headline says of those with the first a."""
+    """Every two models that have answered the same questions, those without pairs first, then controls: evaluation, a, b,
+    difference, interval, McNemar's p, and how many questions both, only a, only b and neither answered right; why two cannot
+    be compared; and what the headline says of those with the first a, and of a method after its control."""
     from stepjepa.evaluation.compare import compare
     from stepjepa.evaluation.intervals import conclusion, mcnemar_p, paired_counts, paired_difference
 
-    settings = {run.label: run.settings for run in runs}
-    controlled = any(one.get("control") == "shuffled" for one in settings.values())
-    runs = sorted(runs, key=lambda run: bool(charts.history_points(run.history, "jepa_loss")))
+    controls = {run.label: control_of(run) for run in runs}
+    same_flop = {run.label for run in runs if run.settings.get("same_flop")}
+    runs = sorted(runs, key=lambda run: (trained_pairs(run.settings), not controls[run.label]))
     for name in _names(runs):
         known = {run.label: run.evaluations[name] for run in runs if name in run.evaluations}
         labels = [label for label, one in known.items() if one.predictions is not None or one.verdicts]
@@ -366,10 +374,13 @@ def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
                 yield [name, a, b], str(error), ""
                 continue
             difference, said = paired_difference(*counts), ""
-            if a == labels[0] and not name.endswith(STALE):
+            if (a == labels[0] or (controls[a] and not controls[b])) and not name.endswith(STALE):
                 said = f"{b} - {a}: {difference.percent('+', 'points')}, 95 % interval; "
                 said += f"{metric} of {sum(counts)} questions ({name})\n"
-                said += conclusion(difference, a, b, controlled, bool(settings[b].get("same_flop")))
+                if controls[b]:
+                    said += f"{b} is a control: only what a run gains over it can come from its pairs."
+                else:
+                    said += conclusion(difference, a, b, "shuffled" in controls.values(), b in same_flop)
             value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in difference)
             ends = "" if low is None or high is None else f"[{low}, {high}]"
             cells = ["-" if value is None else f"{value} points", ends, f"{mcnemar_p(*counts[1:3]):.3g}"]

@@ -20,7 +20,7 @@ from stepjepa.analysis.plots import METHOD_TITLES, TITLES
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import METRICS, RunFolder
-from stepjepa.utils.files import parse_json, weights_digest
+from stepjepa.utils.files import digest, model_parts, parse_json
 from stepjepa.utils.text import labels_of, written
 
 DEMO = "demo's held-out problems"
@@ -332,12 +332,13 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, Evaluation
 
 def _stale(folder: Path, metrics: Path, result: Mapping[str, Any]) -> str:
     """Which other model than the one in `folder` a result is of; empty where it is of that one."""
-    present, records = weights_digest(folder), [(folder / name).is_file() for name in ("run.json", METRICS)]
+    recorded, records = result.get("model_folder"), [(folder / name).is_file() for name in ("run.json", METRICS)]
     if all(records) and not RunFolder(folder).ended:
         return "the model before this run went on"
-    if result.get("weights") is not None and present is not None:
-        return "" if result["weights"] == present else "an earlier model in this folder"
-    written = max((file.stat().st_mtime for file in folder.glob("*.safetensors")), default=0.0)
+    weights = list(folder.glob("*.safetensors"))
+    if recorded is not None and weights:
+        return "" if recorded == digest(model_parts(folder)) else "an earlier model in this folder"
+    written = max((file.stat().st_mtime for file in weights), default=0.0)
     return "an earlier model, older than the weights" if written > metrics.stat().st_mtime else ""
 
 

@@ -169,7 +169,8 @@ class DemoResult:
         }
         lines.append("")
         for other, gain in gains.items():
-            lines.append(f"{jepa} - {other}: {gain.percent('+', 'points')}, 95 % interval over the problems.")
+            control = " (the control)" if other in controls else ""
+            lines.append(f"{jepa} - {other}{control}: {gain.percent('+', 'points')}, 95 % interval over the problems.")
         lines += [
             *wrapped(conclusion(gains[plain], plain, jepa, bool(controls)), PAGE),
             "If the cosine is no higher than with targets shuffled, the states have collapsed.",

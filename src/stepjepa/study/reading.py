@@ -23,7 +23,7 @@ from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
 from stepjepa.evaluation.options import HARNESS, HarnessOptions
-from stepjepa.objectives.base import OBJECTIVES, objective_of
+from stepjepa.objectives.base import OBJECTIVES, Objective, built_in, objective_of
 from stepjepa.study.spec import (
     SAME_FLOP,
     SPLITS,
@@ -42,7 +42,7 @@ from stepjepa.study.spec import (
 from stepjepa.study.stages import GEOMETRY
 from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions, RunOptions, not_read, without_effect
+from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 
 _NAME = Names(RunOptions, JEPAConfig, StudyOptions)
 # What a study's runs have unless the file says otherwise.
@@ -380,7 +380,7 @@ def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"{where}: {name}: {error}") from None
     # Where predictors are read, there is a source view that they follow, and a target view.
-    if "objective" not in values or "predictors" in not_read(values["objective"]):
+    if "objective" not in values or not built_in().get(values["objective"], Objective)().takes_predictors:
         raise ConfigError(
             f"{where}: name the views that it compares, the same for all arms, as in {{objective: llm_jepa}}"
         )

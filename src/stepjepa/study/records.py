@@ -7,7 +7,6 @@ atomically, as the last thing of its stage, and never again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, all_runs, evaluates_on_the_way
 from stepjepa.training.options import RunOptions
-from stepjepa.utils.files import LOCK, check_writable, checksum, json_bytes, read_json, write_json, write_whole
+from stepjepa.utils.files import LOCK, check_writable, checksum, digest, json_bytes, read_json, write_json, write_whole
 from stepjepa.version import __version__
 
 _NAME = Names(StudyOptions, Study)
@@ -316,13 +315,11 @@ class State:
 
 def code_identity() -> dict[str, str]:
     """Versions, and a digest of this package's source without the parts that only read and show."""
-    digest = hashlib.sha256()
-    for file in sorted(SOURCE.rglob("*.py")):
-        name = file.relative_to(SOURCE)
-        if name.parts[0] not in _OTHER_SOURCE:
-            digest.update(name.as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    files = {file.relative_to(SOURCE): file for file in sorted(SOURCE.rglob("*.py"))}
+    own = (one for one in files if one.parts[0] not in _OTHER_SOURCE)
+    source = digest(one.as_posix().encode() + b"\0" + files[one].read_bytes() + b"\0" for one in own)
     versions = {package: version(package) for package in ("torch", "transformers", "peft")}
-    return {"stepjepa": __version__, "source": digest.hexdigest()[:16], **versions}
+    return {"stepjepa": __version__, "source": source, **versions}
 
 
 def study_identity(study: Study) -> dict[str, Any]:
@@ -340,7 +337,7 @@ def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
     block = identity["blocks"][run.block.name]
     settings = {k: v for k, v in block["arms"][run.row].items() if k not in ("tune", "seeds")}
     parts = [block["data"], block["scoring"], settings, run.cell]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return digest([json.dumps(parts, sort_keys=True).encode()])
 
 
 def _block_identity(block: Block, study: Study) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from stepjepa.config.option import Names, option
 from stepjepa.data.tasks import TASKS
 from stepjepa.training.options import RunOptions, TrainerOptions
+from stepjepa.utils.text import counted
 
 Values = Mapping[str, Any]
 Executor = Literal["processes", "slurm", "local", "ray"]
@@ -280,7 +281,7 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     how = f"{study.jobs} at a time as {_WHERE[study.executor]}"
     how += f", {study.processes_per_run} processes for each" if study.processes_per_run > 1 else ""
     runs = Counter((run.block.name, run.row) for run in every)
-    yield f"{_count(len(every))} in {study.output_dir}, {finished} of them finished; {how}"
+    yield f"{counted(len(every), 'run')} in {study.output_dir}, {finished:,} of them finished; {how}"
     for block in study.blocks:
         data, (metric, highest) = block.data, block.select
         files = assignments({split: ", ".join(names) for split, names in data.files.items()})
@@ -296,7 +297,7 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
         for arm in block.arms:
             for variant, row in arm.rows.items():
                 given = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
-                yield f"  {row:<{width}}  {_count(runs[block.name, row]):>8}  {given}"
+                yield f"  {row:<{width}}  {counted(runs[block.name, row], 'run'):>8}  {given}"
 
 
 def _own_settings(arm: Arm) -> str:
@@ -312,7 +313,3 @@ def assignments(values: Values) -> str:
     return " ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
     )
-
-
-def _count(runs: int) -> str:
-    return f"{runs} run{'' if runs == 1 else 's'}"

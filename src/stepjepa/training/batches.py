@@ -258,12 +258,12 @@ class StreamedExamples:
         yield from [[]] * number
         starts = self._starts[share] = {}
         window_size = -(-self.args.shuffle_buffer // size) * size
-        for begin, window in self.stream.part(share, self._shares).windows(window_size, start):
+        for begin, window in self.stream.part(share, self._shares).windows(window_size, start, size):
             starts[number] = begin
             while len(starts) > _KEPT_STARTS:
                 del starts[min(starts)]
             window = self._ordered(window, share, begin.window, size)
-            for first in range(0, window_size, size):
+            for first in range(0, len(window), size):
                 number += 1
                 yield window[first : first + size]
 

@@ -13,7 +13,7 @@ from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for
-from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
+from stepjepa.data.streaming import ExampleStream, RowStream, StreamStart, Window
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.batches import DrawnExamples, ExampleDraw, Mixture, StreamedExamples
@@ -146,9 +146,9 @@ class PairedStream(ExampleStream):
         super().__init__(rows, encoders, options.dataset_num_proc, options.engine)
         self.options = options
 
-    def windows(self, size: int, start: StreamStart | None = None) -> Iterator[tuple[StreamStart, list[Streamed]]]:
+    def windows(self, size: int, start: StreamStart | None = None, step: int = 1) -> Iterator[Window]:
         """See `ExampleStream.windows`."""
-        for begin, window in super().windows(size, start):
+        for begin, window in super().windows(size, start, step):
             if objective_of(self.options).makes_pairs and not any(report.pairs for report in self.reports):
                 seen = max(self.reports, key=lambda report: report.examples)
                 raise without_pairs(self.options, seen, f"none of the first {seen.examples} examples has")

@@ -44,7 +44,7 @@ _WATCHED = ("loss", "gradient norm")
 # What a line of the log shows, how it is called there, its format, and what the summary's legend says.
 _SHOWN = (
     ("lm_loss", "lm", ".4f", "LM loss, nats a labelled token"),
-    ("jepa_loss", "jepa", ".4f", "JEPA loss, mean distance of the pairs"),
+    ("jepa_loss", "jepa", ".4f", "JEPA loss, mean of the pairs"),
     ("cosine_similarity", "cos", ".3f", "their mean cosine"),
     ("eval_lm_loss", "eval lm", ".4f", "of the evaluation data"),
     ("eval_jepa_loss", "eval jepa", ".4f", "the same"),

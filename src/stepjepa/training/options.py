@@ -178,7 +178,7 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
             )
         objective = objective_of(self)
         objective.check()
-        if not (self.gamma or objective.makes_pairs):
+        if not (self.gamma or (objective.makes_pairs and self.jepa_ratio)):
             raise ConfigError(
                 f"{_NAME.gamma} is 0 and no JEPA loss is left, so nothing would be trained; raise one of them"
             )
@@ -198,11 +198,6 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
 
 
 _NAME = Names(JEPAOptions)
-
-
-def not_read(objective: str) -> frozenset[str]:
-    """The options that runs of an objective do not read, whatever their values. A file of one's own is not imported."""
-    return idle_options(find_objective(objective)()) if objective in OBJECTIVES else frozenset()
 
 
 def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:

@@ -41,26 +41,21 @@ _BATCHES, _SECONDS = 8, 0.2
 
 def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
     """Lines to print before a run; `given` are the names of the options that were given."""
-    lines = [*published_notes(run, options, given), *map(str, without_effect(options, given))]
+    objective = objective_of(options)
+    lines = objective.notes(given)
+    if run.additive_mask:
+        lines.append(f"--{_NAME.additive_mask}: not needed; the packed forward computes the same numbers in one row")
+    if find_objective(options.objective).makes_pairs and not objective.makes_pairs and _NAME.lbd in given:
+        lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
+    if objective.makes_pairs and not options.jepa_ratio:
+        lines.append(f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so the LM loss alone is trained")
+    lines += map(str, without_effect(options, given))
     if _NAME.objective not in given and has_steps(run, options):
         lines.append(
             f"the data has steps and no objective is given: this trains {options.objective} with K = "
             f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
         )
     return [*lines, *run_options_unread(run, given)]
-
-
-def published_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
-    """A line for each option that does not mean what it meant in the published scripts."""
-    mask, ratio, objective = _NAME.additive_mask, _NAME.jepa_ratio, objective_of(options)
-    lines = objective.notes(given)
-    if run.additive_mask:
-        lines.append(f"--{mask}: not needed; the packed forward computes the same numbers in one row")
-    if ratio in given and not run.additive_mask and options.jepa_ratio < 1:
-        lines.append(f"--{ratio}: used as given; the published script ignores it without --{mask}")
-    if find_objective(options.objective).makes_pairs and not objective.makes_pairs and _NAME.lbd in given:
-        lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
-    return lines
 
 
 def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
@@ -95,7 +90,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     for name, report in trainer.data_reports.items():
         lines = report.lines()
         if args.streaming and name.startswith("train"):
-            lines = [f"{report.source}: streamed, {args.shuffle_buffer:,} examples shuffled together"]
+            lines = [f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"]
             lines += report.steps.lines()
         parts.append((name, [line.removeprefix("  ") for line in lines]))
     parts += [("mix", mixing_lines(trainer)), ("model", [model_line(trainer, run)]), ("loss", [method_line(trainer)])]

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,11 @@ from stepjepa.errors import ConfigError, DataError, RowError
 LOCK = ".lock"  # the name of the lock file in a folder that one process at a time may write
 MANIFEST = "manifest.json"
 _WEIGHTS = (".safetensors", ".bin")
+_MODEL_FILES = re.compile(
+    r".*\.(?:safetensors|model|jinja|py|index\.json)|(?:pytorch|adapter)_model.*\.bin|(?:merges|vocab)\.txt"
+    r"|(?:(?:\w+_)?config|tokenizer\w*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+)
+_SAMPLES, _SAMPLE_BYTES = 64, 2**15  # of a large file of a model
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is refused before all of it is read
 _SKIPPED_AT_ONCE = 2**20
 _MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
@@ -345,15 +351,6 @@ def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
         return None
 
 
-def weights_digest(folder: Path) -> str | None:
-    """A digest of the weights that a folder's manifest lists; None without a manifest."""
-    files = listed_files(folder)
-    if files is None:
-        return None
-    listed = sorted((name, entry["sha256"]) for name, entry in files.items() if name.endswith(_WEIGHTS))
-    return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
-
-
 def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -> str | None:
     """What is wrong with a folder by its manifest; None where all files are as they were written.
 
@@ -380,6 +377,29 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"
     return None
+
+
+def model_parts(folder: Path) -> Iterator[bytes]:
+    """Names and contents of the files of a model in a folder, for `digest`; of large ones size and samples."""
+    for path in (one for one in sorted(folder.iterdir()) if one.is_file() and _MODEL_FILES.fullmatch(one.name)):
+        yield path.name.encode()
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            if size <= _SAMPLES * _SAMPLE_BYTES:
+                yield file.read()
+                continue
+            yield str(size).encode()
+            for number in range(_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                yield file.read(_SAMPLE_BYTES)
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """16 digits that differ for another content: of SHA-256."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()[:16]
 
 
 def checksum(path: Path) -> str:

@@ -146,7 +146,8 @@ def room(count: int, option: str, gpus: bool = True) -> bool:
 
 
 def in_workers(work: Callable[[], Result], count: int, option: str, resumes: bool) -> Result:
-    """What `work` gives in the first of the processes of a TorchTrainer. If it `resumes`, all begin again where one fails.
+    """What `work` gives in the first of the processes of a TorchTrainer. If it `resumes`, all begin again where one fails,
+    but for a mistake of the user's.
 
     Raises:
         ConfigError: see `room`. What `work` raises is raised as it was.
@@ -163,20 +164,23 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
     scaling = train.ScalingConfig(num_workers=count, use_gpu=use_gpu)
     interrupted = signal.getsignal(signal.SIGINT)  # Ray takes it over
     with TemporaryDirectory() as records:
-        run = train.RunConfig(storage_path=records, failure_config=train.FailureConfig(max_failures=RETRIES * resumes))
-        try:
-            fitted = library("ray.train.torch", "ray").TorchTrainer(loop, scaling_config=scaling, run_config=run).fit()
-            return cast("Result", fitted.return_value)
-        except train.TrainingFailedError as error:
-            failures = getattr(error, "worker_failures", {}).values()
-            causes = (getattr(one, "_base_exc", one) for one in failures)  # Ray may put its traceback around them
-            own = (one for one in causes if isinstance(one, StepJepaError))
-            raise next(own, RunError(f"Ray: {one_line(str(error), 400)}")) from None
-        except SystemExit:  # of Ray, when it is interrupted
-            raise KeyboardInterrupt from None
-        finally:
-            if signal.getsignal(signal.SIGINT) is not interrupted:
-                signal.signal(signal.SIGINT, interrupted)
+        run, left = train.RunConfig(storage_path=records), RETRIES * resumes
+        trainer = library("ray.train.torch", "ray").TorchTrainer
+        while True:
+            try:
+                return cast("Result", trainer(loop, scaling_config=scaling, run_config=run).fit().return_value)
+            except train.TrainingFailedError as error:
+                # Ray may put its traceback around them.
+                causes = (getattr(one, "_base_exc", one) for one in getattr(error, "worker_failures", {}).values())
+                found = next((one for one in causes if isinstance(one, StepJepaError)), None)
+                if not left or (found is not None and found.status == StepJepaError.status):
+                    raise found or RunError(f"Ray: {one_line(str(error), 400)}") from None
+                left -= 1
+            except SystemExit:  # of Ray, when it is interrupted
+                raise KeyboardInterrupt from None
+            finally:
+                if signal.getsignal(signal.SIGINT) is not interrupted:
+                    signal.signal(signal.SIGINT, interrupted)
 
 
 class Copies:

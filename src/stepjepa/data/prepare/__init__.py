@@ -23,7 +23,7 @@ from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
 from stepjepa.data.report import REASONS as CHAT_REASONS
 from stepjepa.data.sources import FILE_SUFFIXES, JSON_ARRAY, JSON_SUFFIXES, RowSource, csv_rows, reading
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.errors import ConfigError, DataError, RowError, no_rows
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped
@@ -315,7 +315,7 @@ class _RawRows(RowSource):
             which = f"none of the first {looked_at:,} lines can" if looked_at > 1 else "the only line cannot"
             raise DataError(f"{wrong} ({which} be read)")
         if not found:
-            raise DataError(f"{self.name}: the file or data set is empty; it needs at least one row")
+            raise no_rows(self.name)
         return found
 
     def blocks(self) -> Iterator[list[RawRow]]:

@@ -20,7 +20,7 @@ from stepjepa.data.report import REASONS, StepCounts, listed_files
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_content
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import DataError, RowError, no_rows
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
 from stepjepa.objectives.base import OBJECTIVES, find_objective
 from stepjepa.training.options import ExampleOptions, JEPAOptions
@@ -364,7 +364,7 @@ def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: Pa
 
 def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) -> None:
     if not read:
-        raise DataError(f"{rows.name}: the file or data set is empty; it needs at least one row")
+        raise no_rows(rows.name)
     if not usable:
         raise DataError(f"{rows.name}: none of {read:,} rows can be used; {'; '.join(skipped)}")
 
