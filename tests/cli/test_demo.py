@@ -71,7 +71,7 @@ def test_a_planning_task_with_its_control(tmp_path, capsys, one_process):
     argv = ["--task", "path_star", "--train_rows", "64", "--test_rows", "4", "--batch_size", "16", "--lbd", "0.5"]
     assert main(["demo", "--output_dir", str(tmp_path / "demo"), *argv]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "step_jepa - regular: " in printed and "step_jepa - shuffled: " in printed
+    assert "step_jepa - regular: " in printed and "step_jepa - shuffled (the control): " in printed
     assert "one seed of each; not compared at equal compute" in printed  # there is a control
     record = json.loads((tmp_path / "demo" / "metrics.json").read_text())
     assert list(record) == ["options", "regular", "step_jepa", "shuffled"]
