@@ -19,7 +19,7 @@ from stepjepa.cli.main import main
 from stepjepa.data.prepare import _RawRows
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.generation.store import Replies
-from stepjepa.utils.files import digest, model_parts
+from stepjepa.utils.files import checksum
 from stepjepa.utils.parallel import Copies, in_workers, mapped
 from support.answers import lines, write
 
@@ -84,7 +84,8 @@ def test_tokenised_rows_train_the_same_model(how, tmp_path):
     assert main([*words, "--output_dir", str(tmp_path / "a")]) == 0
     ray = ["--engine", "ray", "--dataset_num_proc", "2"]
     assert main([*words, "--output_dir", str(tmp_path / "b"), *ray]) == 0
-    assert digest(model_parts(tmp_path / "a")) == digest(model_parts(tmp_path / "b"))
+    for weights in ("model.safetensors", "predictors.safetensors"):
+        assert checksum(tmp_path / "a" / weights) == checksum(tmp_path / "b" / weights)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +223,8 @@ def test_training_resumes_where_a_process_is_lost_and_ends_as_with_torchrun(tmp_
     assert main([*on_ray, "2", "--resume_from_checkpoint", "true"]) == 0
     assert killer.is_set()
     assert f"load   AutoModelForCausalLM.from_pretrained('{tmp_path / 'b'}')" in capfd.readouterr().out
-    assert digest(model_parts(tmp_path / "a")) == digest(model_parts(tmp_path / "b"))
+    for weights in ("model.safetensors", "predictors.safetensors"):
+        assert checksum(tmp_path / "a" / weights) == checksum(tmp_path / "b" / weights)
 
 
 def test_mistakes_are_not_tried_again(tmp_path):
