@@ -70,7 +70,7 @@ def test_the_policy_stops_what_is_not_the_page_s_own(browser, small):
 
 
 def test_a_long_row_answers_at_once(open_page, tmp_path):
-    """From a pointer's move to the second frame after it, at 1,500 tokens and more: below 100 ms, the best of five."""
+    """From a pointer's move to the second frame after it, at 1,500 tokens and more: below 100 ms, the median of five."""
     rows = records(stepped_example(1000, 6), lambda index: f" word{index}", forms=["packed"])
     assert len(rows["packed"]) >= 1500
     page = open_page(write_rows(tmp_path / "long.html", rows))
@@ -93,7 +93,7 @@ def test_a_long_row_answers_at_once(open_page, tmp_path):
             return times;
         }"""
     )
-    assert min(times) < 100, times
+    assert sorted(times)[2] < 100, times
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

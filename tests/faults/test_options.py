@@ -51,7 +51,7 @@ def test_a_preset_trains_at_the_same_rate_from_everywhere(tmp_path, capsys):
     printed = capsys.readouterr().out
     given = {"max_steps": 1, "disable_tqdm": True}
     result = stepjepa.train(train_file=[file], model_name="tiny", output_dir=str(tmp_path / "b"), **given)
-    assert str(result).splitlines()[1].startswith("done   1 step") and "\ndone   1 step" in printed
+    assert str(result).splitlines()[1].startswith("done   1 step in") and "\ndone   1 step in" in printed
     assert settings("a") == settings("b") and settings("a")["learning_rate"] == 1e-3
     config = JEPAConfig(output_dir=str(tmp_path / "c"), **given)
     assert JEPATrainer("tiny", config, file).args.learning_rate == 1e-3

@@ -132,9 +132,8 @@ class RowStream:
     def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
         """The rows of a group, each with the cursor after it."""
         passes, member, start, taken = cursor
-        last: tuple[_Row, int, int] | None = (
-            None  # not given yet, as it may end the pass: a row, its data set, the next row
-        )
+        # The row that was read last, its data set and the next row: not given yet, as it may end the pass.
+        last: tuple[_Row, int, int] | None = None
         while True:
             source = group[member]
             for number, row in self.sources[source].rows(Part(start, self.shard, self.shards)):
