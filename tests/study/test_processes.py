@@ -174,13 +174,13 @@ def scores_of(folder):
     }
 
 
-def children_of(folder):
-    """Processes whose command line names the folder."""
+def children_of(folder, module="study.stages"):
+    """Processes of a module whose command line names the folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().decode(errors="replace")
-            if entry.name.isdigit() and str(folder) in words and "study.stages" in words:
+            if entry.name.isdigit() and str(folder) in words and module in words:
                 found.append(int(entry.name))
     return found
 
@@ -229,6 +229,23 @@ def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, who
     resumed = json.loads((killed / "runs" / "step_jepa" / "seed-1" / "trained.json").read_text())
     assert resumed["resumed_at_step"] >= 5 and resumed["steps"] == 30
     assert scores_of(killed) == whole
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_a_job_that_is_put_back_into_the_queue_goes_on(study, tmp_path, whole):
+    pytest.importorskip("submitit")
+    folder = tmp_path / "out"
+    process = start(study, "--jobs", "1", "--seeds", "1", "--output_dir", str(folder), "--executor", "local")
+    run = folder / "runs" / "regular" / "seed-1"
+    wait_for((run / "model" / "checkpoint-5" / "manifest.json").exists, 120)
+    [job] = children_of(folder, "submitit.core._submit")
+    os.kill(job, signal.SIGUSR2)  # as SLURM does before the time limit and when a job is preempted
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert json.loads((run / "trained.json").read_text())["resumed_at_step"] >= 5
+    assert len([*(folder / "jobs").glob("*submitted.pkl")]) == 2  # one a run
+    assert scores_of(folder) == whole
 
 
 @pytest.mark.long
@@ -311,6 +328,12 @@ def test_a_job_that_fails_is_told(study, slurm, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "FAILED: job 100: exit status 2" in said and "none.jinja" in said and "runs that are missing:" in said
     assert "**Runs that are missing**" in (folder / "table.md").read_text()
+
+
+def test_a_study_needs_the_accounting_of_slurm(study, slurm, tmp_path, capsys):
+    (tmp_path / "tools" / "sacct").write_text("#!/bin/sh\necho Slurm accounting storage is disabled >&2\nexit 1\n")
+    assert main(["study", str(study), "--executor", "slurm", "--output_dir", str(tmp_path / "out")]) == 2
+    assert "sacct fails here" in capsys.readouterr().err
 
 
 def test_a_job_that_cannot_be_submitted_is_an_error(study, slurm, tmp_path, capsys):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import queue
+import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -151,6 +153,9 @@ class Submitit:
             self._executor.update_parameters(**slurm_parameters(parameters))
         except (RuntimeError, ValueError, TypeError, NameError) as error:
             raise ConfigError(f"slurm: {str(error).splitlines()[0]}") from None
+        # submitit asks sacct whether a job has ended, and without an answer waits for ever.
+        if cluster == "slurm" and subprocess.run(["sacct", "--noheader"], capture_output=True, check=False).returncode:
+            raise ConfigError("slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended")
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
         """Wait for the run's job, which may be one that an earlier start has left in the queue; why it failed.
@@ -167,9 +172,8 @@ class Submitit:
                 return "the study was interrupted"
         try:
             reason = job.result()
-        except Exception as error:  # submitit raises its own kinds: no result, a job that was cancelled, a lost node
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+        except Exception as error:  # submitit raises its own kinds: a job that was cancelled, a lost node
+            reason = f"{type(error).__name__}, the state of the job is {job.state}"
         return reason and f"job {job.job_id}: {reason} (the job's own log: {job.paths.stderr})"
 
     def _ended(self, job: Any) -> bool:
@@ -179,7 +183,7 @@ class Submitit:
     def _submit(self, run: StudyRunFolder, todo: Sequence[str]) -> Any:
         ends_with = str(os.getpid()) if self._cluster == "local" else ""
         try:
-            job = self._executor.submit(carry_out_job, str(run.path.resolve()), list(todo), ends_with)
+            job = self._executor.submit(Job(), str(run.path.resolve()), list(todo), ends_with)
         except Exception as error:  # whatever sbatch and the file system have to say
             raise StepJepaError(f"{run.path}: the job could not be submitted: {' '.join(str(error).split())}") from None
         records.write_record(run.job, {"cluster": self._cluster, "id": job.job_id})
@@ -243,10 +247,21 @@ def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"timeout_min": 24 * 60, **named}  # slurm_time wins over it; the local executor knows it alone
 
 
-def carry_out_job(folder: str, todo: Sequence[str], ends_with: str) -> str | None:
-    """`stages.carry_out` in a job, which ends with the process `ends_with`, the study, if one is named."""
-    stages.end_with(ends_with)
-    return stages.carry_out(folder, todo, {stages.ENDS_WITH: ends_with})
+class Job:
+    """`stages.carry_out` in a job of submitit, which goes back into SLURM's queue at its time limit or when it is preempted."""
+
+    def __call__(self, folder: str, todo: Sequence[str], ends_with: str) -> str | None:
+        """Why the run failed; the job ends with the process `ends_with`, the study, if one is named."""
+        stages.end_with(ends_with)
+        try:
+            return stages.carry_out(folder, todo, {stages.ENDS_WITH: ends_with})
+        except Exception as error:  # submitit's own, too: a job that may not go back into the queue once more
+            traceback.print_exc()
+            return one_line(str(error) or type(error).__name__, 400)
+
+    def checkpoint(self, *arguments: Any) -> Any:
+        """The same work once more: stages that have their record are not repeated, training resumes from its checkpoint."""
+        return library("submitit", "study").helpers.DelayedSubmission(self, *arguments)
 
 
 def carry_out_task(working: str, folder: str, todo: Sequence[str]) -> str | None:
