@@ -1,9 +1,8 @@
-"""What ``stepjepa analyze`` takes and gives: the options of both its forms, their result, and the text of the energies'."""
+"""What ``stepjepa analyze`` takes and gives: the options of both its forms, and their result."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -11,7 +10,6 @@ from typing import Any, Literal, cast
 from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.intervals import Interval
 from stepjepa.evaluation.metrics import METRICS
 from stepjepa.evaluation.options import AS_TRAINED
 from stepjepa.objectives.base import built_in, own_options
@@ -20,7 +18,6 @@ from stepjepa.objectives.options import PredictorOptions, TargetOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.text import legend, text_table
 
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
@@ -154,21 +151,24 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         """Whether nothing but loss curves is asked for."""
         return bool(self.runs) and not (self.file or self.models or self.base_model or self.from_states)
 
+    @property
+    def layer_numbers(self) -> list[int] | None:
+        """The layers whose states are saved, None for all. Raises ConfigError: no numbers are given."""
+        try:
+            return None if self.layers in (None, ["all"]) else [int(word) for word in self.layers or ()]
+        except ValueError:
+            given = " ".join(map(str, self.layers or ()))
+            raise ConfigError(f"--{_NAME.layers} {given}: give all, or numbers such as 0 4 -1") from None
+
     def check(self) -> None:
         """Check the values and what they are together.
 
         Raises:
             ConfigError: what cannot be used; the message names the option.
         """
-        if self.energy:
-            raise ConfigError(f"{_NAME.energy} is a form of the command with options of its own; give it as a flag")
         check_fields(self, _Analysis)
         check_fields(self, _Loading)
-        if self.layers not in (None, ["all"]) and not all(
-            re.fullmatch(r"-?\d+", str(word)) for word in self.layers or ()
-        ):
-            given = " ".join(map(str, self.layers or ()))
-            raise ConfigError(f"--{_NAME.layers} {given}: give all, or numbers such as 0 4 -1")
+        _ = self.layer_numbers
         if self.from_states and (self.models or self.file):
             raise ConfigError(
                 f"--{_NAME.from_states} loads no model and reads no rows; leave the file and --{_NAME.models} out"
@@ -214,9 +214,6 @@ class EnergyOptions(_Loading):
         "System message of every chat; none leaves it out. as_trained is the one that the model was trained with, as its "
         "folder records it, else the file's own.",
         _MODELS,
-    )
-    attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
-        None, "Attention kernel. Default: the model's own.", _MODELS
     )
     shuffled_targets: int = option(
         256, "Steps of other questions, sampled once, that every prediction is also compared with.", _MODELS, at_least=1
@@ -305,77 +302,3 @@ class EnergyOptions(_Loading):
 _NAME = Names(AnalyzeOptions, EnergyOptions)
 # Options of training that say how steps and views are read.
 READING = [name for name, one in options_of(EnergyOptions).items() if one.group == _READ]
-
-# The result of the energies
-
-# What each energy is: the mean over the pairs of steps, or over the tokens.
-MEANINGS = {
-    "energy": "distance of a step's prediction from its own next step, so lower is nearer",
-    "shuffled": "the same from steps of other questions",
-    "relative": "energy less shuffled, below 0 where the own step is nearer",
-    "log_likelihood_mean": "of the solution's tokens, in nats a token",
-}
-# Rules of best of N, and their names.
-RULES = {
-    "random": "random (expected)",
-    "first": "the first sample",
-    "majority": "majority of answers",
-    "relative": "lowest relative energy",
-    "energy": "lowest energy",
-    "shuffled": "lowest shuffled energy (control)",
-    "likelihood_mean": "highest likelihood a token",
-    "likelihood_sum": "highest likelihood in all",
-    "oracle": "oracle (pass@N)",
-}
-_BEST_WORDS = {"random": "any of the samples", "oracle": "right where one is", "less": "the difference from that rule"}
-
-
-def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result of `energy.best_of` as two tables."""
-    mixed = f"{result['mixed']} have right and wrong solutions"
-    yield f"best of {result['samples']} on {result['questions']} questions; {mixed}; 95 % intervals, %"
-    rules = result["rules"]
-    rows = [
-        [text, _ends(rules[name]), *(_ends(rules[name].get(f"against_{base}"), "+") for base in ("random", "majority"))]
-        for name, text in RULES.items()
-    ]
-    yield from text_table(["", "accuracy", "less random", "less majority"], rows)
-    yield from legend(_BEST_WORDS)
-    yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
-    rows = [
-        [RULES[name], _ends(one, scale=1, digits=3), f"{one['questions']} questions", f"{one['pairs']} pairs"]
-        for name, one in result["auroc"].items()
-    ]
-    yield from text_table(["", "area", "", ""], rows)
-
-
-def _ends(found: Mapping[str, Any] | None, sign: str = "", scale: int = 100, digits: int = 1) -> str:
-    """``61.0 (57.9 to 64.0)``, "-" without a value, nothing where there is no such number."""
-    if found is None or found["value"] is None:
-        return "" if found is None else "-"
-    value, *ends = [
-        None if found[end] is None else f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields
-    ]
-    return f"{value} ({ends[0]} to {ends[1]})" if all(ends) else str(value)
-
-
-def energy_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """What all energies come to, as text."""
-    without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
-    yield f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"
-    labels = {name: name.removesuffix("_mean").replace("_", "-") for name in MEANINGS}
-    shown = {name: one for name, one in result["means"].items() if one["value"] is not None}
-    for name, one in shown.items():
-        ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
-        yield f"{labels[name]:<14} {one['value']:.5g}{ends}"
-    if result["nearer_than_shuffled"] is not None:
-        nearer = 100 * result["nearer_than_shuffled"]
-        yield f"{'':<14} {nearer:.1f} % of predictions nearer to their own next step than to those"
-    yield from legend({labels[name]: MEANINGS[name] for name in shown})
-    if result["truncated"]:
-        yield f"{'cut':<14} {result['truncated']} solutions at {_NAME.max_length}; the rest of them is not scored"
-    if "best_of" in result:
-        yield from ("", *best_of_lines(result["best_of"]))
-        if fewer := result["best_of"]["questions_with_fewer"]:
-            yield f"{fewer} questions have fewer solutions and are left out"
-        yield ""
