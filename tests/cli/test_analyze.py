@@ -122,7 +122,7 @@ def test_later_states_are_predicted(analyze, runs, tmp_path):
     linear = prediction["1"]["linear"]
     assert row[4:6] == [f"{linear:.3g}", f"({base['1']['linear'] / linear:.3g}x)"] and 0 < linear < 2
     again = analyze("--from_states", out, "--output_dir", tmp_path / "again")
-    assert "error of a state h steps later" in again
+    assert "error h steps later" in again
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(json.dumps(row) for row in step_rows(12)))
     said = analyze(few, "--models", runs / "a", "--output_dir", tmp_path / "few", *asked)
@@ -363,7 +363,7 @@ def test_states_of_other_rows(done, analyze, tmp_path):
         save_states(other, tmp_path / "states-b.safetensors")
         assert message in analyze("--from_states", tmp_path, status=2)
     (tmp_path / "states-b.safetensors").write_bytes(b"nothing")
-    assert "states-b.safetensors: is no safetensors file" in analyze("--from_states", tmp_path, status=2)
+    assert "states-b.safetensors: holds no states" in analyze("--from_states", tmp_path, status=2)
 
 
 def test_names_of_models(tmp_path):

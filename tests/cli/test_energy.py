@@ -49,7 +49,7 @@ def test_energies_by_hand(score, home, tmp_path):
     """The pairs of one row against separate passes of transformers through the saved model and head; sums of the others."""
     said = score(None, "--output_file", "energies.jsonl")
     found = lines(tmp_path / "energies.jsonl")
-    assert [line["index"] for line in found] == list(range(12)) and "steps of other questions" in said
+    assert [line["index"] for line in found] == list(range(12)) and "nearer to their own next step" in said
     words = "energy shuffled relative log_likelihood_mean".split()
     assert all(f" {word}: " in said for word in words) and max(map(len, said.splitlines())) <= 80
     head = load_scorer(EnergyOptions(model_name=str(home / "kept"))).model.jepa.head

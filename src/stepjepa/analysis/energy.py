@@ -357,7 +357,7 @@ def energy_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield from legend({name: _MEANINGS[name] for name in means})
     if result["nearer_than_shuffled"] is not None:
         nearer = 100 * result["nearer_than_shuffled"]
-        yield f"{nearer:.1f} % of predictions are nearer to their own next step than to steps of other questions"
+        yield f"{nearer:.1f} % of predictions are nearer to their own next step than to shuffled ones"
     if result["truncated"]:
         yield f"{result['truncated']} solutions are cut at {_NAME.max_length}; the rest of them is not scored"
     if "best_of" in result:

@@ -263,10 +263,6 @@ def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -
     if points.method == "pca":
         axis.set_aspect("equal", adjustable="datalim")
     legend_below(figure, axis)
-    legend: Any = figure.legends[0]
-    for handle in legend.legend_handles:
-        handle.set_alpha(1)
-        handle.set_sizes([40])
     return figure
 
 
@@ -300,13 +296,6 @@ def curve_figure(
         axis.set_xlabel("optimizer step", fontsize=9)
         axis.set_title(label, fontsize=10)
         axis.locator_params(axis="x", nbins=4)
-        if key == LOSS_CURVES[0][0] and all(value > 0 for line in lines.values() for _, value in line):
-            # 1, 2, 5 written as they are, for numbers that span little.
-            ticker = library("matplotlib.ticker", "analysis")
-            axis.set_yscale("log")
-            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-            axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-            axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     for axis in axes[len(logged) :]:
         axis.set_visible(False)
     legend_below(figure, axes[0])
