@@ -216,11 +216,10 @@ def _lines(
     distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
     views = torch.from_numpy(states[0, 0]), torch.from_numpy(states[1, 0])
     counts = [0 if one is None else len(one.sources) for one in encoded]
-    groups_P, own, shuffled = np.repeat(np.unique(keys, return_inverse=True)[1], counts), np.zeros(0), np.zeros(0)
-    if len(groups_P):
-        own = distance(*views).double().numpy()
-        shuffled = shuffled_energies(distance, *views, groups_P, options.shuffled_targets, options.seed)
-    pairs = iter(zip(own.tolist(), [None if np.isnan(one) else one for one in shuffled.tolist()], strict=True))
+    groups_P = np.repeat(np.unique(keys, return_inverse=True)[1], counts)
+    shuffled = shuffled_energies(distance, *views, groups_P, options.shuffled_targets, options.seed)
+    others = [None if np.isnan(one) else one for one in shuffled.tolist()]
+    pairs = iter(zip(distance(*views).double().tolist(), others, strict=True))
     likelihood_of, lines = iter(likelihoods.tolist()), list[Line]()
     for solution, one in zip(found.solutions, encoded, strict=True):
         of_step = {} if one is None else {step: next(pairs) for step in one.sources}

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,9 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis import states
-from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions
+from stepjepa.analysis.options import OF_PREDICTORS, READING, AnalyzeOptions, EnergyOptions
 from stepjepa.analysis.prediction import walks_of
-from stepjepa.analysis.states import FINAL, Pairs, States, Walks
+from stepjepa.analysis.states import FINAL, States, Walks
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import named_by_file
 from stepjepa.data.chat import ChatRenderer
@@ -109,7 +109,8 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
         model, kind = load_place(place, tokenizer, loading)
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
-    own, extras, read = record.settings, trained_extras(inner), objective_of(method).groups
+    own = record.settings if trained_pairs(record.settings) else {}
+    extras, read = trained_extras(inner), objective_of(method).groups
     grouped = len(extras.groups) > 1
     if grouped:
         if not set(read) <= set(extras.groups):
@@ -118,37 +119,27 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
                 f"{place.name}: has predictors of its own for each of the horizons {known}; give one with --{_NAME.horizon}"
             )
         extras.keep_groups(read)
-    order: Any = options.predictor_order or own.get("predictor_order") or method.predictor_order
-    method = replace(
-        method,
-        same_predictor=bool(own.get("same_predictor") if options.same_predictor is None else options.same_predictor),
-        predictor_order=order,
-        readout_layer=own.get("readout_layer") if options.readout_layer is None else options.readout_layer,
-    )
-    ids, trained, asked = _predictors_of(inner, tokenizer, place, record), own.get("predictors"), options.predictors
+    values, ids = _as_run(own, options, OF_PREDICTORS), _predictors_of(inner, tokenizer, place, record)
     groups, size = len(extras.groups), len(ids) // len(extras.groups)
-    count = int((trained or size) if asked is None else asked)
-    need = min(count, 1) if method.same_predictor else count
+    count = wanted = int(values.get(_NAME.predictors) or (size if options.predictors is None else 0))
+    need = min(count, 1) if values.get(_NAME.same_predictor) else count
     if need > size:
         count = need = 0
+    method = replace(method, **{**values, _NAME.predictors: count})
     ids = [index for group in range(groups) for index in ids[group * size : group * size + need]]
-    method = replace(method, predictors=count)
-    ids = ids if grouped else ids * len(read)  # one group serves all horizons
+    placed = placed_predictors(ids if grouped else ids * len(read), method, len(read))  # one group serves all horizons
     where = "the mean of their tokens" if method.readout == "mean" else "their last token"
     if count:
         where = "their predictor" if count == 1 else f"the last of {count} predictors"
-    lacking = (trained if trained_pairs(own) else 0) if asked is None else asked
-    return AnalyzedModel(
-        place,
-        record,
-        model,
-        tokenizer,
-        method,
-        placed_predictors(ids, method, len(read)),
-        head,
-        f"{kind}; sources at {where}{f', after the {head} head' if head else ''}",
-        0 if count else int(lacking or 0),
-    )
+    what = f"{kind}; sources at {where}{f', after the {head} head' if head else ''}"
+    return AnalyzedModel(place, record, model, tokenizer, method, placed, head, what, wanted - count)
+
+
+def _as_run(own: Mapping[str, Any], options: AnalyzeOptions | EnergyOptions, names: Sequence[str]) -> dict[str, Any]:
+    """The options of reading that are given, else those of a run, where they are not about its own files."""
+    given = {name: getattr(options, name) for name in names}
+    run = {name: own.get(name) for name in names if name not in _OF_FILES}
+    return {name: value for one in (run, given) for name, value in one.items() if value is not None}
 
 
 def _predictors_of(inner: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> list[int]:
@@ -196,16 +187,15 @@ def load_scorer(options: EnergyOptions) -> AnalyzedModel:
     """
     place = find_model(str(options.model_name))
     own = place.settings
-    values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
-    if own.get("objective") == StepJEPA.name:
+    values = _as_run(own, options, READING)
+    if own.get(_NAME.objective) == StepJEPA.name and options.horizon is None:
         trained = StepJEPAOptions(**{name: own[name] for name in options_of(StepJEPAOptions) if name in own})
-        values["horizon"] = min(trained.horizons)
+        values[_NAME.horizon] = min(trained.horizons)
     if not options.jepa_loss and named_by_file(values.get("jepa_loss")):
         raise ConfigError(
             f"--{_NAME.model_name} {place.name}: was trained with a loss of one's own, whose file is not run because a "
             f"folder names it; give --{_NAME.jepa_loss} {values['jepa_loss']}, or another one"
         )
-    values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
     if values.get("jepa_loss") == "infonce":
         values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
     method = replace(JEPAOptions(**values), objective=StepJEPA.name, step_pairs="all", target_grad=True)
@@ -366,7 +356,7 @@ def _states(model: AnalyzedModel, label: str, rows: RowSource, options: AnalyzeO
     states.check_map_layers(options.map_layers or (), layers, label)
     pairs = states.read_pairs(rows, *model.encoding(rows, model.method), limit)
     bar.say(f"{label}: {model.description}")
-    for line in [*notes(model, _NAME.system_prompt, *options_of(TemplateOptions)), *_data_lines(pairs)]:
+    for line in [*notes(model, _NAME.system_prompt, *options_of(TemplateOptions)), *pairs.report.lines()]:
         bar.say(f"  {line}")
     bar.start(label, len(pairs.examples), 0)
     pad, how = model.tokenizer.pad_token_id or 0, dict[str, Any](batch_size=options.batch_size, advance=bar.step)
@@ -382,12 +372,3 @@ def _states(model: AnalyzedModel, label: str, rows: RowSource, options: AnalyzeO
     bar.start(f"{label}, steps", len(examples), 0)
     views, _ = states.read_states(net, name, TwoPassCollator((), pad), examples, head_layer=-2, **how)
     return replace(found, walks=Walks(views[0, 0], places))
-
-
-def _data_lines(pairs: Pairs) -> list[str]:
-    """How many pairs there are and what was left out."""
-    report = pairs.report
-    skipped, without = sum(report.rows_skipped.values()), sum(report.examples_without_pairs.values())
-    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
-    line += f"; {skipped:,} rows skipped" if skipped else ""
-    return [line + (f"; {without:,} without a pair" if without else ""), *report.steps.lines()]

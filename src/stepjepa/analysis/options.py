@@ -300,5 +300,6 @@ class EnergyOptions(_Loading):
 
 
 _NAME = Names(AnalyzeOptions, EnergyOptions)
-# Options of training that say how steps and views are read.
+# Options of training that say how steps and views are read, and those of them that both forms read as a run had them.
 READING = [name for name, one in options_of(EnergyOptions).items() if one.group == _READ]
+OF_PREDICTORS = [name for name in options_of(_Loading) if name in READING]
