@@ -373,7 +373,7 @@ def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
     rows = []
     for name, text in RULES.items():
         one = result["rules"][name]
-        less = (_percent(one.get(f"against_{base}"), "+", "") for base in ("random", "majority"))
+        less = (_percent(one.get(f"against_{base}"), "+") for base in ("random", "majority"))
         rows.append([text, _percent(one), *less])
     yield from text_table(["", "accuracy", "less random", "less majority"], rows)
     yield from legend({"random": "any of the samples", "oracle": "right where one is"})
@@ -384,5 +384,5 @@ def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield from text_table(["", "area", "questions", "pairs"], rows)
 
 
-def _percent(found: Mapping[str, Any] | None, *how: str) -> str:
-    return "" if found is None else Interval(*(found[name] for name in Interval._fields)).percent(*how)
+def _percent(found: Mapping[str, Any] | None, sign: str = "") -> str:
+    return "" if found is None else Interval(*(found[name] for name in Interval._fields)).percent(sign)

@@ -158,9 +158,10 @@ def notes(model: AnalyzedModel, *names: str) -> Iterator[str]:
     if model.lacking:
         yield f"it does not hold {model.lacking} predictor tokens (see {PREDICTORS_FILE})"
     if trained_pairs(own):
-        views = (_NAME.views, _NAME.step_pairs, _NAME.last_token, _NAME.readout, _NAME.readout_layer)
-        views = (*views, _NAME.jepa_target_column) if own[_NAME.objective] == method.objective else ()
-        names = (_NAME.objective, *views, _NAME.target_encoder, *names)
+        if own[_NAME.objective] == method.objective:
+            views = (_NAME.views, _NAME.step_pairs, _NAME.last_token, _NAME.readout, _NAME.readout_layer)
+            names = (*views, _NAME.jepa_target_column, *names)
+        names = (_NAME.objective, _NAME.target_encoder, *names)
     for name in names:
         if name in own and own[name] != getattr(method, name):
             yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"

@@ -44,7 +44,7 @@ from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
-from stepjepa.modeling.parts import backbone, decoder_layers, output_head
+from stepjepa.modeling.parts import backbone, decoder_layers, output_head, text_config
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
@@ -275,7 +275,8 @@ def read_states(
     device = inner.get_input_embeddings().weight.device
     predictor, head = trained_extras(inner).head, None if vocabulary is None else output_head(inner, vocabulary)
     ends = np.cumsum([len(example.pairs) for example in examples])
-    views, likelihoods = np.empty(0, np.float32), np.empty(0 if head is None else len(examples))
+    shape = (2, len(layers), sum(len(example.pairs) for example in examples), text_config(inner.config).hidden_size)
+    views, likelihoods = np.empty(shape, np.float32), np.empty(0 if head is None else len(examples))
     # Rows of similar length in a batch need little padding.
     lengths = [one.sees(one.pairs[-1].source) if head is None else len(one.trunk) for one in examples]
     order = np.argsort([-length for length in lengths], kind="stable").tolist()
@@ -298,8 +299,6 @@ def read_states(
                 ]
                 if layer == head_layer and predictor is not None:
                     sides[0] = predictor(sides[0].float(), batch.groups)
-                if not len(views):
-                    views = np.empty((2, len(layers), ends[-1], predicting.shape[1]), np.float32)
                 for side, states_PD in enumerate(sides):
                     views[side, index, where] = states_PD.float().cpu().numpy()
             if head is not None:
@@ -307,7 +306,7 @@ def read_states(
                 both = zip(predicting.split(counts), batch.label_ids.split(counts), strict=True)
                 likelihoods[numbers] = [-float(head.loss_sum(inner, *part)) for part in both]
             advance(len(numbers))
-    bad_2LP = ~np.isfinite(views).all(axis=-1)
+    bad_2LP: Any = ~np.isfinite(views).all(axis=-1)
     if bad_2LP.any():
         side, index, _ = np.argwhere(bad_2LP)[0]
         raise StatesNotFinite(
