@@ -155,17 +155,14 @@ def measure_states(
     check_views(source, target, *(base or ()))
     n, width = source.shape
     maps = maps and n >= MIN_ROWS
+    own, other = (_view(*both, maps) for both in zip((source, target), base or (None, None), strict=True))
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
-    return GeometryNumbers(
-        n,
-        width,
-        pair_numbers(source, target),
-        _view(source, base[0] if base else None, maps),
-        _view(target, base[1] if base else None, maps),
+    top, rank, found = (
         float(spectrum[:100].mean()),
         effective_rank(spectrum),
         linear_map(source, target) if maps else None,
     )
+    return GeometryNumbers(n, width, pair_numbers(source, target), own, other, top, rank, found)
 
 
 def _view(states: np.ndarray, base: np.ndarray | None, cka: bool) -> ViewNumbers:
@@ -176,17 +173,13 @@ def _view(states: np.ndarray, base: np.ndarray | None, cka: bool) -> ViewNumbers
         base_D = base.var(axis=0, ddof=1, dtype=np.float64)
         ratio_D = variance_D[base_D > 0] / base_D[base_D > 0]
         dead_D, ratio = ratio_D <= DEAD_SHARE, float(np.median(ratio_D)) if len(ratio_D) else None
+    dead = float(dead_D.mean()) if len(dead_D) else 0.0
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
-    return ViewNumbers(
-        float((sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)) / (n * (n - 1))),
-        effective_rank(singular_values(unit_ND)),
-        effective_rank(singular_values(states, center=True)),
-        uniformity(unit_ND),
-        float(dead_D.mean()) if len(dead_D) else 0.0,
-        ratio,
-        linear_cka(states, base) if cka and base is not None else None,
-    )
+    cosine = float((sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)) / (n * (n - 1)))
+    rank, centred = effective_rank(singular_values(unit_ND)), effective_rank(singular_values(states, center=True))
+    likeness = linear_cka(states, base) if cka and base is not None else None
+    return ViewNumbers(cosine, rank, centred, uniformity(unit_ND), dead, ratio, likeness)
 
 
 def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
@@ -218,22 +211,14 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
     gap, spread = aligned_mean - shuffled_mean, math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
     harmonic_N = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, n + 1))])
     at_1, at_5 = (float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean()) for k in (1, 5))
+    mrr = float(((harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)).mean())
+    chance_1, chance_5, chance_mrr = 1 / n, min(5, n) / n, float(harmonic_N[n] / n)
+    # Below the rounding of float32 a spread is none.
+    d_prime = gap / spread if spread > TIE else (0.0 if abs(gap) <= TIE else None)
     return PairNumbers(
-        n,
-        aligned_mean,
-        aligned_sd,
-        shuffled_mean,
-        shuffled_sd,
-        gap,
-        # Below the rounding of float32 a spread is none.
-        gap / spread if spread > TIE else (0.0 if abs(gap) <= TIE else None),
-        at_1,
-        at_5,
-        float(((harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)).mean()),
-        1 / n,
-        min(5, n) / n,
-        float(harmonic_N[n] / n),
-    )
+        n, aligned_mean, aligned_sd, shuffled_mean, shuffled_sd, gap, d_prime,
+        at_1, at_5, mrr, chance_1, chance_5, chance_mrr,
+    )  # fmt: skip
 
 
 def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:

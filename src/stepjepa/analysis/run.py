@@ -277,8 +277,8 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
 
         return energies(options, notes)
     options.check()
-    methods = [] if options.runs_alone else options.coordinates or ["pca"]
-    for name in ("matplotlib", *(["sklearn", *(["umap"] if "umap" in methods else [])] if methods else [])):
+    methods = options.coordinates or ["pca"]
+    for name in ("matplotlib", "sklearn", *(["umap"] if "umap" in methods else [])):
         library(name, "umap" if name == "umap" else "analysis")  # before the work, which would be lost
     folder, histories = _folder(options), _read_runs(options.runs or ())
     figures: Iterable[tuple[str, Any]] = ()
