@@ -384,7 +384,7 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     if states.steps is not None:
         tensors["steps"] = states.steps
     tensors = {name: np.ascontiguousarray(one) for name, one in tensors.items()}
-    header = {"version": VERSION, "model": states.model, "file": states.file, "layers": list(states.layers)}
+    header = dict[str, Any](version=VERSION, model=states.model, file=states.file, layers=list(states.layers))
     with replacing(path) as temporary:  # straight to the disk: some gigabytes need no copy in memory
         # One entry, for safetensors writes several in any order.
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
