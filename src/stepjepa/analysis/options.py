@@ -11,7 +11,7 @@ from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS
-from stepjepa.evaluation.options import AS_TRAINED
+from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
 from stepjepa.objectives.base import built_in, own_options
 from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.options import PredictorOptions, TargetOptions
@@ -61,17 +61,13 @@ class _Loading:
     attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
     batch_size: int = option(16, "Pairs, or solutions, a batch.", _MODELS, at_least=1)
-    head: bool = option(
-        True, "Send sources through the predictor head that was saved with a model, as training does.", _MODELS
-    )
+    head: bool = option(True, "Send sources through the head that was saved with a model, as in training.", _MODELS)
     predictors: int | None = _as_trained(
         "predictors",
         "K, predictor tokens after a source. Default: as many as the model has, 0 for a model without, whose sources are "
         "read at their last token.",
     )
-    predictor_order: Literal["ascending", "descending"] | None = _as_trained(
-        "predictor_order", "Order of the predictor tokens."
-    )
+    predictor_order: Literal["ascending", "descending"] | None = _as_trained("predictor_order", "Order of the K.")
     same_predictor: bool | None = _as_trained("same_predictor")
     readout_layer: int | None = _as_trained("readout_layer", "Layer of the predictor head's input, and of energies.")
 
@@ -122,9 +118,7 @@ class _Analysis:
         _OUTPUT,
     )
     overwrite_output_dir: bool = option(False, "Replace what an earlier analysis has written there.", _OUTPUT)
-    energy: bool = option(
-        False, "Energies of solutions instead of states; see stepjepa analyze --energy --help.", _OUTPUT
-    )
+    energy: bool = option(False, "Energies of solutions instead; see stepjepa analyze --energy --help.", _OUTPUT)
 
 
 @dataclass
@@ -209,12 +203,7 @@ class EnergyOptions(_Loading):
         _MODELS,
     )
     max_examples: int | None = option(None, "Read the first so many rows only.", _MODELS, at_least=1)
-    system_prompt: str | None = option(
-        AS_TRAINED,
-        "System message of every chat; none leaves it out. as_trained is the one that the model was trained with, as its "
-        "folder records it, else the file's own.",
-        _MODELS,
-    )
+    system_prompt: str | None = option(AS_TRAINED, options_of(EvaluateOptions)["system_prompt"].help, _MODELS)
     shuffled_targets: int = option(
         256, "Steps of other questions, sampled once, that every prediction is also compared with.", _MODELS, at_least=1
     )
@@ -243,18 +232,14 @@ class EnergyOptions(_Loading):
         512, "Longest sampled solution in tokens.", _BEST, needs={"questions": True}, at_least=1
     )
 
-    jepa_loss: str | None = _as_trained(
-        "jepa_loss", "Distance that is the energy. infonce compares cosines, so its energy is that of cosine."
-    )
+    jepa_loss: str | None = _as_trained("jepa_loss", "Distance that is the energy; of infonce that is cosine.")
     horizon: int | None = _as_trained("horizon", "Step i predicts step i + horizon.")
     step_splitter: str | None = _as_trained("step_splitter", "How steps are found in a solution.")
     step_separator: str | None = _as_trained("step_separator")
     steps_column: str | None = _as_trained("steps_column")
     last_token: int | None = _as_trained("last_token")
     readout: Literal["last", "mean"] | None = _as_trained("readout")
-    max_length: int | None = _as_trained(
-        "max_length", "Longest chat in tokens; longer ones are cut on the right and counted."
-    )
+    max_length: int | None = _as_trained("max_length", "Longest chat in tokens; longer ones are cut and counted.")
     source_column: str | None = _as_trained("source_column")
     target_column: str | None = _as_trained("target_column")
     choice_column: str | None = _as_trained("choice_column")

@@ -1,16 +1,6 @@
 """States of both views: the pairs of rows, what a model makes of them, and the file that keeps it.
 
-`save_states` writes one safetensors file, which any reader of that format opens:
-
-    source   (L, N, D) float32   states that the source views are read from, layer by layer
-    target   (L, N, D) float32   those of the target views, row i of both a pair
-    rows     (N,) int64          the pairs' rows in `file`, counted from 0
-    steps    (N,) int64          number of the pair's target among the steps of its row, counted from 1 (so 2 is the least);
-                                 only where views are steps
-    walks, places  (M, D) float32, (M, 2) int64; see `Walks`; only with --prediction_horizon
-
-and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
-list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
+docs/geometry.md describes the file (safetensors, which any reader of that format opens).
 
 Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 """
