@@ -67,7 +67,9 @@ class _Loading:
         "K, predictor tokens after a source. Default: as many as the model has, 0 for a model without, whose sources are "
         "read at their last token.",
     )
-    predictor_order: Literal["ascending", "descending"] | None = _as_trained("predictor_order", "Order of the K.")
+    predictor_order: Literal["ascending", "descending"] | None = _as_trained(
+        "predictor_order", "Order of the predictors."
+    )
     same_predictor: bool | None = _as_trained("same_predictor")
     readout_layer: int | None = _as_trained("readout_layer", "Layer of the predictor head's input, and of energies.")
 
