@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -164,41 +164,47 @@ def _absolute(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
-    """The runs that a file like ``results.jsonl`` holds, by name: of each its last line with a stage that is done.
-
-    Raises:
-        DataError: the file cannot be read, or a line is no record of a run. One that does not exist has none.
-    """
-    runs: dict[str, dict[str, Any]] = {}
-    for number, row in file_rows(path) if path.exists() else ():
-        if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
-            raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
-        if row["at"]:
-            runs[row["run"]] = row
-    return runs
-
-
 class KeptRuns:
-    """The runs that a study counts as done, see `kept_runs`, and their file, which gets the others.
+    """The runs that a file like ``results.jsonl`` holds, which a study counts as done; the file gets the others.
+
+    Attributes:
+        runs: by name, of each its last line with a stage that is done; none where there is no file yet.
 
     Raises:
-        DataError: see `kept_runs`.
-        ConfigError: a run of the study has other data, scoring or settings there, or the file cannot be written.
+        DataError: the file cannot be read, or a line is no record of a run.
     """
 
-    def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
-        check_writable(path.parent, f"--{_NAME.records}")
-        self.path, self.runs = path, kept_runs(path)
+    def __init__(self, path: Path):
+        self.path, self.runs = path, dict[str, dict[str, Any]]()
+        for number, row in file_rows(path) if path.exists() else ():
+            if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
+                raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
+            if row["at"]:
+                self.runs[row["run"]] = row
+
+    def check(self, study: Study, identity: Mapping[str, Any]) -> str | None:
+        """Refuse runs of another study; how many were made by other code, None where all are of this one.
+
+        Raises:
+            ConfigError: a run of the study has other data, scoring or settings there.
+        """
         for run in all_runs(study):
             if (known := self.runs.get(run.name)) and known["identity"] != run_identity(run, identity):
-                raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
+                raise ConfigError(f"{self.path}: {run.name} has other data, scoring or settings than the study")
+        other = sum(one["code"] != identity["code"] for one in self.runs.values())
+        return f"{self.path}: {other} of its runs were made by other code or versions" if other else None
 
-    def add(self, results: Sequence[dict[str, Any]]) -> None:
-        """Add lines to the file, atomically."""
-        self.runs |= {result["run"]: result for result in results}
-        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        write_whole(self.path, (line + b"\n" for line in [*lines, *map(json_bytes, results)]))
+    def add(self, results: Iterable[dict[str, Any]]) -> None:
+        """Add the results that failed or of which the file lacks a stage, atomically; their folders are of this machine."""
+        new = []
+        for one in results:
+            before = self.runs.get(one["run"], {"at": {}})["at"]
+            if one["status"] == "failed" or one["at"].keys() - before.keys():
+                new.append({**one, "model": None})
+        if new:
+            self.runs |= {one["run"]: one for one in new}
+            lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+            write_whole(self.path, (line + b"\n" for line in [*lines, *map(json_bytes, new)]))
 
 
 # The study's folder
