@@ -14,7 +14,7 @@ from stepjepa.study.reading import read_study
 from stepjepa.study.records import StudyRunFolder, write_record
 from stepjepa.study.run import run_study
 from stepjepa.study.stages import StageFailed
-from stepjepa.study.tree import parse_tree, set_value
+from stepjepa.study.tree import parse_tree
 from stepjepa.training.run_folder import BROKEN
 from support.runs import run_here
 
@@ -92,10 +92,8 @@ def study_file(tmp_path):
 @pytest.fixture
 def make_study(tmp_path):
     def make(*overrides, text=STUDY, folder="out"):
-        tree = parse_tree(text, "study.yaml")
-        for override in overrides:
-            tree = set_value(tree, override)
-        return dataclasses.replace(read_study(tree, "study"), output_dir=tmp_path / folder)
+        study = read_study(parse_tree(text, "study.yaml"), "study", overrides=overrides)
+        return dataclasses.replace(study, output_dir=tmp_path / folder)
 
     return make
 

@@ -40,23 +40,23 @@ from stepjepa.study.spec import (
     varied,
 )
 from stepjepa.study.stages import GEOMETRY
-from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
+from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_values
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 
 _NAME = Names(RunOptions, JEPAConfig, StudyOptions)
 # What a study's runs have unless the file says otherwise.
 DEFAULTS = {_NAME.track_flop: True, _NAME.disable_tqdm: True, _NAME.save_total_limit: 1}
-# Options that the study sets, and where its file sets them.
+# Options that the study sets, and where it is told to.
 _SET_BY_STUDY = {
-    _NAME.output_dir: f"give {_NAME.output_dir} at the top of the study",
-    _NAME.overwrite_output_dir: f"give --{_NAME.overwrite_output_dir} to stepjepa study",
-    _NAME.resume_from_checkpoint: "a study resumes by itself",
-    _NAME.train_file: f"give {_NAME.train_file} under data",
-    _NAME.dataset_split: "give train_split under data",
-    _NAME.seed: "give seeds at the top of the study",
-    _NAME.control: "give controls at the top of the study, as in controls: [shuffled, random]",
-    _NAME.same_flop: "give equal_compute: true at the top of the study",
+    _NAME.output_dir: f"{_NAME.output_dir} at the top of the study",
+    _NAME.overwrite_output_dir: f"--{_NAME.overwrite_output_dir} to stepjepa study",
+    _NAME.train_file: f"{_NAME.train_file} under data",
+    _NAME.dataset_split: "train_split under data",
+    _NAME.seed: "seeds at the top of the study",
+    _NAME.control: "controls: [shuffled, random] at the top of the study",
+    _NAME.same_flop: "equal_compute: true at the top of the study",
+    _NAME.resume_from_checkpoint: "nothing: a study resumes by itself",
 }
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.,=-]{0,99}")
 
@@ -94,51 +94,53 @@ class _Select:
     rule: Literal["lowest", "highest"] | None = None
 
 
-_STUDY_KEYS = [f.name for f in fields(Study) if f.name != "notes"]
 _BLOCK_KEYS = ["base", "arms", "grid", "tune", "data", "metrics", "select", "evaluate"]
 _BLOCK_KEYS += [f.name for f in fields(_BlockValues)]
+_KEYS = [*(f.name for f in fields(Study) if f.name != "notes"), *_BLOCK_KEYS]
 
 
 def read_options(options: StudyOptions) -> Study:
-    """The study that the options of the command name, with what they change.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
+    """The study that the options of the command name, with what they change; a ConfigError where it cannot be used."""
     name, tree = open_study(str(options.file))
     replaced = {name: getattr(options, name) for name in (_NAME.jobs, _NAME.executor, _NAME.seeds)}
     assignments = [f"{name}={value}" for name, value in replaced.items() if value is not None]
-    for assignment in [*assignments, *(options.overrides or [])]:
-        tree = set_value(tree, assignment, options.mini)
-    return read_study(tree, name, options.mini, output_dir=options.output_dir)
+    return read_study(tree, name, options.mini, options.output_dir, [*assignments, *(options.overrides or [])])
 
 
-def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None = None) -> Study:
+def read_study(
+    root: Node, name: str, mini: bool = False, output_dir: str | None = None, overrides: Sequence[str] = ()
+) -> Study:
     """The study that a tree describes.
 
     Args:
-        root: of the file, overrides set.
+        root: of the file.
         name: of the study, for its title and folder where the file gives none.
         mini: put the section ``mini`` on top, in place of the blocks.
         output_dir: instead of the file's.
+        overrides: values on top of all, ``key.key=value``.
 
     Raises:
         ConfigError: anything that cannot be understood or used.
     """
-    tree = dict(root.mapping("study"))
-    check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS, "mini"], "study")
+    tree: dict[str, Node] = {**set_values(Node(root.mapping("study"), root.where), overrides).given}
+    check_keys(tree, [*_KEYS, "mini"], "study")
     small = tree.pop("mini", None)
     if mini:
         if small is None:
             raise ConfigError(f"{root.where}: --{_NAME.mini}: this study has no section 'mini'")
-        over = small.mapping("mini")
-        check_keys(over, [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
+        check_keys(small.mapping("mini"), _KEYS, "mini")
         tree.pop("blocks", None)
-        tree = merged(Node(tree, root.where), Node(over, small.where), replaced=["data"]).given
+        over = Node(small.given or {}, small.where)
+        tree = set_values(merged(Node(tree, root.where), over, replaced=["data"]), overrides, _KEYS).given
+    elif ignored := [one for one in overrides if one.startswith("mini.")]:
+        raise ConfigError(f"--set {ignored[0]}: the section mini is read with --{_NAME.mini} only")
+    blocks = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
-    parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
-    notes = list[str]()
-    blocks = tuple(_block(part, own, shared, notes) for part, own in parts.items())
+    notes, found = list[str](), list[Block]()
+    for part, own in blocks.items():
+        check_keys(own.mapping(f"block {part}"), _BLOCK_KEYS, f"block {part}")
+        whole = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
+        found.append(_block(part, set_values(whole, overrides, _BLOCK_KEYS), notes))
     values = field_values(Study, tree)
     values.setdefault("title", name)
     values.setdefault("output_dir", Path(f"runs/{name}{'-mini' if mini else ''}"))
@@ -146,51 +148,42 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     values.setdefault("jobs", 100 if queued else 1)
     if output_dir:
         values["output_dir"] = Path(output_dir)
-    return Study(**values, blocks=blocks, notes=tuple(dict.fromkeys(notes)))
+    return Study(**values, blocks=tuple(found), notes=tuple(dict.fromkeys(notes)))
 
 
-def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
-    """A block: what it says itself on top of what all share. `notes` takes what its reader should know."""
+def _block(name: str, node: Node, notes: list[str]) -> Block:
+    """A block, whose keys are known. `notes` takes what its reader should know."""
     if name:
-        _check_name(name, own.where)
-    check_keys(own.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
-    node = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
-    tree: dict[str, Node] = node.given
-
-    def part(key: str) -> Node:
-        return tree.get(key, Node(None, node.where))
-
+        _check_name(name, node.where)
+    tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
     values = _BlockValues(**field_values(_BlockValues, tree))
     seeds = values.seeds
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         expected = "expected different whole numbers from 0 on, as in seeds: [1, 2, 3]"
-        raise ConfigError(f"{part('seeds').where}: seeds: {expected}")
-    base = {**DEFAULTS, **read_training(part("base").mapping("base"))}
+        raise ConfigError(f"{tree['seeds'].where}: seeds: {expected}")
+    base = {**DEFAULTS, **read_training(tree["base"].mapping("base"))}
     variants = [*dict.fromkeys(values.controls), *([SAME_FLOP] if values.equal_compute else [])]
     arms = dict[str, Arm]()
-    for where, arm_name, section in _named_arms(part("arms"), part("grid")):
+    for where, arm_name, section in _named_arms(tree["arms"], tree["grid"]):
         if arm_name in arms:
             raise ConfigError(f"{where}: two arms are named {arm_name!r}")
-        arms[arm_name] = _arm(arm_name, section, base, part("tune"), variants, where, notes)
+        arms[arm_name] = _arm(arm_name, section, base, tree["tune"], variants, where, notes)
     if values.baseline not in arms:
         known = ", ".join(arms)
-        raise ConfigError(f"{part('baseline').where}: the baseline {values.baseline!r} is no arm; there are: {known}")
+        raise ConfigError(f"{tree['baseline'].where}: the baseline {values.baseline!r} is no arm; there are: {known}")
     for arm in arms.values():
         if arm.control_arm is not None and (arm.control_arm not in arms or arm.control_arm == arm.name):
             raise ConfigError(f"{node.where}: control_arm of {arm.name} is {arm.control_arm!r}, which is no other arm")
-    data = _data(part("data"))
-    if "select" not in data.files and data.builtin is None and any(arm.tuned for arm in arms.values()):
-        raise ConfigError(
-            f"{part('data').where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
-            "is no result"
-        )
-    settings = ({**base, **arm.settings} for arm in arms.values())
-    if "select" not in data.files and data.builtin is None and any(map(evaluates_on_the_way, settings)):
-        remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
-        raise ConfigError(f"{part('data').where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
-    metrics = _metrics(part("metrics"), data)
-    evaluation = Evaluation(**field_values(Evaluation, part("evaluate").mapping("evaluate"), "evaluate"))
-    select = _select(part("select"), metrics)
+    data = _data(tree["data"])
+    for arm in arms.values() if "select" not in data.files and data.builtin is None else ():
+        if arm.tuned or evaluates_on_the_way({**base, **arm.settings}):
+            raise ConfigError(
+                f"{tree['data'].where}: the arm {arm.name} needs {_FILE.select_file}, a validation file, under data: it has "
+                f"values to tune, or {_NAME.eval_strategy} without {_NAME.eval_file}"
+            )
+    metrics = _metrics(tree["metrics"], data)
+    evaluation = Evaluation(**field_values(Evaluation, tree["evaluate"].mapping("evaluate"), "evaluate"))
+    select = _select(tree["select"], metrics)
     return Block(name, base, tuple(arms.values()), values.baseline, tuple(seeds), data, metrics, select, evaluation)
 
 
@@ -229,13 +222,22 @@ def _arm(
     tune, control_arm = section.pop("tune", Node(None, where)), section.pop("control_arm", Node(None, where))
     settings = read_training(section)
     values = {**base, **settings}
-    try:
-        config = config_of(values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: arm {name}: {error}") from None
-    cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, config, f"arm {name}")
+    config = config_of(values, f"{where}: arm {name}: ")
+    pairs, cells = objective_of(config).makes_pairs, list[dict[str, Any]]()
+    lists = {**shared_tune.mapping("tune"), **tune.mapping("tune")}
+    choices = []  # without those that the arm does not read (lbd of `regular`)
+    for key, node in lists.items():
+        read = [read_training({key: item}) for item in node.listed(f"tune {key}")]
+        if not any(without_effect(config_of({**values, **choice}), list(choice)) for choice in read):
+            choices.append(read)
+    for combination in product(*choices):
+        cell = {name: value for part in combination for name, value in part.items()}
+        place = f"{next(iter(lists.values())).where}: tune, arm {name}: " if lists else ""
+        if cell and objective_of(config_of({**values, **cell}, place)).makes_pairs != pairs:
+            raise ConfigError(f"{place}with {cell} it is no JEPA arm any more, or becomes one")
+        cells += [cell] if cell not in cells else []
     variants = list[str]()
-    for variant in wanted if objective_of(config).makes_pairs else ():
+    for variant in wanted if pairs else ():
         try:
             config_of({**values, **varied(variant)})
             variants.append(variant)
@@ -243,30 +245,7 @@ def _arm(
             notes.append(f"arm {name} is run without {variant}: {error}")
     notes += [f"arm {name}: {key} has no effect" for key in settings if without_effect(config, [key])]
     control = None if control_arm.given is None else str(control_arm.value)
-    return Arm(name, settings, cells, objective_of(config).makes_pairs, tuple(variants), control)
-
-
-def _cells(
-    lists: Mapping[str, Node], values: Mapping[str, Any], config: JEPAConfig, what: str
-) -> tuple[dict[str, Any], ...]:
-    """All combinations of the values to be tuned, without those that the arm does not read (lbd of `regular`)."""
-    choices = []
-    for key, node in lists.items():
-        read = [read_training({key: item}) for item in node.listed(f"tune {key}")]
-        if not any(without_effect(config_of({**values, **choice}), list(choice)) for choice in read):
-            choices.append(read)
-    cells: list[dict[str, Any]] = []
-    for combination in product(*choices):
-        cell = {name: value for part in combination for name, value in part.items()}
-        where = f"{next(iter(lists.values())).where}: tune, {what}" if lists else what
-        try:
-            pairs = objective_of(config_of({**values, **cell}) if cell else config).makes_pairs
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        if pairs != objective_of(config).makes_pairs:
-            raise ConfigError(f"{where}: with {cell} it is no JEPA arm any more, or becomes one")
-        cells += [cell] if cell not in cells else []
-    return tuple(cells)
+    return Arm(name, settings, tuple(cells), pairs, tuple(variants), control)
 
 
 # Data and metrics
@@ -285,9 +264,6 @@ def _data(node: Node) -> Data:
     test, select = values["test_file"], values.get("select_file")
     files = {"train": tuple(values["train_file"]), **({"select": (select,)} if select else {}), "test": (test,)}
     splits = {split: values[f"{split}_split"] for split in SPLITS if values.get(f"{split}_split")}
-    same = [split for split in ("train", "select") if test in files.get(split, ())]
-    if same and not splits:
-        raise ConfigError(f"{node.where}: data: {_FILE.test_file} and {same[0]}_file are the same file")
     return Data(files=files, splits=splits)
 
 
@@ -370,15 +346,10 @@ def _select(node: Node, metrics: Sequence[MetricSpec]) -> tuple[str, bool]:
 def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     """Options that say which views of a chat a metric compares, checked."""
     method = options_of(JEPAOptions)
-    known = ["objective", *(name for name in method if method[name].group == method["views"].group)]
-    values: dict[str, Any] = {}
-    for name, node in section.items():
-        if name not in known:
-            raise ConfigError(f"{where}: unknown option {name!r}; did you mean {nearest(name, known)!r}?")
-        try:
-            values[name] = method[name].read(node.written)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {name}: {error}") from None
+    check_keys(
+        section, ["objective", *(name for name in method if method[name].group == method["views"].group)], "metrics"
+    )
+    values = field_values(JEPAOptions, section)
     # Where predictors are read, there is a source view that they follow, and a target view.
     if "objective" not in values or not built_in().get(values["objective"], Objective)().takes_predictors:
         raise ConfigError(
@@ -419,7 +390,7 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
             if parser.options[key].secret:
                 raise ConfigError(f"{place}: a study keeps its settings in files; set HF_TOKEN in the environment")
             if key in _SET_BY_STUDY:
-                raise ConfigError(f"{place}: {_SET_BY_STUDY[key]}")
+                raise ConfigError(f"{place}: a study sets it; give {_SET_BY_STUDY[key]}")
             value = value.value if isinstance(value, Enum) else value
             if values.setdefault(key, value) != value:
                 other = f"{spelt[key]} sets it to {values[key]!r}"
@@ -428,12 +399,8 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
     return values
 
 
-def config_of(values: Mapping[str, Any]) -> JEPAConfig:
-    """The configuration of a run with these options, which are checked alone and together.
-
-    Raises:
-        ConfigError: they cannot be used.
-    """
+def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
+    """The configuration of a run with these options, checked alone and together; a ConfigError that begins with `place`."""
     # The check needs no accelerator, and the machine that it runs on may have none.
     data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
     given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}
@@ -441,5 +408,5 @@ def config_of(values: Mapping[str, Any]) -> JEPAConfig:
         given = carried(options_of(JEPAOptions), given)
         RunOptions(**{k: v for k, v in given.items() if k in options_of(RunOptions)})
         return JEPAConfig(**{k: v for k, v in given.items() if k in options_of(JEPAConfig)})
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from None
+    except (ValueError, OSError, ConfigError) as error:
+        raise ConfigError(f"{place}{error}") from None
