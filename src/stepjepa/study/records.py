@@ -38,7 +38,7 @@ SOURCE = Path(__file__).parents[1]
 _OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
 # What is kept of a model whose weights are deleted.
 _MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
-_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json")
+_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.*", "study*.png", "study*.svg", "data/builtin*/")
 _MOST_BYTES = 500_000_000  # larger files are not searched for questions of other splits
 
 
@@ -119,32 +119,27 @@ class Item:
         return [stage for stage in self.stages if self.folder.done(stage) is None]
 
 
-def _file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run as its file has them: without those of other arms' own objectives, and own files in full."""
-    from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
-
-    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
-    found = {name: value for name, value in carried(known, settings).items() if name in known}
-    for name, value in found.items():
-        if known[name].own and named_by_file(value) and Path(value.rpartition(":")[0]).is_file():
-            file, _, attribute = value.rpartition(":")
-            found[name] = f"{Path(file).resolve()}:{attribute}"
-    return found
-
-
 def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     """All that carrying a run out needs, in its folder."""
-    block, settings, paths = run.block, run.settings, run.block.data.paths(study.output_dir)
-    files = {split: [_absolute(name) for name in names] for split, names in paths.items()}
+    from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
+
+    block, known = run.block, {**options_of(RunOptions), **options_of(JEPAConfig)}
+    files = {split: [*map(_absolute, names)] for split, names in block.data.paths(study.output_dir).items()}
+    # Without the options of other arms' own objectives.
+    settings = {name: value for name, value in carried(known, run.settings).items() if name in known}
+    for name, value in settings.items():
+        if known[name].own and named_by_file(value):
+            file, _, attribute = value.rpartition(":")
+            settings[name] = f"{_absolute(file)}:{attribute}"
     # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
     name = settings.get("run_name") or study.output_dir.resolve().name
-    values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
+    settings |= {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
     if "train" in block.data.splits:
-        values["dataset_split"] = block.data.splits["train"]
+        settings["dataset_split"] = block.data.splits["train"]
     if evaluates_on_the_way(settings):
-        values["eval_file"] = files["select"][0]
-        values["eval_split"] = block.data.splits.get("select", "test")
-    write_yaml({**_file_settings(settings), **values}, folder.train_config, header=f"One run of a study: {run.name}")
+        settings["eval_file"] = files["select"][0]
+        settings["eval_split"] = block.data.splits.get("select", "test")
+    write_yaml(settings, folder.train_config, header=f"One run of a study: {run.name}")
     plan = {
         "run": run.name,
         "processes": study.processes_per_run,
@@ -153,7 +148,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         "metrics": {metric.name: dict(metric.options) for metric in block.metrics},
         "evaluation": asdict(block.evaluation),
         # How a row becomes a chat, and a chat tokens: a model is asked as it was trained.
-        "chat": {name: value for name, value in settings.items() if name in options_of(DataOptions)},
+        "chat": {name: value for name, value in run.settings.items() if name in options_of(DataOptions)},
     }
     write_record(folder.plan, plan)
 
@@ -211,13 +206,7 @@ class KeptRuns:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something other than a study.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
+    """Refuse, with a ConfigError, a folder that holds something other than a study, or that cannot be written."""
     check_writable(folder)
     # A study that was killed at once leaves built-in data and no state.
     others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
@@ -229,19 +218,16 @@ def check_folder(folder: Path) -> None:
 
 def clear_folder(folder: Path) -> None:
     """Remove what a study has written, and nothing else."""
-    figures = [entry for entry in folder.glob("study*") if entry.suffix in (".png", ".svg")]
-    for entry in [*(folder / name for name in _OWN_FILES), *figures, *(folder / "data").glob("builtin*/")]:
+    for entry in (entry for pattern in _OWN_FILES for entry in folder.glob(pattern)):
         if entry.is_dir():
             shutil.rmtree(entry)
         else:
-            entry.unlink(missing_ok=True)
+            entry.unlink()
 
 
 def write_builtin(data: Data, folder: Path) -> None:
-    """Generate the built-in problems of a block, where it has any and they are not there yet.
-
-    Raises:
-        ConfigError: the options admit too few different problems.
+    """Generate the built-in problems of a block, where it has any and they are not there yet; a ConfigError where the
+    options admit too few different ones.
     """
     files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
     if data.builtin is None or all(file.is_file() for file in files.values()):
@@ -329,11 +315,7 @@ def code_identity() -> dict[str, str]:
 
 
 def study_identity(study: Study) -> dict[str, Any]:
-    """What must be equal for results to share a table: the code, the data, the settings. Plain JSON.
-
-    Raises:
-        DataError: a file of the data cannot be read.
-    """
+    """What must be equal for results to share a table: the code, the data, the settings. Plain JSON."""
     blocks = {block.name: _block_identity(block, study) for block in study.blocks}
     return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
 
@@ -370,20 +352,11 @@ def _block_identity(block: Block, study: Study) -> dict[str, Any]:
 def _digest(name: str, split: str) -> str:
     """A digest of a file's whole content, or the name and split of a data set that is no file."""
     path = Path(name).expanduser()
-    if not path.is_file():
-        return f"{RowSource(name, split or 'train').fingerprint}:{split}"
-    try:
-        return checksum(path)[:16]
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
+    return checksum(path)[:16] if path.is_file() else f"{RowSource(name, split or 'train').fingerprint}:{split}"
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to add to results of other code, other data or other settings. New arms, seeds and blocks are allowed.
-
-    Raises:
-        ConfigError: what differs.
-    """
+    """A ConfigError that says what differs: other code, data or settings. New arms, seeds and blocks are allowed."""
     differences = list(_differences(before["code"], now["code"], "code"))
     for name, block in now["blocks"].items():
         if (old := before["blocks"].get(name)) is None:
