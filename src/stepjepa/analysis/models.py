@@ -367,7 +367,7 @@ def collect_all(
             bar.say(f"{label}: {model.description}")
             for line in [*view_notes(model, method, options.predictors), *(() if found else _data_lines(pairs))]:
                 bar.say(f"  {line}")
-            bar.start(label, len(pairs.examples), 0)
+            bar.begin(label, len(pairs.examples), 0)
             read = states.collect_states(
                 model.model,
                 place.name,
@@ -419,7 +419,7 @@ def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: 
         examples, places = walks_of(states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples))
     except DataError as error:
         raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
-    bar.start(f"{model.place.name}, steps", len(examples), 0)
+    bar.begin(f"{model.place.name}, steps", len(examples), 0)
     views, _ = states.read_states(
         model.model,
         model.place.name,

@@ -307,9 +307,9 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
             found, stale = collect_all(options, folder, stale, bar), []
         if found is not None:
             states, base, about = found
-            bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
+            bar.begin("numbers", sum(len(one.layers) for one in states.values()), 0)
             most = options.prediction_horizon or MOST_HORIZONS
-            comparison = compare(states, base, options.map_layers, lambda label: bar.advance(1, label), most)
+            comparison = compare(states, base, options.map_layers, lambda label: bar.step(1, label), most)
             folder.mkdir(parents=True, exist_ok=True)
             for file in stale:
                 file.unlink()
@@ -317,11 +317,11 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
             write_json(folder / NUMBERS, record)
             write_whole(folder / TABLE, [comparison.csv().encode()])
             figures = list(_figures(comparison, states, methods, options.seed))
-            bar.start("figures", len(figures), 0)
+            bar.begin("figures", len(figures), 0)
             for name, draw in figures:
                 files.append(folder / f"{name}.{options.figure_format}")
                 plots.save_figure(draw(), files[-1])
-                bar.advance(1)
+                bar.step(1)
             collected = "states-*.safetensors, " if any(folder.glob("states-*")) else ""
             lines = [str(comparison), "", f"written to {folder}: {collected}{NUMBERS}, {TABLE}"]
         if histories:
