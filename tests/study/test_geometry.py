@@ -110,7 +110,6 @@ def test_directions_in_a_study():
         ("{target_rank: {objective: step_jepa, step_splitter: line}}", "step_splitter: expected one of"),
         ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
         ("{map_r2: {objective: step_jepa, higher_is_better: maybe}}", "expected true or false, got 'maybe'"),
-        ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),
     ],
 )
 def test_options_that_cannot_be_used(metric, message):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from functools import cache
 from itertools import product
@@ -17,11 +17,10 @@ from typing import Any, Literal
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
-from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
+from stepjepa.evaluation.metrics import MODEL_METRICS, make_metric
 from stepjepa.evaluation.options import HARNESS, HarnessOptions
 from stepjepa.objectives.base import OBJECTIVES, Objective, built_in, objective_of
 from stepjepa.study.spec import (
@@ -310,23 +309,28 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     higher = values.pop("higher_is_better", usual)
     if type(higher) is not bool:
         raise ConfigError(f"{where}: higher_is_better: expected true or false, got {higher!r}")
+    own = {key: options[key] for key in values}
     if name in GEOMETRY:
-        return MetricSpec(name, _read_views({key: options[key] for key in values}, where), higher)
-    if name in MODEL_METRICS and values:
-        raise ConfigError(f"{where} has no options")
-    if name.startswith(HARNESS):
-        from stepjepa.evaluation.harness import Harness  # with transformers' models
-
-        own = field_values(HarnessOptions, {key: options[key] for key in values}, where)
-        task = replace(HarnessOptions(**own), harness=[name.removeprefix(HARNESS)])
-        Harness(task)  # which knows it
-        return MetricSpec(name, asdict(task), higher)
-    near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
-    if name not in METRICS and ":" not in name and near in GEOMETRY:
-        raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")
+        method = options_of(JEPAOptions)
+        check_keys(
+            own, ["objective", *(key for key in method if method[key].group == method["views"].group)], "metrics"
+        )
+        values = field_values(JEPAOptions, own)
+    elif name.startswith(HARNESS):
+        values = field_values(HarnessOptions, own, "metrics")
     try:
-        if name not in MODEL_METRICS:
+        if name in GEOMETRY:
+            _check_views(values)
+        elif name.startswith(HARNESS):
+            from stepjepa.evaluation.harness import Harness  # with transformers' models
+
+            task = HarnessOptions(**{**values, "harness": [name.removeprefix(HARNESS)]})
+            Harness(task)  # which knows it
+            values = asdict(task)
+        elif name not in MODEL_METRICS:
             make_metric(name, **values).close()
+        elif values:
+            raise ConfigError("it has no options")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     return MetricSpec(name, values, higher)
@@ -343,26 +347,15 @@ def _select(node: Node, metrics: Sequence[MetricSpec]) -> tuple[str, bool]:
     return name, by_name[name].higher_is_better if select.rule is None else select.rule == "highest"
 
 
-def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
-    """Options that say which views of a chat a metric compares, checked."""
-    method = options_of(JEPAOptions)
-    check_keys(
-        section, ["objective", *(name for name in method if method[name].group == method["views"].group)], "metrics"
-    )
-    values = field_values(JEPAOptions, section)
+def _check_views(values: Mapping[str, Any]) -> None:
+    """Check options that say which views of a chat a metric compares."""
     # Where predictors are read, there is a source view that they follow, and a target view.
     if "objective" not in values or not built_in().get(values["objective"], Objective)().takes_predictors:
-        raise ConfigError(
-            f"{where}: name the views that it compares, the same for all arms, as in {{objective: llm_jepa}}"
-        )
-    try:
-        views = JEPAOptions(**values, predictors=0)
-        views.check()
-        if views.step_splitter != LISTED:
-            make_splitter(views.step_splitter, views.step_separator)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return values
+        raise ConfigError("name the views that it compares, the same for all arms, as in {objective: llm_jepa}")
+    views = JEPAOptions(**values, predictors=0)
+    views.check()
+    if views.step_splitter != LISTED:
+        make_splitter(views.step_splitter, views.step_separator)
 
 
 # Options of training

@@ -158,9 +158,8 @@ class Submitit:
         Raises:
             StepJepaError: the job could not be submitted.
         """
-        with self._alone:
-            job = self._still_running(run) or self._submit(run, todo)
-        while not self._ended(job):
+        job = self._in_turn(lambda: self._still_running(run) or self._submit(run, todo))
+        while not self._in_turn(job.done):
             if self._stopped.wait(5.0 if self._cluster == "slurm" else 0.5):  # each look is one at a shared file system
                 if self._cluster == "local":
                     job.cancel()
@@ -168,13 +167,12 @@ class Submitit:
         try:
             reason = job.result()
         except Exception as error:  # submitit raises its own kinds: no result, a job that was cancelled, a lost node
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+            reason = f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[-1].strip()}"
         return reason and f"job {job.job_id}: {reason} (the job's own log: {job.paths.stderr})"
 
-    def _ended(self, job: Any) -> bool:
+    def _in_turn(self, ask: Callable[[], Any]) -> Any:
         with self._alone:
-            return job.done()
+            return ask()
 
     def _submit(self, run: StudyRunFolder, todo: Sequence[str]) -> Any:
         ends_with = str(os.getpid()) if self._cluster == "local" else ""
@@ -412,10 +410,8 @@ class StudyRun:
             head += f"diverged at step {trained['steps']}: {trained['diverged']}"
         elif trained.get("train_seconds") is not None:
             head += f"trained in {trained['train_seconds']:.0f} s"
-        # The test split is looked at once, at the end.
-        scores = (item.folder.done("select") or {}).get("metrics", {})
-        values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
-        return head + (f"; validation: {values}" if values else "")
+        scores = (item.folder.done("select") or {}).get("metrics", {})  # the test split is looked at once, at the end
+        return head + "; ".join(f"validation {name} {value:.4g}" for name, value in scores.items() if value is not None)
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
         """The cell with the best mean over the seeds on the validation split, of equal ones the first; None while one of the
