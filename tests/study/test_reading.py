@@ -55,7 +55,7 @@ def test_runs_evaluate_on_the_validation_split(read, refused, tmp_path):
         run = next(iter(all_runs(study)))
         folder = StudyRunFolder(tmp_path / "run")
         write_plan(folder, run, study)
-        return yaml.safe_load(folder.train_config.read_text()), run.block.data.paths(study.output_dir)
+        return yaml.safe_load(folder.train_config.read_text()), run.block.data.files
 
     options, paths = planned()
     assert options["eval_file"] == paths["select"][0] != paths["test"][0]
@@ -222,12 +222,10 @@ def test_what_is_missing(refused):
 
 def test_a_built_in_task_with_longer_tests(read, tmp_path):
     given = "{task: a5, length: 4, train_rows: 30, select_rows: 40, test_rows: 10, test: {length: 6, symbols: 3}}"
-    (block,) = read(STUDY.replace("data: builtin", f"data: {{builtin: {given}}}")).blocks
+    (block,) = read(STUDY.replace("data: builtin", f"data: {{builtin: {given}}}"), f"output_dir={tmp_path}").blocks
     assert [metric.name for metric in block.metrics] == ["answer_nll", "task"]
-    write_builtin(block.data, tmp_path)
-    asked = {
-        split: [row["question"] for _, row in RowSource(file)] for split, (file,) in block.data.paths(tmp_path).items()
-    }
+    write_builtin(block.data)
+    asked = {split: [row["question"] for _, row in RowSource(file)] for split, (file,) in block.data.files.items()}
     assert {split: len(rows) for split, rows in asked.items()} == {"train": 30, "select": 40, "test": 10}
     assert {split: {len(one.split()) for one in rows} for split, rows in asked.items()} == {
         "train": {4}, "select": {4}, "test": {6}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import StrictParser, carried
+from stepjepa.config.parser import StrictParser, carried, merge
 from stepjepa.config.spellings import published
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
@@ -134,12 +134,6 @@ def read_study(
     elif ignored := [one for one in overrides if one.startswith("mini.")]:
         raise ConfigError(f"--set {ignored[0]}: the section mini is read with --{_NAME.mini} only")
     blocks = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
-    shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
-    notes, found = list[str](), list[Block]()
-    for part, own in blocks.items():
-        check_keys(own.mapping(f"block {part}"), _BLOCK_KEYS, f"block {part}")
-        whole = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
-        found.append(_block(part, set_values(whole, overrides, _BLOCK_KEYS), notes))
     values = field_values(Study, tree)
     values.setdefault("title", name)
     values.setdefault("output_dir", Path(f"runs/{name}{'-mini' if mini else ''}"))
@@ -147,11 +141,17 @@ def read_study(
     values.setdefault("jobs", 100 if queued else 1)
     if output_dir:
         values["output_dir"] = Path(output_dir)
+    shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
+    notes, found = list[str](), list[Block]()
+    for part, own in blocks.items():
+        check_keys(own.mapping(f"block {part}"), _BLOCK_KEYS, f"block {part}")
+        whole = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
+        found.append(_block(part, set_values(whole, overrides, _BLOCK_KEYS), values["output_dir"], notes))
     return Study(**values, blocks=tuple(found), notes=tuple(dict.fromkeys(notes)))
 
 
-def _block(name: str, node: Node, notes: list[str]) -> Block:
-    """A block, whose keys are known. `notes` takes what its reader should know."""
+def _block(name: str, node: Node, folder: Path, notes: list[str]) -> Block:
+    """A block, whose keys are known, of the study in `folder`. `notes` takes what its reader should know."""
     if name:
         _check_name(name, node.where)
     tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
@@ -173,8 +173,8 @@ def _block(name: str, node: Node, notes: list[str]) -> Block:
     for arm in arms.values():
         if arm.control_arm is not None and (arm.control_arm not in arms or arm.control_arm == arm.name):
             raise ConfigError(f"{node.where}: control_arm of {arm.name} is {arm.control_arm!r}, which is no other arm")
-    data = _data(tree["data"])
-    for arm in arms.values() if "select" not in data.files and data.builtin is None else ():
+    data = _data(tree["data"], folder)
+    for arm in arms.values() if "select" not in data.files else ():
         if arm.tuned or evaluates_on_the_way({**base, **arm.settings}):
             raise ConfigError(
                 f"{tree['data'].where}: the arm {arm.name} needs {_FILE.select_file}, a validation file, under data: it has "
@@ -250,12 +250,17 @@ def _arm(
 # Data and metrics
 
 
-def _data(node: Node) -> Data:
+def _data(node: Node, folder: Path) -> Data:
     if node.given is None:
         raise ConfigError(f"{node.where}: there is no data; give {_DATA_EXAMPLE}")
     section = {"builtin": Node(None, node.where)} if node.given == "builtin" else node.mapping("data")
     if "builtin" in section:
-        return Data(builtin=_builtin(section, node.where))
+        builtin = _builtin(section, node.where)
+        options = "-".join(
+            f"{key}={value}" for key, value in sorted(builtin.items())
+        )  # blocks with the same share them
+        own = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
+        return Data({split: (str(own / f"{split}.jsonl"),) for split in SPLITS}, builtin=builtin)
     values = field_values(_DataFiles, section, "data")
     for key in (_FILE.train_file, _FILE.test_file):
         if not values.get(key):
@@ -263,7 +268,7 @@ def _data(node: Node) -> Data:
     test, select = values["test_file"], values.get("select_file")
     files = {"train": tuple(values["train_file"]), **({"select": (select,)} if select else {}), "test": (test,)}
     splits = {split: values[f"{split}_split"] for split in SPLITS if values.get(f"{split}_split")}
-    return Data(files=files, splits=splits)
+    return Data(files, splits)
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
@@ -372,24 +377,19 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown key, a value that does not fit, a secret, or an option that the study itself sets.
     """
-    parser, values, spelt = _parser(), dict[str, Any](), dict[str, str]()
+    parser = _parser()
     for name in section.keys() & {one.name for one in parser.options.values() if one.brings}:
         parser.take_up(name, section[name].written)
     check_keys(section, [*parser.options, *parser.aliases])
-    for name, node in section.items():
-        place = f"{node.where}: {name}"
-        for setting in parser.settings(name, node.written, place):
-            key, value = setting.field, setting.value
-            if parser.options[key].secret:
-                raise ConfigError(f"{place}: a study keeps its settings in files; set HF_TOKEN in the environment")
-            if key in _SET_BY_STUDY:
-                raise ConfigError(f"{place}: a study sets it; give {_SET_BY_STUDY[key]}")
-            value = value.value if isinstance(value, Enum) else value
-            if values.setdefault(key, value) != value:
-                other = f"{spelt[key]} sets it to {values[key]!r}"
-                raise ConfigError(f"{place} sets {key} to {value!r}, but {other}; keep one of them")
-            spelt[key] = name
-    return values
+    given = merge(
+        one for name, node in section.items() for one in parser.settings(name, node.written, f"{node.where}: {name}")
+    )
+    for key, one in given.items():
+        if parser.options[key].secret:
+            raise ConfigError(f"{one.spelling}: a study keeps its settings in files; set HF_TOKEN in the environment")
+        if key in _SET_BY_STUDY:
+            raise ConfigError(f"{one.spelling}: a study sets it; give {_SET_BY_STUDY[key]}")
+    return {key: one.value.value if isinstance(one.value, Enum) else one.value for key, one in given.items()}
 
 
 def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:

@@ -124,7 +124,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
 
     block, known = run.block, {**options_of(RunOptions), **options_of(JEPAConfig)}
-    files = {split: [*map(_absolute, names)] for split, names in block.data.paths(study.output_dir).items()}
+    files = {split: [*map(_absolute, names)] for split, names in block.data.files.items()}
     # Without the options of other arms' own objectives.
     settings = {name: value for name, value in carried(known, run.settings).items() if name in known}
     for name, value in settings.items():
@@ -225,11 +225,11 @@ def clear_folder(folder: Path) -> None:
             entry.unlink()
 
 
-def write_builtin(data: Data, folder: Path) -> None:
+def write_builtin(data: Data) -> None:
     """Generate the built-in problems of a block, where it has any and they are not there yet; a ConfigError where the
     options admit too few different ones.
     """
-    files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
+    files = {split: Path(name) for split, (name, *_) in data.files.items()}
     if data.builtin is None or all(file.is_file() for file in files.values()):
         return
     name, seed = data.builtin["task"], data.builtin["seed"]
@@ -246,9 +246,9 @@ def write_builtin(data: Data, folder: Path) -> None:
         write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
 
 
-def shared_questions(block: Block, folder: Path) -> Iterator[str]:
+def shared_questions(block: Block) -> Iterator[str]:
     """A line for every two splits of a block that share questions: what was trained on, or chosen by, is no test."""
-    files = {split: [Path(name).expanduser() for name in names] for split, names in block.data.paths(folder).items()}
+    files = {split: [Path(name).expanduser() for name in names] for split, names in block.data.files.items()}
     paths = [path for group in files.values() for path in group]
     if any(not path.is_file() for path in paths) or sum(path.stat().st_size for path in paths) > _MOST_BYTES:
         return
@@ -340,7 +340,7 @@ def _block_identity(block: Block, study: Study) -> dict[str, Any]:
         if study.processes_per_run > 1:  # each has a batch of its own
             row[_NAME.processes_per_run] = study.processes_per_run
         arms |= dict.fromkeys(arm.rows.values(), row)
-    paths, splits = block.data.paths(study.output_dir), block.data.splits
+    paths, splits = block.data.files, block.data.splits
     return {
         "data": {split: [_digest(name, splits.get(split, "")) for name in names] for split, names in paths.items()},
         "scoring": {"metrics": {one.name: dict(one.options) for one in block.metrics}, **asdict(block.evaluation)},

@@ -288,14 +288,14 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False,
         if overwrite:
             records.clear_folder(folder)
         for block in study.blocks:
-            records.write_builtin(block.data, folder)
+            records.write_builtin(block.data)
         state, identity = State(folder), records.study_identity(study)
         if state.identity is not None:
             records.check_same(folder, state.identity, identity)
         known = KeptRuns(Path(kept)) if kept else None
         other_code = known and known.check(study, identity)
         state.take_over(identity)
-        notes = [note for block in study.blocks for note in records.shared_questions(block, folder)]
+        notes = [note for block in study.blocks for note in records.shared_questions(block)]
         notes += [other_code] if other_code else []
         for note in notes:
             say(f"note   {note}")
@@ -355,7 +355,7 @@ class StudyRun:
     def _plan(self) -> list[Item]:
         """The runs that are to be begun now; those of a tuned arm's variants once its cell is chosen."""
         for block in self.study.blocks:
-            first = ("train", "select") if "select" in block.data.paths(self.study.output_dir) else ("train",)
+            first = ("train", "select") if "select" in block.data.files else ("train",)
             for arm in block.arms:
                 items = [self._add(run, first) for run in runs_of(block, arm)]
                 cell = self._choice(block, arm, items)

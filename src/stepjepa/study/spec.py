@@ -98,23 +98,15 @@ class Data:
     """Where the rows come from.
 
     Attributes:
-        builtin: fields of `ProblemRows`, options of its task, and under ``test`` those that differ in the test split; None
-            for files.
-        files: split (`SPLITS`) to its files or Hub data sets; of the built-in problems none.
+        files: split (`SPLITS`) to its files or Hub data sets.
         splits: split to the split's name in a Hub data set.
+        builtin: of built-in problems, which the study's folder holds: fields of `ProblemRows`, options of the task, and
+            under ``test`` those that differ in the test split. None for others.
     """
 
-    builtin: Values | None = None
-    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    files: Mapping[str, tuple[str, ...]]
     splits: Mapping[str, str] = field(default_factory=dict)
-
-    def paths(self, folder: Path) -> dict[str, tuple[str, ...]]:
-        """Split to files, for the study in `folder`, which holds the built-in problems; blocks with the same share them."""
-        if self.builtin is None:
-            return dict(self.files)
-        options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
-        own = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
-        return {split: (str(own / f"{split}.jsonl"),) for split in SPLITS}
+    builtin: Values | None = None
 
 
 def evaluates_on_the_way(settings: Values) -> bool:
@@ -279,9 +271,7 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     yield f"\n{counted(len(every), 'run')} in {study.output_dir}, {finished:,} of them finished; {how}"
     for block in study.blocks:
         data, (metric, highest) = block.data, block.select
-        files = (
-            {split: ", ".join(names) for split, names in data.files.items()} if data.builtin is None else data.builtin
-        )
+        files = data.builtin or {split: ", ".join(names) for split, names in data.files.items()}
         choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
         yield f"\nblock {block.name}" if block.name else ""
         yield f"base       {assignments(block.base)}"
