@@ -162,6 +162,7 @@ def test_a_seed_may_stand_in_a_name(read):
         ("select={metric: gsm8k, rule: best}", ["rule: expected one of lowest, highest", "'best'"]),
         ("evaluate.batch_size=0", ["batch_size is 0; it must be at least 1"]),
         ("data={train_file: a.jsonl}", ["data: test_file is missing"]),
+        ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),
         ("data={builtin: {task: a6}}", ["did you mean 'a5'"]),
         ("data={builtin: {task: a5, degree: 2}}", ["unknown key 'degree'"]),
         ("data={builtin: {task: a5, test: {length: 0}}}", ["length is 0; it must be at least 1"]),

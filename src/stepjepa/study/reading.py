@@ -99,7 +99,11 @@ _KEYS = [*(f.name for f in fields(Study) if f.name != "notes"), *_BLOCK_KEYS]
 
 
 def read_options(options: StudyOptions) -> Study:
-    """The study that the options of the command name, with what they change; a ConfigError where it cannot be used."""
+    """The study that the options of the command name, with what they change.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
     name, tree = open_study(str(options.file))
     replaced = {name: getattr(options, name) for name in (_NAME.jobs, _NAME.executor, _NAME.seeds)}
     assignments = [f"{name}={value}" for name, value in replaced.items() if value is not None]
@@ -268,6 +272,9 @@ def _data(node: Node, folder: Path) -> Data:
     test, select = values["test_file"], values.get("select_file")
     files = {"train": tuple(values["train_file"]), **({"select": (select,)} if select else {}), "test": (test,)}
     splits = {split: values[f"{split}_split"] for split in SPLITS if values.get(f"{split}_split")}
+    same = [split for split in ("train", "select") if test in files.get(split, ())]
+    if same and not splits:
+        raise ConfigError(f"{node.where}: data: {_FILE.test_file} and {same[0]}_file are the same file")
     return Data(files, splits)
 
 
@@ -309,7 +316,7 @@ def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
 
 
 def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
-    values = {key: node.value for key, node in options.items()}
+    values: dict[str, Any] = {key: node.value for key, node in options.items()}
     usual = GEOMETRY[name].higher_is_better if name in GEOMETRY else name not in MODEL_METRICS
     higher = values.pop("higher_is_better", usual)
     if type(higher) is not bool:
@@ -393,7 +400,11 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
 
 
 def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
-    """The configuration of a run with these options, checked alone and together; a ConfigError that begins with `place`."""
+    """The configuration of a run with these options, which are checked alone and together.
+
+    Raises:
+        ConfigError: they cannot be used; the message begins with `place`.
+    """
     # The check needs no accelerator, and the machine that it runs on may have none.
     data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
     given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}

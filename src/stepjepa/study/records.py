@@ -206,7 +206,11 @@ class KeptRuns:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse, with a ConfigError, a folder that holds something other than a study, or that cannot be written."""
+    """Refuse a folder that cannot be written, or that holds something other than a study.
+
+    Raises:
+        ConfigError: it does.
+    """
     check_writable(folder)
     # A study that was killed at once leaves built-in data and no state.
     others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
@@ -226,8 +230,10 @@ def clear_folder(folder: Path) -> None:
 
 
 def write_builtin(data: Data) -> None:
-    """Generate the built-in problems of a block, where it has any and they are not there yet; a ConfigError where the
-    options admit too few different ones.
+    """Generate the built-in problems of a block, where it has any and they are not there yet.
+
+    Raises:
+        ConfigError: the options admit too few different problems.
     """
     files = {split: Path(name) for split, (name, *_) in data.files.items()}
     if data.builtin is None or all(file.is_file() for file in files.values()):
@@ -340,23 +346,26 @@ def _block_identity(block: Block, study: Study) -> dict[str, Any]:
         if study.processes_per_run > 1:  # each has a batch of its own
             row[_NAME.processes_per_run] = study.processes_per_run
         arms |= dict.fromkeys(arm.rows.values(), row)
-    paths, splits = block.data.files, block.data.splits
+    data: dict[str, list[str]] = {split: [] for split in block.data.files}
+    for split, name in ((split, name) for split, names in block.data.files.items() for name in names):
+        path, part = Path(name).expanduser(), block.data.splits.get(split, "")
+        # The whole content of a file; of a data set that is none its name and split.
+        own = checksum(path)[:16] if path.is_file() else f"{RowSource(name, part or 'train').fingerprint}:{part}"
+        data[split].append(own)
     return {
-        "data": {split: [_digest(name, splits.get(split, "")) for name in names] for split, names in paths.items()},
+        "data": data,
         "scoring": {"metrics": {one.name: dict(one.options) for one in block.metrics}, **asdict(block.evaluation)},
         "select": list(block.select) if any(arm.tuned for arm in block.arms) else None,
         "arms": arms,
     }
 
 
-def _digest(name: str, split: str) -> str:
-    """A digest of a file's whole content, or the name and split of a data set that is no file."""
-    path = Path(name).expanduser()
-    return checksum(path)[:16] if path.is_file() else f"{RowSource(name, split or 'train').fingerprint}:{split}"
-
-
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A ConfigError that says what differs: other code, data or settings. New arms, seeds and blocks are allowed."""
+    """Refuse to add to results of other code, other data or other settings. New arms, seeds and blocks are allowed.
+
+    Raises:
+        ConfigError: what differs.
+    """
     differences = list(_differences(before["code"], now["code"], "code"))
     for name, block in now["blocks"].items():
         if (old := before["blocks"].get(name)) is None:

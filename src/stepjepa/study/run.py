@@ -420,14 +420,17 @@ class StudyRun:
         before = self.state.choice(block.name, arm.name)
         if not arm.tuned or before is not None:
             return arm.cells[0] if before is None else before["cell"]
-        records = [item.folder.done("select") for item in items]
-        if not all(records):
+        scored = [record for item in items if (record := item.folder.done("select"))]
+        if len(scored) < len(items):
             return None
         metric, highest = block.select
         values: dict[str, dict[str, float | None]] = {}
-        for item, record in zip(items, records, strict=True):
+        for item, record in zip(items, scored, strict=True):
             values.setdefault(cell_name(item.run.cell), {})[str(item.run.seed)] = record["metrics"].get(metric)
-        means = {name: None if None in by.values() else sum(by.values()) / len(by) for name, by in values.items()}
+        means: dict[str, float | None] = {}
+        for name, by_seed in values.items():
+            known = [value for value in by_seed.values() if value is not None]
+            means[name] = sum(known) / len(known) if len(known) == len(by_seed) else None
         # Rounded, so that means of the same numbers in another order are equal.
         ranked = {name: round(mean if highest else -mean, 12) for name, mean in means.items() if mean is not None}
         if not ranked:
@@ -438,6 +441,6 @@ class StudyRun:
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
         choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "values": values, "words": words}
-        self.state.choose(block.name, arm.name, {**choice, "at": max(record["at"] for record in records)})
+        self.state.choose(block.name, arm.name, {**choice, "at": max(record["at"] for record in scored)})
         self.say(f"{arm.name}: {words}")
         return cell

@@ -15,7 +15,11 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def open_study(name: str) -> tuple[str, Node]:
-    """A study's name and tree, from a file or from a recipe; a ConfigError where it is neither or cannot be read."""
+    """A study's name and tree, from a file or from a recipe.
+
+    Raises:
+        ConfigError: it is neither, or no readable YAML file with a mapping at its top.
+    """
     path, recipes = Path(name).expanduser(), recipe_files()
     if not path.is_file() and name not in recipes:
         close = nearest(name, [*recipes, *map(str, path.parent.glob("*.y*ml"))])
@@ -52,8 +56,14 @@ def merged(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
 
 
 def set_values(root: Node, assignments: Iterable[str], keys: Container[str] | None = None) -> Node:
-    """`root` with values set, as in ``base.max_steps=20``, those that begin with one of `keys`; a ConfigError for another
-    form."""
+    """`root` with values set, each as in ``base.max_steps=20``.
+
+    Args:
+        keys: of which one must come first, as ``base`` does; what is set elsewhere is passed over. None for all.
+
+    Raises:
+        ConfigError: it has another form.
+    """
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         names = path.split(".")

@@ -54,8 +54,12 @@ def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
 
 @contextmanager
 def explaining(lower: str, then: str) -> Iterator[None]:
-    """Within this context, a full disk and a lack of memory are a `RunError` of one line: what to lower for less memory, and
-    how the command is resumed then."""
+    """Within this context, a full disk and a lack of memory are a `RunError` of one line.
+
+    Args:
+        lower: what to lower for less memory.
+        then: how the command is resumed afterwards.
+    """
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
@@ -78,8 +82,11 @@ def saying_out_of_memory(message: str) -> Iterator[None]:
 
 
 def library(name: str, extra: str) -> ModuleType:
-    """The module `name`, which comes with ``pip install 'stepjepa[extra]'``; a ConfigError where it, or something that it
-    needs, is not installed."""
+    """The module `name`, which only some commands need and which comes with ``pip install 'stepjepa[extra]'``.
+
+    Raises:
+        ConfigError: it, or something that it needs, is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -139,8 +139,11 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> object:
-    """The value of a JSON text; a ValueError where it is none, or one that no program reads well: nested too deeply, a whole
-    number beyond all floats."""
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or one that no program reads well: nested too deeply, a whole number beyond all floats.
+    """
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except RecursionError:
@@ -189,7 +192,11 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
-    """A ConfigError where files cannot be written to a folder that exists or will be made; nothing is left there."""
+    """Find out whether files can be written to a folder that exists or will be made, and leave nothing there.
+
+    Raises:
+        ConfigError: they cannot.
+    """
     place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     if not place.is_dir():
         raise ConfigError(f"{option} {folder}: {place} is a file")

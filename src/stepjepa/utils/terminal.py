@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import select
@@ -16,7 +17,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
-from stepjepa.utils.text import escaped, one_line, printable, printable_json
+from stepjepa.utils.files import json_bytes
+from stepjepa.utils.text import escaped, one_line, printable
 
 _STDOUT = "standard output"
 _Bar = TypeVar("_Bar", bound="Bar")
@@ -31,8 +33,14 @@ def print_text(text: str) -> None:
 
 
 def print_json(record: object) -> None:
-    """Print a record as JSON; NaN and infinity are null."""
-    print_drawn(printable_json(record))
+    """Print a record as JSON that no terminal acts on; NaN and infinity are null."""
+
+    def shown(character: str) -> str:
+        if character == "\n" or character.isprintable():
+            return character
+        return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+
+    print_drawn("".join(map(shown, json_bytes(record, indent=2).decode())))
 
 
 def print_drawn(text: str) -> None:
