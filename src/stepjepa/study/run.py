@@ -411,7 +411,8 @@ class StudyRun:
         elif trained.get("train_seconds") is not None:
             head += f"trained in {trained['train_seconds']:.0f} s"
         scores = (item.folder.done("select") or {}).get("metrics", {})  # the test split is looked at once, at the end
-        return head + "; ".join(f"validation {name} {value:.4g}" for name, value in scores.items() if value is not None)
+        values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
+        return head + (f"; validation: {values}" if values else "")
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
         """The cell with the best mean over the seeds on the validation split, of equal ones the first; None while one of the
