@@ -357,7 +357,7 @@ class StudyRun:
         for block in self.study.blocks:
             first = ("train", "select") if "select" in block.data.files else ("train",)
             for arm in block.arms:
-                items = [self._add(run, first) for run in runs_of(block, arm)]
+                items = [self._add(run, first if arm.tuned else (*first, "test")) for run in runs_of(block, arm)]
                 cell = self._choice(block, arm, items)
                 if cell is not None:
                     for run in (run for variant in arm.rows for run in runs_of(block, arm, variant, [cell])):
