@@ -191,12 +191,10 @@ def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str
     Raises:
         ConfigError: the checkpoint cannot be read, or the folder not be written.
     """
-    from stepjepa.config.option import Names
     from stepjepa.modeling.options import ExportOptions
 
-    name = Names(ExportOptions)
-    paths = {name.checkpoint: os.fspath(checkpoint), name.output_dir: os.fspath(output_dir)}
-    checked = _options(ExportOptions, {**options, **paths})
+    given = dict(options, checkpoint=os.fspath(checkpoint), output_dir=os.fspath(output_dir))
+    checked = _options(ExportOptions, given)
     from stepjepa.modeling.export import export_checkpoint
 
     return export_checkpoint(checked)
@@ -360,8 +358,8 @@ def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyRe
     """
     from stepjepa.study.spec import StudyOptions
 
-    named = {} if file is None else {"file": os.fspath(file)}
-    checked = _options(StudyOptions, {**named, **options})
+    options |= {} if file is None else {"file": os.fspath(file)}
+    checked = _options(StudyOptions, options)
     from stepjepa.study.run import study as run
 
     return run(checked)

@@ -120,9 +120,9 @@ class StrictParser:
         given: dict[str, Setting] = {}
         if config is not None:
             given.update(
-                _merge(s for one in read_tree(config).mapping("options").items() for s in self._from_yaml(*one))
+                merge(s for one in read_tree(config).mapping("options").items() for s in self._from_yaml(*one))
             )
-        given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
+        given.update(merge(s for flag in flags for s in self._from_flag(*flag)))
         return carried(self.options, {name: setting.value for name, setting in given.items()})
 
     def take_up(self, name: str, value: object) -> None:
@@ -413,7 +413,7 @@ def _written(argv: Sequence[str], name: str) -> Any:
     return node and node.written
 
 
-def _merge(settings: Iterable[Setting]) -> dict[str, Setting]:
+def merge(settings: Iterable[Setting]) -> dict[str, Setting]:
     """The last setting of each field; two spellings, one of them an alias, must not disagree."""
     merged: dict[str, Setting] = {}
     for new in settings:

@@ -22,6 +22,8 @@ from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
+
 from stepjepa.errors import ConfigError, DataError, RowError
 
 LOCK = ".lock"  # the name of the lock file in a folder that one process at a time may write
@@ -97,11 +99,7 @@ def share(folder: Path) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
-    """Write a file atomically.
-
-    Raises:
-        OSError: it could not be written; what was at `path` is unchanged.
-    """
+    """Write a file atomically; an OSError leaves what was at `path` unchanged."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.writelines(pieces)
 
@@ -114,12 +112,8 @@ def write_json(path: str | os.PathLike[str], record: object, indent: int | None 
 def json_bytes(record: object, indent: int | None = None) -> bytes:
     """`record` as JSON in UTF-8; NaN and infinity, which JSON does not have, become null, a lone surrogate an escape."""
     try:
-        text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
+        return json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:  # a UnicodeEncodeError is one
         return json.dumps(_finite(record), indent=indent, allow_nan=False).encode()
 
 
@@ -132,12 +126,7 @@ def _finite(value: object) -> object:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a file of JSON.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: as `parse_object`.
-    """
+    """The object in a file of JSON; an OSError where it cannot be read, a ValueError as `parse_object`."""
     return parse_object(Path(path).read_bytes())
 
 
@@ -182,39 +171,24 @@ _DECODER = json.JSONDecoder(parse_int=_whole_number)
 def locked(path: Path) -> Iterator[bool]:
     """Hold a lock file within this context, as long as the process lives; False where another process holds it.
 
-    The file is removed at the end. One that a dead process has left is no obstacle. Where the system or the file system has
-    no locks, nobody is kept out.
+    The file is removed at the end. One that a dead process has left is no obstacle. Where the folder cannot be written to or
+    the file system has no locks, nobody is kept out.
     """
+    lock = FileLock(path, timeout=0)
     try:
-        import fcntl
-    except ImportError:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except (OSError, NotImplementedError):
         yield True
         return
-    while True:
-        try:
-            file = open(path, "a", opener=no_links)  # noqa: SIM115
-        except OSError:  # a folder that cannot be written to
-            yield True
-            return
-        found = None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:
-                pass
-            with suppress(OSError):
-                found = path.stat()
-            if found is None or not os.path.samestat(found, os.fstat(file.fileno())):
-                continue  # its last holder has removed it meanwhile
-            try:
-                yield True
-            finally:
-                with suppress(OSError):
-                    path.unlink()
-            return
+    try:
+        yield True
+    finally:
+        with suppress(OSError):
+            path.unlink()  # before others may hold it
+        lock.release()
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
@@ -244,21 +218,24 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         OSError: there is no such file at the start.
     """
     before = os.stat(path)
-    broken: DataError | None = None
+
+    def check() -> None:
+        now = os.stat(path) if os.path.exists(path) else None
+        if now is None or (now.st_ino, now.st_size, now.st_mtime_ns) != (
+            before.st_ino,
+            before.st_size,
+            before.st_mtime_ns,
+        ):
+            raise DataError(
+                f"{path}: the file changed while it was read; start again when nothing writes to it"
+            ) from None
+
     try:
         yield
-    except DataError as error:
-        broken = error
-    try:
-        now = os.stat(path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: the file was removed while it was read; give a file that stays") from None
-    if (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns):
-        grown = now.st_size != before.st_size
-        size = f" ({before.st_size:,} bytes before, {now.st_size:,} now)" if grown else ""
-        raise DataError(f"{path}: the file changed while it was read{size}; start again when nothing writes to it")
-    if broken is not None:
-        raise broken
+    except DataError:
+        check()
+        raise
+    check()
 
 
 def read_lines(file: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
@@ -365,14 +342,12 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
     for name in files:
         if not (folder / name).is_file():
             return f"{name} is missing"
-    compared = {name: entry for name, entry in files.items() if not only_weights or name.endswith(_WEIGHTS)}
-    for name, entry in compared.items():
-        size = (folder / name).stat().st_size
-        if size != entry["bytes"]:
-            return f"{name} has {size:,} bytes instead of {entry['bytes']:,}"
-    for name, entry in compared.items() if checksums else ():
+    for name in (name for name in files if not only_weights or name.endswith(_WEIGHTS)):
+        size, expected = (folder / name).stat().st_size, files[name]["bytes"]
+        if size != expected:
+            return f"{name} has {size:,} bytes instead of {expected:,}"
         try:
-            if checksum(folder / name) != entry["sha256"]:
+            if checksums and checksum(folder / name) != files[name]["sha256"]:
                 return f"{name} is damaged: its checksum differs"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"
@@ -404,8 +379,8 @@ def digest(parts: Iterable[bytes]) -> str:
 
 def checksum(path: Path) -> str:
     """SHA-256 of a file's content."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     with open(path, "rb") as file:
         while part := file.read(1 << 22):
-            digest.update(part)
-    return digest.hexdigest()
+            found.update(part)
+    return found.hexdigest()
