@@ -13,9 +13,9 @@ from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.questions import (
     SystemPrompt,
+    TrainingRecord,
     choose_system_prompt,
     read_questions,
     read_solutions,

@@ -33,9 +33,8 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import questions
 from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics
-from stepjepa.evaluation.models import digests
 from stepjepa.evaluation.questions import SolutionSet, SystemPrompt
-from stepjepa.evaluation.run import Task, drop_useless, sample_solutions
+from stepjepa.evaluation.run import Task, digests, drop_useless, sample_solutions
 from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where

@@ -4,6 +4,7 @@ solutions: answers that somebody or some model has given, several to a question 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,13 +12,15 @@ from typing import Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.chat import check_messages, row_to_messages
 from stepjepa.data.options import PairColumns, answer_column
+from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
 from stepjepa.evaluation.metrics import Metric
-from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
 from stepjepa.evaluation.predictions import quoted, scored
 from stepjepa.generation import RowsRead, digest_of, text_of
+from stepjepa.generation.local import Place
+from stepjepa.utils.files import read_object
 
 _NAME = Names(EvaluateOptions)
 GENERATED = "generated_response"
@@ -43,6 +46,43 @@ class SystemPrompt(NamedTuple):
             return messages
         rest = messages[1:] if own else messages
         return rest if self.text is None else [{"role": "system", "content": self.text}, *rest]
+
+
+@dataclass
+class TrainingRecord:
+    """What a folder says of how its model was trained; empty for a model from elsewhere.
+
+    Attributes:
+        system_prompts: system message -> rows; None for rows without one.
+        others: rows with further system messages, which the record does not hold.
+        settings: of the run.
+        splitter: name of the step splitter that its training data were read with, None where they were several data sets.
+    """
+
+    system_prompts: Counter[str | None] = field(default_factory=Counter)
+    others: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    splitter: str | None = None
+
+
+def read_record(place: Place) -> TrainingRecord:
+    """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
+    record, folder = TrainingRecord(settings=place.settings), place.run_folder
+    reports = {} if folder is None else read_object(folder / "data_report.json")
+    try:
+        for name, kept in reports.items():
+            if name.partition("_")[0] != "train":
+                continue
+            report = DataReport.from_dict({"source": "", **kept})
+            if name == "train":
+                record.splitter = report.steps.splitter or None
+            record.system_prompts.update(report.system_prompts)
+            record.system_prompts[None] += report.without_system_prompt
+            record.others += report.other_system_prompts
+        record.system_prompts = +record.system_prompts  # those with rows
+    except (TypeError, ValueError, AttributeError):  # not as training writes it
+        return TrainingRecord(settings=place.settings)
+    return record
 
 
 @dataclass(frozen=True)

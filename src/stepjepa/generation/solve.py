@@ -283,7 +283,7 @@ class Solver(Replies):
     """
 
     def __init__(self, problems: ProblemSet, options: GenerateOptions, output: Output | None = None):
-        super().__init__(output)
+        super().__init__(output=output)
         self._set, self._problems, self._options = problems, problems.problems, options
         self._every: list[Attempt] = []
         self._solved: Counter[int] = Counter()  # at each attempt

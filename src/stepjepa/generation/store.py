@@ -261,9 +261,9 @@ class Replies:
         seconds: spent on generating.
     """
 
-    output: Output | None = None
-    replies: dict[int, Reply] = field(default_factory=dict)
-    seconds: float = 0.0
+    output: Output | None = field(default=None, kw_only=True)
+    replies: dict[int, Reply] = field(default_factory=dict, kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)
 
     def ask(
         self,
