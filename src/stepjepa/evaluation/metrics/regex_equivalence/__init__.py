@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 from stepjepa.config.option import option
@@ -15,8 +14,6 @@ from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.regex_equivalence import syntax
 from stepjepa.evaluation.metrics.regex_equivalence.language import TooMuchWork, difference
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import Dialect, WordBoundary
-
-_CACHED = 50_000  # pairs
 
 
 @dataclass(kw_only=True)
@@ -35,16 +32,12 @@ class RegexEquivalence(Metric):
 
     name: ClassVar[str] = "regex_equivalence"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._compare = lru_cache(_CACHED)(self._compared)
-
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the languages are the same."""
         gold, answer = self.pair(generated, row)
         if not answer:
             return Verdict(0.0, gold, None, "no answer found")
-        note = "" if gold == answer else self._compare(gold, answer)
+        note = "" if gold == answer else self._compared(gold, answer)
         return Verdict(float(not note), gold, answer, note)
 
     def _compared(self, gold: str, answer: str) -> str:

@@ -65,10 +65,12 @@ class Alphabet:
         points = [point for point in sorted(cuts) if _holds(universe, point)]
         if len(points) * len(sets) > _MOST_WORK:
             raise TooMuchWork
+        # Letters and digits first, then the other printable characters.
+        readability = lambda point: 0 if chr(point).isalnum() else 1 if 32 < point < 127 else 2  # noqa: E731
         found: dict[int, int] = {}  # the sets that hold a letter, as bits -> a readable character of it
         for point in points:
             signature = sum(_holds(ranges, point) << bit for bit, ranges in enumerate(sets))
-            found[signature] = min(found.get(signature, point), point, key=_readability)
+            found[signature] = min(found.get(signature, point), point, key=readability)
         self.size = len(found)
         self.kinds = [IN_WORD if signature & 1 else OTHER for signature in found]
         self.examples = [chr(point) for point in found.values()]
@@ -76,11 +78,6 @@ class Alphabet:
             ranges: sum((signature >> bit & 1) << letter for letter, signature in enumerate(found))
             for bit, ranges in enumerate(sets)
         }
-
-
-def _readability(point: int) -> int:
-    """Letters and digits first, then the other printable characters."""
-    return 0 if chr(point).isalnum() else 1 if 32 < point < 127 else 2
 
 
 def _holds(ranges: Ranges, point: int) -> bool:
