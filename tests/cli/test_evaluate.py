@@ -305,5 +305,8 @@ def test_analysis(evaluate, home, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["both"] + record["only_a"] + record["only_b"] + record["neither"] == 12
     assert record["a"]["metric"] == "exact"
-    for words, said in ((["a", "b", "c"], "one file of predictions, or two"), ([str(tmp_path)], "is a folder")):
+    for words, said in (
+        (["a", "b", "c"], "one file of predictions, or two"),
+        ([str(tmp_path)], "cannot be read (Is a directory)"),
+    ):
         assert main(["evaluate", "--analyze", *words]) == 2 and said in capsys.readouterr().err

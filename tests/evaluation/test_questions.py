@@ -17,12 +17,12 @@ from stepjepa.evaluation.questions import (
     SystemPrompt,
     TrainingRecord,
     choose_system_prompt,
+    drop_useless,
     read_questions,
     read_solutions,
     right_answers,
     system_prompt_line,
 )
-from stepjepa.evaluation.run import drop_useless
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OWN = SystemPrompt(None, True, "")

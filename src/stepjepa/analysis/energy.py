@@ -34,7 +34,7 @@ from stepjepa.evaluation import questions
 from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics
 from stepjepa.evaluation.questions import SolutionSet, SystemPrompt
-from stepjepa.evaluation.run import Task, digests, drop_useless, sample_solutions
+from stepjepa.evaluation.run import Task, digests, sample_solutions
 from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
@@ -123,7 +123,7 @@ def _sample(
     method = model.method
     prompter = Prompter(model.tokenizer, method.chat_template, method.plain, method.chat_template_kwargs)
     asked = questions.read_questions(source, system, method.columns, options.max_examples)
-    drop_useless(asked, [metric] if metric else [], prompter)
+    questions.drop_useless(asked, [metric] if metric else [], prompter)
     bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} questions")
     for line in asked.skipped_lines():
         bar.say(f"         {line}")

@@ -142,8 +142,6 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
                 raise ConfigError(f"{file} names the predictions by itself; leave {folder} out")
             if Path(self.output_file).suffix not in (".json", ".jsonl"):
                 raise ConfigError(f"{file} {self.output_file}: the name must end in .jsonl or .json")
-            if Path(self.output_file).is_dir():
-                raise ConfigError(f"{file} {self.output_file}: is a folder; see {folder}")
         if self.backend == "vllm" and NLL in self.metric:
             raise ConfigError(f"{NLL} needs --{_NAME.backend} transformers: vLLM gives no states")
         if self.ray_replicas and NLL in self.metric:

@@ -14,7 +14,8 @@ from stepjepa.data.chat import check_messages, row_to_messages
 from stepjepa.data.options import PairColumns, answer_column
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import RowError
+from stepjepa.data.tokens import Prompter
+from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
 from stepjepa.evaluation.predictions import quoted, scored
@@ -153,6 +154,39 @@ def read_questions(
 
     found.questions = list(found.usable(source, question, limit))
     return found
+
+
+def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
+    """Take out and count the rows of which the chat template makes no prompt, or that lack what a metric compares with,
+    before anything is generated; without metrics all are kept. A function of the user's is tried on the first row, with the
+    reference as the answer.
+
+    Raises:
+        ConfigError: a metric lacks an option.
+        DataError: nothing is left, or a function of the user's fails.
+    """
+    kept = [] if metrics else asked.questions
+    for one in asked.questions if metrics else ():
+        try:
+            prompt = prompter.ids(one.prompt)
+        except ConfigError as error:
+            asked.skip("template_refused", one.place, str(error))
+            continue
+        if not prompt:
+            asked.skip("empty_prompt", one.place, "the prompt is empty")
+            continue
+        try:
+            for metric in metrics:
+                if not metric.is_custom:
+                    metric.score("", one.row)
+            kept.append(one)
+        except DataError as error:
+            asked.skip("no_reference", one.place, str(error))
+    asked.questions = kept
+    for metric in metrics:
+        if metric.is_custom and kept:
+            scored(metric, kept[0].chat[-1]["content"], kept[0])
+    asked.require(asked.questions, "can be evaluated on")
 
 
 def last_answer(messages: list[dict[str, str]]) -> int:

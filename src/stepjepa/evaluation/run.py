@@ -15,7 +15,6 @@ import json
 import math
 import os
 import platform
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -34,18 +33,19 @@ from stepjepa.data.chat import template_of
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError
 from stepjepa.evaluation import nll, predictions, questions
-from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
+from stepjepa.evaluation.metrics import NLL, Metric, Verdict, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import EvaluationResult, record_lines, stop_reason
+from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, EvaluationResult, Prediction, record_lines
 from stepjepa.evaluation.questions import GENERATED, Question, QuestionSet, SystemPrompt
-from stepjepa.generation import Generator, Request, local, seed_of, vllm
+from stepjepa.generation import Generator, Reply, Request, local, seed_of, vllm
 from stepjepa.generation.local import Place
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.terminal import Bar
+from stepjepa.utils.text import slug
 from stepjepa.version import __version__
 
 _NAME = Names(EvaluateOptions)
@@ -105,11 +105,12 @@ class Task(Replies):
 
     def result(self) -> EvaluationResult:
         """What the answers come to. Raises DataError: a metric of the user's failed."""
-        asked, metrics, found, losses = self.questions, {}, [], []
+        asked, metrics, found, losses = self.questions, dict[str, dict[str, Any]](), list[Prediction](), list[Record]()
         if self.metrics:
             self.bar.begin("scores", len(asked.questions) * self.samples)
-            answered = [(one, self.replies[number]) for number, one in self.numbered()]
-            found = predictions.predictions_of(answered, self.samples, self.losses, self.metrics, self.bar.step)
+            for number, question in self.numbered():
+                found.append(self._prediction(number, question))
+                self.bar.step(1)
             metrics = predictions.summarise(self.metrics, found, asked.questions)
         if self.likelihood is not None:
             values = [self.losses[index] for index in sorted(self.losses)]
@@ -126,6 +127,39 @@ class Task(Replies):
             "first_skipped": asked.first_skipped,
         }
         return EvaluationResult(metrics, predictions.generation_summary(found, self.seconds), rows, found, losses)
+
+    def _prediction(self, number: int, question: Question) -> Prediction:
+        """What the metrics make of the reply to a request; one that was refused is wrong."""
+        reply, loss, verdicts = self.replies[number], self.losses.get(question.index), dict[str, Verdict]()
+        for metric in self.metrics:
+            if reply.refused is None:
+                verdicts[metric.name] = predictions.scored(metric, reply.text, question)
+            else:
+                gold = None if metric.is_custom else predictions.scored(metric, "", question).gold
+                verdicts[metric.name] = Verdict(0.0, gold, None, reply.refused)
+        first = verdicts[self.metrics[0].name]
+        binary = self.metrics[0].kind == "accuracy" or (self.metrics[0].is_custom and first.score in (0.0, 1.0))
+        return Prediction(
+            question.index,
+            question.text,
+            question.ground_truth,
+            reply.text,
+            first.gold,
+            first.answer,
+            first.score == 1.0 if binary else None,
+            stop_reason(reply),
+            reply.new_tokens,
+            {name: verdict.score for name, verdict in verdicts.items()},
+            first.note or None,
+            answer_nll=None if loss is None else loss.total / loss.tokens,
+            answer_tokens=None if loss is None else loss.tokens,
+            sample=number % self.samples + 1 if self.samples > 1 else None,
+        )
+
+
+def stop_reason(reply: Reply) -> str:
+    """How a response ended, as `Prediction.stop_reason` has it."""
+    return REFUSED if reply.refused is not None else STOPPED if reply.stopped else CUT
 
 
 def evaluate_model(
@@ -182,7 +216,7 @@ def evaluate_model(
         prompter = Prompter(tokenizer, template_kwargs=chat_template_kwargs)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
-        drop_useless(asked, chosen, prompter)
+        questions.drop_useless(asked, chosen, prompter)
         task = Task(asked, chosen, temperature=temperature, seed=seed, samples=samples_per_question)
         if chosen:
             task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
@@ -236,7 +270,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         place, system = model.place, model.system
         source = RowSource(options.test_file, options.dataset_split)
         asked = questions.read_questions(source, system, options.columns, options.max_examples)
-        drop_useless(asked, metrics, model.prompter)
+        questions.drop_useless(asked, metrics, model.prompter)
         output = open_output(model, str(options.test_file), asked.fingerprint())
         target = output.paths.results[0 if metrics else 1]
         files = [target, output.paths.record]
@@ -296,39 +330,6 @@ def record_of(result: EvaluationResult, model: Opened, output: Output) -> Record
     }
 
 
-def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
-    """Take out and count the rows of which the chat template makes no prompt, or that lack what a metric compares with,
-    before anything is generated; without metrics all are kept. A function of the user's is tried on the first row, with the
-    reference as the answer.
-
-    Raises:
-        ConfigError: a metric lacks an option.
-        DataError: nothing is left, or a function of the user's fails.
-    """
-    kept = [] if metrics else asked.questions
-    for one in asked.questions if metrics else ():
-        try:
-            prompt = prompter.ids(one.prompt)
-        except ConfigError as error:
-            asked.skip("template_refused", one.place, str(error))
-            continue
-        if not prompt:
-            asked.skip("empty_prompt", one.place, "the prompt is empty")
-            continue
-        try:
-            for metric in metrics:
-                if not metric.is_custom:
-                    metric.score("", one.row)
-            kept.append(one)
-        except DataError as error:
-            asked.skip("no_reference", one.place, str(error))
-    asked.questions = kept
-    for metric in metrics:
-        if metric.is_custom and kept:
-            predictions.scored(metric, kept[0].chat[-1]["content"], kept[0])
-    asked.require(asked.questions, "can be evaluated on")
-
-
 def open_output(model: Opened, data: str, fingerprint: str) -> Output:
     """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id.
 
@@ -341,15 +342,11 @@ def open_output(model: Opened, data: str, fingerprint: str) -> Output:
         results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
         record, partial = (file.with_name(f"{file.stem}.{kind}") for kind in ("metrics.json", "partial"))
     else:
-        name = re.sub(r"[^\w.-]+", "-", Path(data).stem if Path(data).exists() else data).strip("-.") or "data"
-        if place.folder is None:
-            folder = Path(f"evaluation-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.name)}-{name}")
-        else:
-            folder = place.folder / f"evaluation-{name}"
+        name = slug(Path(data).stem if Path(data).exists() else data)
+        own = f"evaluation-{name}" if place.folder else f"evaluation-{slug(place.name)}-{name}"
+        folder = (place.folder or Path()) / own
         if options.output_dir:
             folder = Path(options.output_dir) / (f"evaluation-{name}" if options.harness else "")
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
         results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
         record, partial = folder / "metrics.json", folder / "predictions.partial"
     identity = {
@@ -436,8 +433,6 @@ class AnswerScorer:
             raise ConfigError(
                 f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out"
             )
-        if samples < 1:
-            raise ConfigError(f"samples is {samples}; it must be at least 1")
         for metric in make_metrics(metrics, settings.get("metric_options")):  # so that a typo is found before training
             metric.close()
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")

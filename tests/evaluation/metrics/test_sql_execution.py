@@ -124,7 +124,7 @@ def test_where_the_database_is(metric, folder, tmp_path):
             metric.score("SELECT 1", {"query": "SELECT 1", **row})
     with pytest.raises(ConfigError, match="no folder"):
         make_metric("sql_execution", db_folder=str(tmp_path / "none"))
-    assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"}) == (0.0, "SELECT 1", None, "no query found")
+    assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"}) == (0.0, "SELECT 1", None, "no answer found")
 
 
 def test_what_is_read_of_a_query():

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, option
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics import OPTIONS, Metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -58,27 +58,23 @@ class SqlExecution(Metric):
             raise ConfigError(f"{_NAME.db_folder}: no folder {self.db_folder}")
         self._worker = Worker(compare, _MEMORY)
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
-        """1 where both queries return the same rows.
+    def read(self, generated: str, row: Mapping[str, Any]) -> tuple[str | None, str | None]:
+        """As of `Metric`: the queries. Raises DataError: the row's database is not there either."""
+        self._database(row)
+        return query_of(self.reference(row)), query_of(generated) or None
 
-        Raises:
-            DataError: the row has no reference, or its database is not there.
-        """
-        gold, answer = query_of(self.reference(row)), query_of(generated)
-        database = self._database(row)
-        if not answer:
-            return Verdict(0.0, gold, None, "no query found")
+    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
+        """As of `Metric`: how the rows that both queries return differ."""
         if max(len(gold), len(answer)) > _LONGEST:
-            return Verdict(0.0, gold, answer, f"longer than {_LONGEST} characters")
-        queries = {"database": str(database), "gold": gold, "answer": answer}
+            return f"longer than {_LONGEST} characters"
+        queries = {"database": str(self._database(row)), "gold": gold, "answer": answer}
         limits = {"seconds": self.time_limit, "max_rows": self.max_rows}
         try:
-            note = self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
+            return self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
         except WorkerTimeout:
-            note = "unknown: the queries took too long"
+            return "unknown: the queries took too long"
         except WorkerError as error:
-            note = f"unknown: {error}"
-        return Verdict(float(not note), gold, answer, note)
+            return f"unknown: {error}"
 
     def _database(self, row: Mapping[str, Any]) -> Path:
         """The file of a row's database."""

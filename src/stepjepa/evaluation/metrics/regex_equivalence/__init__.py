@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stepjepa.config.option import option
-from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics import OPTIONS, Metric
 from stepjepa.evaluation.metrics.regex_equivalence import syntax
 from stepjepa.evaluation.metrics.regex_equivalence.language import TooMuchWork, difference
 from stepjepa.evaluation.metrics.regex_equivalence.syntax import Dialect, WordBoundary
@@ -32,16 +32,14 @@ class RegexEquivalence(Metric):
 
     name: ClassVar[str] = "regex_equivalence"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
-        """1 where the languages are the same."""
-        gold, answer = self.pair(generated, row)
-        if not answer:
-            return Verdict(0.0, gold, None, "no answer found")
-        note = "" if gold == answer else self._compared(gold, answer)
-        return Verdict(float(not note), gold, answer, note)
+    def read(self, generated: str, row: Mapping[str, Any]) -> tuple[str | None, str | None]:
+        """As of `Metric`."""
+        return self.reference(row).strip(), generated.strip() or None
 
-    def _compared(self, gold: str, answer: str) -> str:
-        """Why two patterns differ; empty where they do not."""
+    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
+        """As of `Metric`: what tells the two languages apart."""
+        if gold == answer:
+            return ""
         whose = "the reference"
         try:
             first = syntax.parse(gold, self.dialect, self.word_boundary)
