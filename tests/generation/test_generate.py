@@ -342,7 +342,7 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
         (ROW, "--model_name none", "--model_name must be given"),
         (ROW, "--base_url none", "needs --base_url"),
-        (ROW, "--base_url localhost:8000", "no address"),
+        (ROW, "--base_url localhost:8000", "--base_url is no plain address"),
         (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
         (ROW, "--api_key_env sk-proj-abc", "no environment variable of that name"),
     ],

@@ -101,7 +101,7 @@ class Task(Replies):
         if self.generator is not None:
             numbered = self.numbered()
             requests = [Request(row, one.prompt, self.temperature, seed_of(self.seed, row)) for row, one in numbered]
-            self.ask(self.generator, requests, "answers", self.bar)
+            self.ask(self.generator.answer, requests, "answers", self.bar)
 
     def result(self) -> EvaluationResult:
         """What the answers come to. Raises DataError: a metric of the user's failed."""

@@ -65,10 +65,9 @@ class ProblemSet(RowsRead):
 
     problems: list[Problem] = field(default_factory=list)
 
-    def record(self) -> Record:
-        """What is written of the input. Its fingerprint changes with any question, ground truth, or their order."""
-        digest = digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
-        return {"file": self.source, "questions": len(self.problems), "fingerprint": digest}
+    def fingerprint(self) -> str:
+        """Changes with any question, answer, ground truth, or their order."""
+        return digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
 
 
 def read_problems(options: GenerateOptions) -> ProblemSet:
@@ -199,10 +198,10 @@ def generate(options: GenerateOptions) -> GenerationResult:
     stem = path.name.removesuffix(".jsonl")
     unsolved, attempts = (path.with_name(f"{stem}.{kind}.jsonl") for kind in ("unsolved", "attempts"))
     meta, partial = path.with_name(f"{path.name}.meta.json"), path.with_name(f"{stem}.partial")
-    source, settings = problems.record(), options.deciding()
+    fingerprint, settings = problems.fingerprint(), options.deciding()
     output = Output(
         Paths((path, unsolved, attempts), meta, partial),
-        {**settings, "data": source["fingerprint"]},
+        {**settings, "data": fingerprint},
         {},
         options.overwrite,
         [Path(str(options.file))],
@@ -220,11 +219,12 @@ def generate(options: GenerateOptions) -> GenerationResult:
             with output.opened(solver.take):
                 bar.say(f"model    {options.model_name} ({description})")
                 resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
-                bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
+                bar.say(f"input    {problems.source}: {len(problems.problems)} questions{resumed}")
                 solver.solve(generator, bar)
                 summary = solver.summary()
-                record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-                output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
+                source = {"file": problems.source, "questions": len(problems.problems), "fingerprint": fingerprint}
+                record = {"stepjepa": __version__, "state": "complete", "settings": settings, "input": source}
+                output.finish(solver.files(output.paths), {**record, "summary": summary})
     return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already)
 
 
@@ -249,28 +249,6 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
     return local.load_generator(place, prompter, options)
-
-
-@dataclass
-class _Patient:
-    """A generator whose refusals wait until a request is answered: where none ever is, the requests are wrong, not the
-    questions."""
-
-    generator: Generator
-    answered: bool
-
-    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        held: list[Reply] = []
-        for replies in self.generator.answer(requests, done):
-            held += replies
-            self.answered = self.answered or any(reply.refused is None for reply in replies)
-            if self.answered:
-                yield held
-                held = []
-            elif len(held) >= _REFUSALS:
-                break
-        if held:
-            raise ConfigError(f"the model refuses every request: {held[0].refused}")
 
 
 class Solver(Replies):
@@ -306,13 +284,34 @@ class Solver(Replies):
             ConfigError: the model cannot be asked, or refuses every request.
             DataError: the attempts cannot be stored.
         """
-        patient = _Patient(generator, any(one.verdict != "refused" for one in self._every))
         for attempt in range(1, self._options.attempts + 1):
             # Those that were not solved before this attempt; some may have been asked in it, before an interruption.
             before = {row for row, one in self.last.items() if one.verdict == "right" and one.attempt < attempt}
             asked = [position for position, problem in enumerate(self._problems) if problem.row not in before]
             requests = [self.request(position, attempt) for position in asked]
-            self.ask(patient, requests, f"attempt {attempt}", bar, partial(self._note, attempt))
+            self.ask(
+                partial(self._unless_all_refused, generator),
+                requests,
+                f"attempt {attempt}",
+                bar,
+                partial(self._note, attempt),
+            )
+
+    def _unless_all_refused(
+        self, generator: Generator, requests: Sequence[Request], done: Collection[int]
+    ) -> Iterator[list[Reply]]:
+        """The replies, from the first answer on: where there is none, the requests are wrong, not the questions."""
+        held, answered = list[Reply](), any(one.verdict != "refused" for one in self._every)
+        for replies in generator.answer(requests, done):
+            held += replies
+            answered = answered or any(reply.refused is None for reply in replies)
+            if answered:
+                yield held
+                held = []
+            elif len(held) >= _REFUSALS:
+                break
+        if held:
+            raise ConfigError(f"the model refuses every request: {held[0].refused}")
 
     def _note(self, attempt: int) -> str:
         return f"{self._solved[attempt]} solved"

@@ -14,13 +14,13 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation import Generator, Reply, Request
+from stepjepa.generation import Reply, Request
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.utils.files import json_bytes, locked, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
@@ -267,15 +267,16 @@ class Replies:
 
     def ask(
         self,
-        generator: Generator,
+        answer: Callable[[Sequence[Request], Collection[int]], Iterator[list[Reply]]],
         requests: Sequence[Request],
         what: str,
         bar: Bar,
         note: Callable[[], str] = str,
     ) -> None:
-        """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
+        """Let a generator answer what it has not answered yet. Each group of replies is stored as it comes.
 
         Args:
+            answer: as `Generator.answer`.
             what: the name of the task for the bar; `note` is what is printed next to it.
 
         Raises:
@@ -288,7 +289,7 @@ class Replies:
         if done == len(requests):
             return
         begin = time.perf_counter()
-        for replies in generator.answer(requests, frozenset(self.replies)):
+        for replies in answer(requests, frozenset(self.replies)):
             rows = [list(vars(reply).values()) for reply in replies]
             self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
             bar.step(len(replies), note())
