@@ -214,7 +214,7 @@ def _lines(
         tokens = 0 if one is None else len(label_indices(one.example)[0])
         lines.append({
             "index": solution.index,
-            "question": solution.question,
+            "question": solution.text,
             "num_steps": len(steps),
             **{name: mean(_values(steps, name)).value for name in _ENERGIES},
             "log_likelihood": likelihood,

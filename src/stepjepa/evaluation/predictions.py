@@ -21,7 +21,7 @@ from stepjepa.utils.files import json_bytes, parse_json
 from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
-    from stepjepa.evaluation.questions import Question, Solution
+    from stepjepa.evaluation.questions import Question
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _LARGEST, _QUOTED = 1e100, 80
@@ -208,7 +208,7 @@ def _share_text(found: Mapping[str, Any]) -> str:
     return f"{100 * found['value']:.1f} %, 95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f}"
 
 
-def scored(metric: Metric, text: str, question: Question | Solution) -> Verdict:
+def scored(metric: Metric, text: str, question: Question) -> Verdict:
     """A metric's verdict on a text. Raises DataError: the row holds nothing to compare with, or a user's function failed."""
     try:
         return metric.score(text, question.row)

@@ -88,14 +88,15 @@ def read_record(place: Place) -> TrainingRecord:
 
 @dataclass(frozen=True)
 class Question:
-    """One row that is evaluated.
+    """One row that is evaluated, or one solution that is scored.
 
     Attributes:
         index: number of the row, from 0.
         place: its file and line, or row, as messages name it.
-        prompt: the chat that the model is to answer; ends with the user's message.
-        chat: the complete chat, for the reference answer's likelihood.
-        row: what metrics see: the row's columns, with the chat as ``messages``.
+        prompt: the chat that the model is to answer.
+        chat: the chat up to the answer: the reference, or the solution.
+        row: what metrics see: the row's columns, with the chat as ``messages``; for a solution without what holds it.
+        question_key: the same for all solutions of a question.
     """
 
     index: int
@@ -103,11 +104,12 @@ class Question:
     prompt: list[dict[str, str]]
     chat: list[dict[str, str]]
     row: dict[str, Any]
+    question_key: str = ""
 
     @property
     def text(self) -> str:
-        """The user's last message."""
-        return self.prompt[-1]["content"]
+        """The last message of the user; empty where there is none."""
+        return next((turn["content"] for turn in reversed(self.prompt) if turn["role"] == "user"), "")
 
     @property
     def ground_truth(self) -> str:
@@ -238,35 +240,6 @@ def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
     return line + (f"; the file's own differs in {others} of {rows} rows" if others else "")
 
 
-@dataclass(frozen=True)
-class Solution:
-    """One solution of one question.
-
-    Attributes:
-        index: number of its row in the file, from 0.
-        place: its file and line, as messages name it.
-        chat: up to the solution, which is its last message.
-        row: what a metric compares it with: the row without the column that holds the solution.
-        question_key: the same for all solutions of a question.
-    """
-
-    index: int
-    place: str
-    chat: list[dict[str, str]]
-    row: dict[str, Any]
-    question_key: str
-
-    @property
-    def text(self) -> str:
-        """The solution."""
-        return self.chat[-1]["content"]
-
-    @property
-    def question(self) -> str:
-        """The last message of the user; empty where there is none."""
-        return next((turn["content"] for turn in reversed(self.chat) if turn["role"] == "user"), "")
-
-
 @dataclass
 class SolutionSet(RowsRead):
     """The solutions of a file; every row is in `solutions` or counted.
@@ -275,7 +248,7 @@ class SolutionSet(RowsRead):
         generated: whether they are predictions, as a model wrote them.
     """
 
-    solutions: list[Solution] = field(default_factory=list)
+    solutions: list[Question] = field(default_factory=list)
     generated: bool = False
 
 
@@ -293,7 +266,7 @@ def read_solutions(
     """
     found = SolutionSet(source.name)
 
-    def solution(row: Any, index: int, number: int) -> Solution:
+    def solution(row: Any, index: int, number: int) -> Question:
         if isinstance(row, dict) and isinstance(row.get(GENERATED), str):
             given, key = {name: value for name, value in row.items() if name != GENERATED}, row.get("index")
             try:
@@ -311,18 +284,19 @@ def read_solutions(
             taken = answer_column(row) if columns is None else columns.target
             given = {name: value for name, value in row.items() if name != taken}
         chat = system.apply(chat)
-        return Solution(index, source.place(number), chat, given, json.dumps([key, chat[:-1]], default=str))
+        prompt = chat[:-1]
+        return Question(index, source.place(number), prompt, chat, given, json.dumps([key, prompt], default=str))
 
     found.solutions = list(found.usable(source, solution, limit))
     found.require(found.solutions, "holds a solution")
     return found
 
 
-def right_answers(metric: Metric, solutions: Sequence[Solution]) -> list[tuple[bool, str | None]]:
+def right_answers(metric: Metric, solutions: Sequence[Question]) -> list[tuple[bool, str | None]]:
     """For each solution whether it is right, and its final answer as the metric reads it.
 
     Raises:
         DataError: a row holds nothing to compare with.
     """
-    verdicts = [scored(metric, one.text, one) for one in solutions]
+    verdicts = [scored(metric, one.chat[-1]["content"], one) for one in solutions]
     return [(verdict.score == 1.0, verdict.answer) for verdict in verdicts]

@@ -28,9 +28,10 @@ _LARGEST_VALUE = 10_000_000  # bytes of a text or blob
 _READING, _FUNCTION = {20, 21, 33}, 31  # SQLITE_READ, SQLITE_SELECT, SQLITE_RECURSIVE; SQLITE_FUNCTION
 # Functions that reach beyond the query, or build values of any size in one step.
 _FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "randomblob", "zeroblob"}
-_TOKENS = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*|\S""", re.DOTALL
+_QUOTED_OR_COMMENT = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL
 )
+_BRACKETS = re.compile(r"\([^()]*\)")
 
 
 @dataclass(kw_only=True)
@@ -185,16 +186,10 @@ def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: 
 
 def is_ordered(query: str) -> bool:
     """Whether a query has an ORDER BY outside of all brackets, strings and comments."""
-    depth, before = 0, ""
-    for token in _TOKENS.findall(query):
-        if token in "()":
-            depth += 1 if token == "(" else -1
-        elif token.startswith(("--", "/*")):
-            continue
-        elif depth == 0 and before == "order" and token.lower() == "by":
-            return True
-        before = token.lower() if depth == 0 else ""
-    return False
+    text, inner = _QUOTED_OR_COMMENT.sub(lambda found: " " if found[0][:2] in ("--", "/*") else "x", query), ""
+    while inner != text:
+        text, inner = _BRACKETS.sub("x", text), text
+    return re.search(r"\border\s+by\b", text, re.IGNORECASE) is not None
 
 
 def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:
