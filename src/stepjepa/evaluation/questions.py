@@ -147,7 +147,7 @@ def read_questions(
     def question(row: Any, index: int, number: int) -> Question:
         messages = row_to_messages(row, None, columns)
         found.own_system_prompts += messages[0]["role"] == "system"
-        last, asked = last_answer(messages), last_question(messages)
+        last, asked = last_turn(messages)
         chat = system.apply(messages[: last + 1])
         seen = {**row, "messages": messages[: last + 1]}
         if columns is not None:  # what metrics look for by its usual name
@@ -191,23 +191,19 @@ def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompt
     asked.require(asked.questions, "can be evaluated on")
 
 
-def last_answer(messages: list[dict[str, str]]) -> int:
-    """The position of the last answer in a checked chat, which has one."""
-    return max(number for number, message in enumerate(messages) if message["role"] == "assistant")
-
-
-def last_question(messages: list[dict[str, str]]) -> int:
-    """The position of the user's last message before the last answer, where there is one, else of the last.
+def last_turn(messages: list[dict[str, str]]) -> tuple[int, int]:
+    """The positions of the last answer in a checked chat, and of the user's last message before it; without an answer the
+    length of the chat, and the user's last message.
 
     Raises:
-        RowError: there is none.
+        RowError: there is no such message.
     """
-    answered = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    before = messages[: answered[-1]] if answered else messages
-    asked = [number for number, message in enumerate(before) if message["role"] == "user"]
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    last = answers[-1] if answers else len(messages)
+    asked = [number for number, message in enumerate(messages[:last]) if message["role"] == "user"]
     if not asked:
         raise RowError("no_user_message", "no message of the user before the last answer")
-    return asked[-1]
+    return last, asked[-1]
 
 
 def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:
@@ -275,11 +271,11 @@ def read_solutions(
                 if not isinstance(row.get("question"), str):
                     raise
                 messages = [{"role": "user", "content": row["question"]}]
-            asked = messages[: last_question(messages) + 1]
+            asked = messages[: last_turn(messages)[1] + 1]
             chat, found.generated = check_messages([*asked, {"role": "assistant", "content": row[GENERATED]}]), True
         else:
             messages, key = row_to_messages(row, None, columns), None
-            chat = messages[: last_answer(messages) + 1]
+            chat = messages[: max(place for place, one in enumerate(messages) if one["role"] == "assistant") + 1]
             # What may be the solution is not what it is compared with.
             taken = answer_column(row) if columns is None else columns.target
             given = {name: value for name, value in row.items() if name != taken}

@@ -34,7 +34,7 @@ METRICS = {  # where each is in this package, ``module:class``
     "math": "answers:MathAnswer",
     "exact": "answers:Exact",
     "prefix": "answers:Prefix",
-    "regex_equivalence": "regex_equivalence:RegexEquivalence",
+    "regex_equivalence": "regex_equivalence.language:RegexEquivalence",
     "sql_execution": "sql:SqlExecution",
     CODE: "code:CodeExecution",
     "multiple_choice": "answers:MultipleChoice",
