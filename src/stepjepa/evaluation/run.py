@@ -1,13 +1,5 @@
 """One evaluation: of a model in memory (`evaluate_model`), of one that is being trained (`AnswerScorer`), or from options to
-files (`evaluate`).
-
-The files of an evaluation, in its folder (see `stepjepa.generation.store`):
-
-    predictions.jsonl     the answers
-    answer_nll.jsonl      instead of them where nothing is generated
-    metrics.json          the result
-    predictions.partial   while it runs: what is done
-"""
+files (`evaluate`), which docs/evaluate.md lists and `stepjepa.generation.store` keeps."""
 
 from __future__ import annotations
 

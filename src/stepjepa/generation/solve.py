@@ -1,13 +1,5 @@
-"""``stepjepa generate``: every question once, then the unsolved ones again, as long as there are attempts left.
-
-The files (see `stepjepa.generation.store`):
-
-    out.jsonl             the solved questions in the order of the input
-    out.unsolved.jsonl    the questions without a right response, with their last one
-    out.jsonl.meta.json   settings, input and summary
-    out.partial           while it runs: every attempt
-    out.attempts.jsonl    every attempt, right or wrong, with --keep_attempts
-"""
+"""``stepjepa generate``: every question once, then the unsolved ones again, as long as there are attempts left. Its files
+are listed in docs/generate.md, and kept by `stepjepa.generation.store`."""
 
 from __future__ import annotations
 
@@ -25,7 +17,7 @@ from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.options import FORMS, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines, text_of
+from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, text_of
 from stepjepa.generation.options import FOUND, KNOWN, OVERWRITE, QUESTION, GenerateOptions
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.utils.terminal import Bar
@@ -176,7 +168,8 @@ class GenerationResult:
         if summary["unsolved"]:
             why = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
             lines.append(f"  unsolved {summary['unsolved']}, by the last attempt: {', '.join(why)}")
-        lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
+        rows = RowsRead("", skipped=Counter(summary["skipped"]), first_skipped=summary["first_skipped"])
+        lines += [f"  {line}" for line in rows.skipped_lines()]
         if summary["tokens_written"]:
             lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
         if not self.already:

@@ -196,30 +196,26 @@ class Output:
             file.truncate(complete)
 
     def append(self, line: Record) -> None:
-        """Store a batch, all or nothing. Raises DataError: it could not be written."""
-        assert self._file is not None
+        """Store a batch, and wait until the disk has it; all or nothing. Raises DataError: it could not be written."""
+        file, text = self._file, json_line(line)
+        assert file is not None
         with saying_where(self.paths.partial):
             if not self.begun:  # in an order that never leaves old results next to new answers
-                self._file.truncate(0)
+                file.truncate(0)
                 for path in (self.paths.record, *self.paths.results) if self._overwrite else ():
                     path.unlink(missing_ok=True)
-                self._write(self._file, {"stepjepa": __version__, "identity": self.identity})
-                self.begun = True
-            self._write(self._file, line)
-
-    @staticmethod
-    def _write(file: BinaryIO, line: Record) -> None:
-        """Append a line and wait until the disk has it; what fits in part is taken out again."""
-        size = file.seek(0, os.SEEK_END)
-        try:
-            view = memoryview(json_line(line))
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise
+                text = json_line({"stepjepa": __version__, "identity": self.identity}) + text
+            size = file.seek(0, os.SEEK_END)
+            try:
+                view = memoryview(text)
+                while view:
+                    view = view[file.write(view) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(size)
+                raise
+            self.begun = True
 
     def finish(self, results: Mapping[Path, Iterable[bytes]], record: Record) -> None:
         """Write the results, then the record, and remove the partial file.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -63,7 +64,7 @@ class Verdict(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Metric:
+class Metric(AbstractContextManager["Metric"]):
     """Scores generated texts against the answers of their rows.
 
     A metric may hold a process or a cache: close it, or use it in a ``with``.
@@ -118,9 +119,6 @@ class Metric:
         """End the process that the metric has started, if any."""
         if self._worker is not None:
             self._worker.close()
-
-    def __enter__(self) -> Metric:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
