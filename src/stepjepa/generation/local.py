@@ -377,13 +377,9 @@ def load_place(
         ConfigError: it cannot be loaded, or does not fit.
     """
     name, kind = place.base or place.name, ""
-    model: Any
-    try:
-        same = (_NAME.dtype, _NAME.attn_implementation, _NAME.trust_remote_code)
-        given: Any = {one: getattr(options, one) for one in same}
-        model = load_model(name, tokenizer, quantized=quantization(place.settings), **given)
-    except ConfigError as error:
-        raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
+    same = (_NAME.dtype, _NAME.attn_implementation, _NAME.trust_remote_code)
+    given: Any = {one: getattr(options, one) for one in same}
+    model: Any = load_model(name, tokenizer, quantized=quantization(place.settings), **given)
     if place.base is not None and no_lora:
         kind = f"the base {name} alone; "
     elif place.base is not None:
