@@ -325,7 +325,7 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--response_field answer", "response_field is 'answer'"),
         (ROW, "--output_file out.json", "must end in .jsonl"),
         (ROW, "--output_file none", "--output_file must be given"),
-        (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
+        (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere: cannot be written"),
         (ROW, "--model_name none", "--model_name must be given"),
         (ROW, "--base_url none", "needs --base_url"),
         (ROW, "--base_url localhost:8000", "--base_url is no plain address"),

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import Reply, Request
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.utils.files import json_bytes, locked, no_links, parse_object, read_json, write_whole
+from stepjepa.utils.files import check_writable, json_bytes, locked, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
@@ -100,7 +100,6 @@ class Output:
         self.paths, self._overwrite = paths, overwrite
         self.identity, self.scoring = json.loads(json.dumps([identity, scoring]))
         self.complete: Record | None = None
-        self._file: BinaryIO | None = None
         for source in inputs:
             for path in (*paths.results, paths.record, paths.partial):
                 if source.exists() and path.exists() and path.samefile(source):
@@ -152,35 +151,26 @@ class Output:
             DataError: they cannot be read or written.
         """
         partial = self.paths.partial
-        made_folder = not partial.parent.exists()
-        with saying_where(partial):
-            partial.parent.mkdir(parents=True, exist_ok=True)
+        folder, made = partial.parent, not partial.parent.exists()
+        check_writable(folder, "the folder")
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             with locked(partial.with_name(f".{partial.name}.lock")) as alone:
                 if not alone:
                     raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
-                made = not partial.exists()
-                with saying_where(partial):
-                    self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
-                try:
-                    if self.begun:
-                        self._resume(self._file, take)
-                    yield
-                finally:
-                    self._file.close()
-                    if made and not self.begun:
-                        partial.unlink(missing_ok=True)
+                if self.begun:
+                    self._resume(take)
+                yield
         finally:
-            if made_folder and not self.begun:
+            if made and not self.begun:
                 with contextlib.suppress(OSError):
-                    partial.parent.rmdir()
+                    folder.rmdir()
 
-    def _resume(self, file: BinaryIO, take: Callable[[Record], None]) -> None:
+    def _resume(self, take: Callable[[Record], None]) -> None:
         """Read what is done; an incomplete last line is dropped."""
-        file.seek(0)
-        complete = 0
-        with open(file.fileno(), "rb", closefd=False) as lines:
-            for number, line in enumerate(lines, 1):
+        path, complete = self.paths.partial, 0
+        with saying_where(path), open(path, "r+b", opener=no_links) as file:
+            for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n") or not line.strip(b"\0\n"):  # space that a crash has left unwritten
                     break
                 try:
@@ -188,22 +178,18 @@ class Output:
                         take(parse_object(line))
                 except _BROKEN:
                     raise DataError(
-                        f"{self.paths.partial} line {number}: broken, so the work cannot be resumed; remove the file to "
-                        "start again"
+                        f"{path} line {number}: broken, so the work cannot be resumed; remove the file to start again"
                     ) from None
                 complete += len(line)
-        with saying_where(self.paths.partial):
             file.truncate(complete)
 
     def append(self, line: Record) -> None:
         """Store a batch, and wait until the disk has it; all or nothing. Raises DataError: it could not be written."""
-        file, text = self._file, json_line(line)
-        assert file is not None
-        with saying_where(self.paths.partial):
+        path, text = self.paths.partial, json_line(line)
+        with saying_where(path), open(path, "ab" if self.begun else "wb", buffering=0, opener=no_links) as file:
             if not self.begun:  # in an order that never leaves old results next to new answers
-                file.truncate(0)
-                for path in (self.paths.record, *self.paths.results) if self._overwrite else ():
-                    path.unlink(missing_ok=True)
+                for other in (self.paths.record, *self.paths.results) if self._overwrite else ():
+                    other.unlink(missing_ok=True)
                 text = json_line({"stepjepa": __version__, "identity": self.identity}) + text
             size = file.seek(0, os.SEEK_END)
             try:
@@ -226,8 +212,6 @@ class Output:
         for path, parts in results.items():
             replace(path, parts)
         replace(self.paths.record, [json_bytes(record, indent=2), b"\n"])
-        if self._file is not None:
-            self._file.close()  # Windows removes no open file
         self.paths.partial.unlink(missing_ok=True)
 
 
