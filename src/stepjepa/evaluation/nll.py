@@ -140,19 +140,16 @@ def softmax_size(
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
-def labelled_bytes(example: Example, prompter: Prompter) -> int:
-    """Bytes of the labelled text in UTF-8, without the tokens that end a turn."""
-    ids = np.concatenate([example.trunk[start:stop] for start, stop in example.labels])
-    ids = ids[~np.isin(ids, prompter.stop_ids(None))]
-    text = prompter.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return len(str(text).encode())
-
-
 def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood) -> dict[str, Any]:
     """Mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
     total, tokens = math.fsum(one.total for one in losses), sum(one.tokens for one in losses)
     value = total / tokens if tokens else None
-    size = sum(labelled_bytes(likelihood.examples[one.row], likelihood.prompter) for one in losses)
+    size, tokenizer, ends = 0, likelihood.prompter.tokenizer, likelihood.prompter.stop_ids(None)
+    for one in losses:  # bytes of the labelled text, without the tokens that end a turn
+        example = likelihood.examples[one.row]
+        ids = np.concatenate([example.trunk[start:stop] for start, stop in example.labels])
+        text = tokenizer.decode(ids[~np.isin(ids, ends)], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        size += len(str(text).encode())
     report = likelihood.report
     rows = mean([one.total / one.tokens for one in losses])
     return {

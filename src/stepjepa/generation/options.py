@@ -176,9 +176,6 @@ class GenerateOptions(GeneratorOptions):
             raise ConfigError(f"{_NAME.response_field} is {self.response_field!r}; choose a name other than {others}")
         if Path(str(self.output_file)).suffix != ".jsonl":
             raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")
-        self._check_endpoint()
-
-    def _check_endpoint(self) -> None:
         address, needed = f"--{_NAME.base_url}", f"--{_NAME.backend} openai"
         if self.backend != "openai":
             if self.base_url is not None:

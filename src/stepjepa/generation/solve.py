@@ -282,13 +282,11 @@ class Solver(Replies):
             before = {row for row, one in self.last.items() if one.verdict == "right" and one.attempt < attempt}
             asked = [position for position, problem in enumerate(self._problems) if problem.row not in before]
             requests = [self.request(position, attempt) for position in asked]
-            self.ask(
-                partial(self._unless_all_refused, generator),
-                requests,
-                f"attempt {attempt}",
-                bar,
-                partial(self._note, attempt),
-            )
+
+            def note(attempt: int = attempt) -> str:
+                return f"{self._solved[attempt]} solved"
+
+            self.ask(partial(self._unless_all_refused, generator), requests, f"attempt {attempt}", bar, note)
 
     def _unless_all_refused(
         self, generator: Generator, requests: Sequence[Request], done: Collection[int]
@@ -305,9 +303,6 @@ class Solver(Replies):
                 break
         if held:
             raise ConfigError(f"the model refuses every request: {held[0].refused}")
-
-    def _note(self, attempt: int) -> str:
-        return f"{self._solved[attempt]} solved"
 
     def request(self, position: int, attempt: int) -> Request:
         """What attempt number `attempt` at a question asks."""

@@ -15,6 +15,7 @@ from stepjepa.config.option import Names, option
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
+from stepjepa.generation import text_of
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _IN_PROMPT = re.compile(r"\bdb_id:\s*\[([^\]\n]+)\]")
@@ -83,7 +84,14 @@ class SqlExecution(Metric):
         if isinstance(row.get("db_path"), str) and row["db_path"]:
             files = [(folder or Path()) / row["db_path"]]
         else:
-            name = _database_name(row)
+            listed = row.get("messages")
+            turns = [turn for turn in listed if isinstance(turn, Mapping)] if isinstance(listed, (list, tuple)) else []
+            said = [found[1].strip() for turn in turns for found in _IN_PROMPT.finditer(text_of(turn.get("content")))]
+            name = text_of(row.get("db_id")) or next(iter(said), "")
+            if not name:
+                raise DataError(
+                    f"the row names no database: no column db_path or db_id (columns found: {', '.join(row)})"
+                )
             if folder is None:
                 raise ConfigError(
                     f"the metric {self.name} needs {_NAME.db_folder}, the folder of the database {name!r}"
@@ -96,20 +104,6 @@ class SqlExecution(Metric):
 
 
 _NAME = Names(SqlExecution)
-
-
-def _database_name(row: Mapping[str, Any]) -> str:
-    named = row.get("db_id")
-    if isinstance(named, str) and named:
-        return named
-    messages = row.get("messages")
-    for turn in messages if isinstance(messages, (list, tuple)) else ():
-        content = turn.get("content") if isinstance(turn, Mapping) else None
-        name = _IN_PROMPT.search(content) if isinstance(content, str) else None
-        if name is not None:
-            return name[1].strip()
-    found = ", ".join(map(str, row))
-    raise DataError(f"the row names no database: no column db_path or db_id (columns found: {found})")
 
 
 def query_of(text: str) -> str:

@@ -192,12 +192,10 @@ class _Reader:
         return low, high
 
     def complement(self) -> Part:
-        negations = 0
-        while self.operators and self.next_is("~"):
+        if self.operators and self.next_is("~"):
             self.position += 1
-            negations += 1
-        part = self.atom()
-        return Part("not", (part,)) if negations % 2 else part
+            return Part("not", (self.complement(),))
+        return self.atom()
 
     def atom(self) -> Part:
         if self.position == len(self.text) or self.next_is(self.ends_join) or self.next_is("*+?"):
