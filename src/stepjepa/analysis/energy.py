@@ -38,9 +38,8 @@ from stepjepa.evaluation.run import Task, digests, sample_solutions
 from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
-from stepjepa.generation.store import replace as replace_file
 from stepjepa.objectives.base import objective_of
-from stepjepa.utils.files import check_writable, json_bytes
+from stepjepa.utils.files import check_writable, json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, ending, show_log
 from stepjepa.utils.text import slug
 from stepjepa.version import __version__
@@ -105,8 +104,9 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         with saying_where(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         lines, result = _score(options, model, found, metric, bar)
-        replace_file(path, map(json_line, lines))
-        replace_file(files[1], [json_bytes(result, indent=2), b"\n"])
+        for one, parts in ((path, map(json_line, lines)), (files[1], [json_bytes(result, indent=2), b"\n"])):
+            with saying_where(one):
+                write_whole(one, parts)
     return AnalysisResult(result, tuple(files), (*energy_lines(result), *(f"{'written':<14} {one}" for one in files)))
 
 

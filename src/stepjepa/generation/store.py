@@ -60,16 +60,6 @@ def saying_where(path: Path) -> Iterator[None]:
         ) from None
 
 
-def replace(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file atomically (`write_whole`).
-
-    Raises:
-        DataError: it could not be written; the old one is still there.
-    """
-    with saying_where(path):
-        write_whole(path, parts)
-
-
 class Output:
     """Keeps batches of answers in files.
 
@@ -209,9 +199,9 @@ class Output:
         Raises:
             DataError: they could not be written; the same command tries again.
         """
-        for path, parts in results.items():
-            replace(path, parts)
-        replace(self.paths.record, [json_bytes(record, indent=2), b"\n"])
+        for path, parts in {**results, self.paths.record: [json_bytes(record, indent=2), b"\n"]}.items():
+            with saying_where(path):
+                write_whole(path, parts)
         self.paths.partial.unlink(missing_ok=True)
 
 
