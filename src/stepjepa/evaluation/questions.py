@@ -289,10 +289,6 @@ def read_solutions(
 
 
 def right_answers(metric: Metric, solutions: Sequence[Question]) -> list[tuple[bool, str | None]]:
-    """For each solution whether it is right, and its final answer as the metric reads it.
-
-    Raises:
-        DataError: a row holds nothing to compare with.
-    """
+    """For each solution whether it is right, and its final answer as the metric reads it; errors as `scored`."""
     verdicts = [scored(metric, one.chat[-1]["content"], one) for one in solutions]
     return [(verdict.score == 1.0, verdict.answer) for verdict in verdicts]

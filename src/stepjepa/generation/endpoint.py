@@ -97,7 +97,11 @@ class EndpointGenerator:
             self._left.set()
 
     async def _ask_all(self, requests: Sequence[Request], put: Callable[[Any], None]) -> None:
-        """Put each reply, and at the end the first error, None without one. After an error no further request is sent."""
+        """Ask, as many at a time as the options say; after an error no further request is sent.
+
+        Args:
+            put: takes each reply, and at the end the first error, or None.
+        """
         # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
         client = _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout)
         self._stop, slots = asyncio.Event(), asyncio.Semaphore(self._options.concurrency)

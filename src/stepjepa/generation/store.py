@@ -46,11 +46,7 @@ def json_line(record: object) -> bytes:
 
 @contextlib.contextmanager
 def saying_where(path: Path) -> Iterator[None]:
-    """Turn an error of the system (a full disk, a missing right) into one line.
-
-    Raises:
-        DataError: in place of an OSError.
-    """
+    """Within this context an `OSError` (a full disk, a missing right) is a `DataError` of one line."""
     try:
         yield
     except OSError as error:

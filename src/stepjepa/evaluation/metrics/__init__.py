@@ -108,7 +108,11 @@ class Metric(AbstractContextManager["Metric"]):
         return self.reference(row).strip(), generated.strip()
 
     def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """Why an answer is wrong; empty where it is right."""
+        """Why an answer is wrong; empty where it is right.
+
+        Args:
+            gold, answer: as `read` gives them.
+        """
         return "" if answer == gold else "another text"
 
     def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
