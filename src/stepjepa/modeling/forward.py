@@ -60,9 +60,7 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
             for parameter in own:
                 parameter.requires_grad_(True)
 
-    view: Any = types.SimpleNamespace(vocabulary=vocabulary, logits=logits, gather=gather_rows)
-    view.modules, view.embed = trained_extras(model).objective, model.get_input_embeddings()
-    return view  # type: ignore[no-any-return]
+    return ModelView(trained_extras(model).objective, vocabulary, model.get_input_embeddings(), logits, gather_rows)
 
 
 def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objective | None = None) -> None:

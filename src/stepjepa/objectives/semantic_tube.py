@@ -129,30 +129,25 @@ class SemanticTube(TrunkObjective):
     stream = 2
 
     @property
-    def needs_steps(self) -> bool:
-        """See `Objective`."""
+    def needs_steps(self) -> bool:  # type: ignore[override]
         return self.options is None or self.options.tube_sampler == "steps"
 
     @property
     def pairing(self) -> Mapping[str, Any]:
-        """See `Objective`."""
         options = self.options
         made = (options.tube_mode, options.tube_length_adjustment, options.tube_layer) if self.needs_steps else ()
         return {"content": options.tube_content, "steps": made}
 
     @property
-    def brief(self) -> str:
-        """See `Objective`."""
+    def brief(self) -> str:  # type: ignore[override]
         return self.options.tube_mode
 
     @property
-    def vector_names(self) -> VectorNames:
-        """See `Objective`."""
+    def vector_names(self) -> VectorNames:  # type: ignore[override]
         return _VECTORS[self.options.tube_mode]
 
     @property
     def distance_name(self) -> str:
-        """See `Objective`."""
         angle = self.options.tube_mode == "curvature"
         return f"{'turning angle' if angle else super().distance_name} of {self.options.tube_mode}"
 
@@ -176,12 +171,10 @@ class SemanticTube(TrunkObjective):
 
     @property
     def layer(self) -> int | None:
-        """See `Objective`."""
         return self.options.tube_layer
 
     @property
     def sampled(self) -> bool:
-        """See `Objective`."""
         return draws_spans(self.options) and not self.needs_steps
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
