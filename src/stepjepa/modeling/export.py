@@ -24,11 +24,8 @@ from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
-    OLD_HEAD_FILE,
     PREDICTORS_FILE,
-    ROWS,
     attach_saved,
-    extras_weights,
     is_extra,
     known_predictors,
     save_predictors,
@@ -101,7 +98,7 @@ def export_model(
         share(folder)
         written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         # What an earlier export has left would be read together with, or in place of, what is written now.
-        stale = {PREDICTORS_FILE, OLD_HEAD_FILE, *(listed_files(target) or ())}
+        stale = {PREDICTORS_FILE, *(listed_files(target) or ())}
         stale |= _MODEL if "config.json" in written else set()
         (target / MANIFEST).unlink(missing_ok=True)
         for name in written:
@@ -143,7 +140,7 @@ def _write(
         if rows is not None:
             tokenizer, kept, new = _kept_predictors(tokenizer, inner, keep_predictors)
             if kept:
-                _write_rows(inner, weights, kept, extras_weights(inner)[ROWS], new)
+                _write_rows(inner, weights, kept, rows.weight.detach(), new)
         bare = _bare(inner, weights)
         bare.tie_weights()
         missing = [name for name, value in bare.named_parameters() if value.is_meta]

@@ -22,7 +22,6 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
-from stepjepa.modeling.sharding import is_sharded
 
 _WINDOW = "sliding_window"
 _HEEDS, _HEAD = "_stepjepa_heeds_window", "_stepjepa_output_head"  # what was tried once, on the model
@@ -280,9 +279,7 @@ class OutputHead:
                 bias = None if bias is None else bias[: self.vocabulary]
                 return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
 
-            if not is_sharded(module.weight):
-                return loss(states_ND)
-            with forward_as(module, loss):  # which finds the module's weights whole
+            with forward_as(module, loss):  # which finds the weights whole where they are sharded
                 return module(states_ND)  # type: ignore[no-any-return]
         return chunked_cross_entropy_sum(lambda states_CD: self.logits(model, states_CD), states_ND, labels_N, rows)
 
