@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -172,15 +172,9 @@ def prepare(tokenizer, case: Options, rows: list | None = None) -> Run:
     return Run(options, model, setup, [drawn[Draw(0, row)] for row in range(len(store))])
 
 
-class InOneRow(ForestCollator):
-    """Attention by segments whatever it costs."""
-
-    def lay_out(self, forests):
-        return self.pack_one_row(forests)
-
-
 def in_one_row(collator: ForestCollator) -> ForestCollator:
-    return InOneRow(**{field.name: getattr(collator, field.name) for field in fields(collator)})
+    """Attention by segments whatever it costs."""
+    return replace(collator, segmented=True, attention_length=1e-9)
 
 
 class Parts(NamedTuple):

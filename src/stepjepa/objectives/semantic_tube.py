@@ -265,21 +265,13 @@ def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Ge
     content = _content(user, answer)
     if (draws_spans(options) and content.length < 2) or (options.tube_mode == "e2e" and not content.user_length):
         return []
-    spans = draw_spans(content.length, options, rng) if draws_spans(options) else []
+    times = options.tube_times if draws_spans(options) else 0
+    spans = [draw_span(content.length, options, rng) for _ in range(times)]
     return pairs_of_spans(user, answer, spans, options)
 
 
-def draw_spans(n: int, options: TubeOptions, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """Draw `tube_times` spans of n >= 2 content tokens as the table at the top of this file says.
-
-    Returns:
-        Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
-    """
-    return [_draw_span(n, options, rng) for _ in range(options.tube_times)]
-
-
 def step_spans(user: Span, answer: Span, steps: Sequence[Span], options: TubeOptions) -> list[tuple[int, ...]]:
-    """The offsets between the bounds of an answer's steps, as `draw_spans` returns them and the table says."""
+    """The offsets between the bounds of an answer's steps, as `draw_span` returns them and the table says."""
     content = _content(user, answer)
     ends = [*(step.start for step in steps[:1]), *(step.stop for step in steps)]
     bounds = dict.fromkeys(content.user_length + end - answer.start for end in ends)  # a step may be without a token
@@ -295,7 +287,7 @@ def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], opt
 
     Args:
         user, answer: the contents, neither of them empty.
-        spans: as `draw_spans` returns them; not read in the other modes.
+        spans: as `draw_span` returns them; not read in the other modes.
         options: its `tube_mode`, `tube_length_adjustment` and `tube_layer` are read.
     """
     content, mode = _content(user, answer), options.tube_mode
@@ -341,7 +333,12 @@ def _content(user: Span, answer: Span) -> _Content:
     return _Content(max(user[0] - 1, 0), user[1] - 1, answer[0] - 1, answer[1] - 1)
 
 
-def _draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
+def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
+    """Draw a span of n >= 2 content tokens as the table at the top of this file says.
+
+    Returns:
+        Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
+    """
     three = options.tube_mode == "three_index"
     limit = n if options.tube_max_length is None else options.tube_max_length
     shortest, longest = _shortest(options), min(n if three else n - 1, limit)
