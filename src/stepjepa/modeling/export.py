@@ -32,7 +32,7 @@ from stepjepa.modeling.extras import (
     trained_extras,
     trained_names,
 )
-from stepjepa.modeling.load import check_lora, first_line, is_preset, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.load import check_lora, first_line, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import OWN
 from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
@@ -41,7 +41,6 @@ from stepjepa.utils.files import (
     check_writable,
     listed_files,
     mismatch,
-    read_json,
     read_object,
     share,
     write_json,
@@ -338,8 +337,6 @@ def export_checkpoint(options: ExportOptions) -> Export:
 
 
 def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target}: is a file; give a folder")
     if target.resolve() == checkpoint:
         raise ConfigError(f"{target}: is the checkpoint itself; write elsewhere")
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
@@ -357,18 +354,14 @@ def _load_base(
     Raises:
         ConfigError: it is not known or cannot be loaded.
     """
-    random = False
-    if name is None and run.get("model_name"):
-        name = str(run["model_name"])
-        random = is_preset(name) or bool(run.get("pretrain"))
-    elif name is None:
-        try:
-            name = read_json(folder / _ADAPTER).get("base_model_name_or_path")
-        except (OSError, ValueError, AttributeError):
-            raise ConfigError(f"{folder}: {_ADAPTER} cannot be read") from None
-    if not name:
+    named = name or run.get("model_name") or read_object(folder / _ADAPTER).get("base_model_name_or_path")
+    if not named:
         raise ConfigError(f"{folder}: the adapter names no base; give --{_NAME.base_model}")
     return load_model(
-        name, tokenizer, pretrain=random, seed=int(run.get("seed") or 0), dtype=run.get("dtype") or "auto",
+        str(named),
+        tokenizer,
+        pretrain=not name and bool(run.get("pretrain")),
+        seed=int(run.get("seed") or 0),
+        dtype=run.get("dtype") or "auto",
         trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    )

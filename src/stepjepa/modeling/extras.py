@@ -283,17 +283,18 @@ def momentum_at(done: float, start: float, end: float) -> float:
 
 
 class TargetEncoder:
-    """Shadows of a model's trained weights, which encode the targets. Frozen weights serve both encoders.
+    """Shadows of a model's trained weights, which encode its targets from then on. Frozen weights serve both encoders.
 
     Args:
-        model: a causal LM, or a PEFT model of one; its predictor head and its objective's modules, which targets do not
-            pass, have no shadow.
+        model: a causal LM, or a PEFT model of one, when it is known which weights are trained and where they lie. Its
+            predictor head and its objective's modules, which targets do not pass, have no shadow.
     """
 
     def __init__(self, model: nn.Module):
         self._model, self._weights = model, dict[str, nn.Parameter]()
         self.shadow: dict[str, torch.Tensor] = {}
         self.begin()
+        object.__setattr__(causal_lm(model), _ENCODER, self)
 
     def begin(self) -> None:
         """Start from the weights, where they are others than before: sharding replaces them."""
@@ -340,14 +341,6 @@ class TargetEncoder:
             if now is not weight:  # it has been gathered already
                 now.data.copy_(whole(weight.detach()))
         torch.clear_autocast_cache()  # autocast keeps its copies by tensor object, whatever data that holds
-
-
-def add_target_encoder(model: nn.Module) -> TargetEncoder:
-    """Give a causal LM, or that of a PEFT model, an EMA target encoder; call it when it is known which weights are trained
-    and where they lie."""
-    encoder = TargetEncoder(model)
-    object.__setattr__(causal_lm(model), _ENCODER, encoder)
-    return encoder
 
 
 def target_encoder(inner: PreTrainedModel) -> TargetEncoder | None:

@@ -171,8 +171,9 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
         mask = attention_masks(rows, text_config(model.config), compute_dtype(model), heeds_window(model))
     with ExitStack() as stack:
         kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
-        last = last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
-    return {None: last, **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
+        output = run_backbone(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
+    found = {None: output[0], **{layer: states[0] for layer, states in kept.items()}}
+    return {layer: states.flatten(0, 1) for layer, states in found.items()}
 
 
 @contextmanager
@@ -216,30 +217,23 @@ def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int
     return layers, place
 
 
-def last_states(
+def run_backbone(
     model: PreTrainedModel,
     ids_RT: torch.Tensor,
     mask: AttentionMask | None,
     positions_RT: torch.Tensor,
     read_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Last hidden states after the final norm, (R * T, D), of the backbone of a causal LM; ids of its predictor tokens
-    may be among `ids_RT`.
+    **kwargs: Any,
+) -> BaseModelOutput:
+    """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included; first its last hidden
+    states after the final norm, (R, T, D).
 
     With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
     """
-    with nullcontext() if read_N is None else trimmed(backbone(model), read_N):
-        return run_backbone(model, ids_RT, mask, positions_RT)[0].flatten(0, 1)
-
-
-def run_backbone(
-    model: PreTrainedModel, ids_RT: torch.Tensor, mask: AttentionMask | None, positions_RT: torch.Tensor, **kwargs: Any
-) -> BaseModelOutput:
-    """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included."""
     part = backbone(model)
     if _takes_positions(part):
         kwargs["position_ids"] = positions_RT
-    with with_predictors(model, ids_RT) as known_ids:
+    with nullcontext() if read_N is None else trimmed(part, read_N), with_predictors(model, ids_RT) as known_ids:
         return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **kwargs)
 
 

@@ -10,7 +10,7 @@ Shapes: N positions, D width, V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,31 +106,11 @@ def has_experts(model: PreTrainedModel) -> bool:
     return any(getattr(config, key, None) for key in names)
 
 
-def _routed(model: PreTrainedModel) -> nn.Module:
+def routed(model: PreTrainedModel) -> nn.Module:
     """What holds the experts, which a few tokens need not reach: the text decoder; a module without parts for none."""
     part = backbone(model)
     decoder = getattr(part, "language_model", None)
     return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
-
-
-def unreached(model: nn.Module, outputs: Iterable[torch.Tensor]) -> dict[str, nn.Parameter]:
-    """Trainable parameters that no gradient of `outputs` can reach, by name: towers for images and sound, mostly.
-
-    The graph of the outputs, which may have any shape, is followed without a backward pass. Experts are left out.
-    """
-    pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen, reached = set(pending), {id(parameter) for parameter in _routed(causal_lm(model)).parameters()}
-    while pending:
-        node = pending.pop()
-        reached.add(id(getattr(node, "variable", None)))
-        following = {one for one, _ in node.next_functions if one is not None} - seen
-        seen |= following
-        pending += following
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in reached
-    }
 
 
 def idle_parts(model: PreTrainedModel) -> list[str]:
@@ -138,11 +118,11 @@ def idle_parts(model: PreTrainedModel) -> list[str]:
 
     Experts are left out; so is everything where the model does not run.
     """
-    embedding, routed = embedding_rows(model), set(_routed(model).modules())
+    embedding, experts = embedding_rows(model), set(routed(model).modules())
     if embedding.device.type == "meta":
         return []
     linears = {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
-    called = {name for name, part in linears.items() if part in routed}
+    called = {name for name, part in linears.items() if part in experts}
     hooks = [
         part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)) for name, part in linears.items()
     ]

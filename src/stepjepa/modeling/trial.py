@@ -66,10 +66,10 @@ from stepjepa.modeling.parts import (
     heeds_window,
     output_head,
     own_forward,
+    routed,
     text_config,
     tolerance,
     unchanged,
-    unreached,
     vocabulary_size,
     window_of,
 )
@@ -159,7 +159,8 @@ def choose_forward(
 def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> list[str]:
     """Freeze the parameters that text cannot reach, so that no process waits for their gradients.
 
-    They are those of a multimodal model's towers for images and sound, and layers that only such inputs use.
+    They are those of a multimodal model's towers for images and sound, and layers that only such inputs use. Experts,
+    which a few tokens need not reach, are left as they are.
 
     Returns:
         Their names; none where the model does not run.
@@ -173,12 +174,22 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
             output = model(batch=TwoPassCollator(ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
     except Exception:
         return []
-    outputs = [output.lm_loss_sum, output.source_states, output.target_states]
-    # The modules of the objective are reached by its loss, which made-up examples need not have.
-    frozen = {name: one for name, one in unreached(model, outputs).items() if not is_extra(name, OBJECTIVE)}
-    for parameter in frozen.values():
-        parameter.requires_grad_(False)
-    return list(frozen)
+    outputs = (output.lm_loss_sum, output.source_states, output.target_states)
+    pending = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    seen, reached = set(pending), {id(parameter) for parameter in routed(inner).parameters()}
+    while pending:  # the graph is followed without a backward pass
+        node = pending.pop()
+        reached.add(id(getattr(node, "variable", None)))
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        pending += following
+    frozen = []
+    for name, parameter in model.named_parameters():
+        # The modules of the objective are reached by its loss, which made-up examples need not have.
+        if parameter.requires_grad and id(parameter) not in reached and not is_extra(name, OBJECTIVE):
+            parameter.requires_grad_(False)
+            frozen.append(name)
+    return frozen
 
 
 def exactness(model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()) -> Verdict:

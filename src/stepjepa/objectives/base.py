@@ -306,17 +306,12 @@ class Objective:
         """The source states (P, D) that the loss compares; the arguments are those of `loss`."""
         return output.source_states
 
-    # What a source is compared with: the next four alone decide on the targets' gradient and on controls; `distances`: how.
-
-    @property
-    def detached(self) -> bool:
-        """Whether the targets have no gradient."""
-        return not self.options.target_grad
+    # What a source is compared with: the next three alone decide on the targets' gradient and on controls; `distances`: how.
 
     @property
     def separate_targets(self) -> bool:
         """Whether the targets, which need no gradient, go through a forward pass of their own."""
-        return self.detached
+        return not self.options.target_grad
 
     @property
     def shuffle_targets(self) -> bool:
@@ -331,7 +326,7 @@ class Objective:
         if self.options.control == "random":
             generator = torch.Generator().manual_seed(self.options.seed)
             return torch.randn(target.shape[1], generator=generator).to(target.device).expand_as(target)
-        return target.detach() if self.detached else target
+        return target if self.options.target_grad else target.detach()
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         """The parts of the loss on one micro-batch; called inside the wrapped model's forward.
