@@ -220,12 +220,8 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
 
     The targets are moved on by as many places as the example with most pairs has, so each is used once, whatever the order
     of the batch (which is another one every epoch). Where one example has more than half of all pairs that cannot be, and
-    targets of the others are used more than once.
-
-    Args:
-        counts: pairs of each example.
-        aligned: each pair gets the target at its own place in the next example that has pairs, counted round where that
-            one has fewer.
+    targets of the others are used more than once. `aligned`, each pair gets the target at its own place in the next example
+    that has pairs, counted round where that one has fewer.
 
     Returns:
         (P,) int64; None where fewer than two examples have a pair, so that there is no other target.

@@ -207,11 +207,8 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best-fit decreasing bin packing.
-
-    Args:
-        lengths: tokens of each forest; one longer than `capacity` gets a row of its own.
-        capacity: tokens a row may hold.
+    """Best-fit decreasing bin packing of forests, by their tokens, into rows of `capacity` tokens; a longer one gets a
+    row of its own.
 
     Returns:
         For each row the indices into `lengths`; every index once, longest first.
@@ -242,19 +239,13 @@ def rows_cost(rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_l
 
 
 def plan_rows(
-    lengths: Sequence[int],
-    attention_length: float = DEFAULT_ATTENTION_LENGTH,
-    max_row_length: int | None = None,
+    lengths: Sequence[int], attention_length: float = DEFAULT_ATTENTION_LENGTH, max_row_length: int | None = None
 ) -> list[list[int]]:
-    """Choose the row length that makes a batch cheapest (`rows_cost`), and pack it.
+    """Choose the row length that makes a batch cheapest (`rows_cost`), and pack it as `best_fit`.
 
     Args:
-        lengths: tokens of each forest of the batch.
         attention_length: row length at which attention costs as much as all the rest.
         max_row_length: longest row to try; a longer forest still gets its own row.
-
-    Returns:
-        As `best_fit`.
     """
     longest, total = max(lengths), sum(lengths)
     limit = max(longest, min(total, max_row_length or total))

@@ -262,11 +262,8 @@ def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
-    """Refuse weights that training has broken: what they give is no result.
-
-    Args:
-        name: of the model in the message.
-        part: only parameters with this in their name are looked at.
+    """Refuse weights that training has broken: what they give is no result. Only parameters with `part` in their name are
+    looked at.
 
     Raises:
         ConfigError: a parameter holds NaN or infinity; the message names the first one.
@@ -280,10 +277,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
 
 
 def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: str, base_name: str) -> PeftModel:
-    """A base model inside PEFT, with the adapter of a folder.
-
-    Args:
-        name, base_name: of the adapter and its base in the message.
+    """A base model inside PEFT, with the adapter of a folder; `name` and `base_name` are theirs in a message.
 
     Raises:
         ConfigError: the adapter does not fit the base, or its weights are not finite.
@@ -339,11 +333,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
 
 
 def check_lora(peft_config: object, advice: str = "leave it out") -> None:
-    """Refuse LoRA of a kind that cannot be exported.
-
-    Raises:
-        ConfigError: such a kind.
-    """
+    """Raise ConfigError for LoRA of a kind that cannot be exported."""
     for name in ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices"):
         if getattr(peft_config, name, None):
             raise ConfigError(f"LoRA with {name} cannot be exported; {advice}")

@@ -444,7 +444,7 @@ def find_objective(name: str | Objective) -> type[Objective]:
 
 
 def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The distance of ``--jepa_loss``, ``infonce`` apart: of two (P, D) tensors, (P,). One's own is tried with two pairs.
+    """The distance of ``--jepa_loss``, ``infonce`` apart: of two (P, D) tensors, (P,). One's own is tried on two pairs.
 
     Raises:
         ConfigError: there is none of that name, or it does not return one number a pair.

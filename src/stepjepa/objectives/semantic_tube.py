@@ -252,8 +252,6 @@ def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Ge
     Args:
         user, answer: the contents on the trunk, the user's first. A content that begins with token 0 has no state in front
             of it; displacements then start at the state of token 0 itself.
-        options: what is compared and how spans are drawn (``tube_mode``, ``tube_sampler``, ...).
-        rng: the only source of randomness; modes without spans draw nothing from it.
 
     Returns:
         The pairs; none for an empty user message or answer; for spans, fewer than two content tokens; for e2e, a user
