@@ -28,7 +28,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Rows, Segment, Span
+from stepjepa.data.types import Batch, Example, Rows, Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
@@ -73,6 +73,7 @@ from stepjepa.modeling.parts import (
     vocabulary_size,
     window_of,
 )
+from stepjepa.objectives.pairs import PairBuilder
 
 _NAME = Names(ModelOptions)
 logger = logging.getLogger("stepjepa")
@@ -327,12 +328,10 @@ def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int, length: 
     """Two examples of different lengths with a pair each, of tokens without a meaning of their own."""
 
     def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
-        branch = Segment(np.zeros(0, np.int32), source, source + 1, slots=predictors)
-        copy = Segment(ids[slice(*target)], ISOLATED, target.start + predictors, origin=target.start)
-        segments = (branch, copy) if predictors else (copy,)
-        read = Read.one(1, predictors - 1) if predictors else Read.one(TRUNK, source)
-        pair = Pair(read, Read.one(len(segments), target.stop - target.start - 1))
-        return Example(ids, (Span(label, len(ids)),), segments, (pair,))
+        builder = PairBuilder(ids, predictors)
+        builder.pair(Span(0, source + 1), target)
+        found = builder.found("")
+        return Example(ids, (Span(label, len(ids)),), found.segments, found.pairs)
 
     size = min(vocabulary, vocabulary_size(inner))
     special = {value for name, value in vars(inner.config).items() if "token" in name and isinstance(value, int)}
