@@ -172,12 +172,12 @@ class TwoPassCollator:
         together = sources if self.separate_targets else sources + targets
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
         target_rows = self._rows(examples, targets, target_starts, 0) if self.separate_targets else None
-        sides = [list(zip(examples, places, strict=True)) for places in (starts, target_starts)]
+        source_side, target_side = (list(zip(examples, places, strict=True)) for places in (starts, target_starts))
         return Batch(
             rows,
             flat([position + row * width for row, (position, _) in enumerate(labels)]),
             flat([ids for _, ids in labels]),
-            *compared(*sides, self.shuffle_targets, self.aligned_targets),
+            *compared(source_side, target_side, self.shuffle_targets, self.aligned_targets),
             view_rows,
             len(sources),
             target_rows,

@@ -31,8 +31,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import check_finite
-from stepjepa.modeling.parts import causal_lm, embedding_rows, vocabulary_size
-from stepjepa.modeling.sharding import free_gathered, is_sharded, like, local, whole, whole_weights
+from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, vocabulary_size
+from stepjepa.modeling.sharding import free_gathered, like, local, whole, whole_weights
 from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"

@@ -165,8 +165,7 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
     with ExitStack() as stack:
         kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
         output = run_backbone(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
-    found = {None: output[0], **{layer: states[0] for layer, states in kept.items()}}
-    return {layer: states.flatten(0, 1) for layer, states in found.items()}
+    return {None: output[0].flatten(0, 1), **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
 
 
 @contextmanager
