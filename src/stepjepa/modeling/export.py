@@ -64,7 +64,7 @@ def export_model(
     keep_predictors: bool = False,
     records: Records = _UNKNOWN,
 ) -> list[str]:
-    """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it.
+    """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it; names of the files.
 
     The model in memory is not changed. Predictor rows and head are no part of it and are written to `PREDICTORS_FILE`.
 
@@ -73,9 +73,6 @@ def export_model(
         keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer knows get
             their trained rows in any case, but in an adapter.
         records: of its training, for the model card. A README.md of the user's own stays as it is.
-
-    Returns:
-        Names of the files.
 
     Raises:
         ConfigError: predictors are to be kept in an adapter.

@@ -398,11 +398,8 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 
 def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_head: bool = True) -> str | None:
-    """Give a causal LM the predictor rows and the head that lie next to it, as training had them. What an objective has
-    trained besides is of use to its training alone.
-
-    Returns:
-        The head's kind, None where there is none or `with_head` is false.
+    """Give a causal LM the predictor rows and the head that lie next to it, as training had them; the head's kind, None
+    where there is none or `with_head` is false. What an objective has trained besides is of use to its training alone.
 
     Raises:
         ConfigError: the file is damaged, or of a model of another width or vocabulary.

@@ -67,11 +67,7 @@ def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objectiv
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
     With a step the parts of the objective's loss are computed along with the LM loss; without, the states are as they are.
-    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced.
-
-    Args:
-        vocabulary: V, entries of the LM softmax.
-        objective: computes the loss on the states.
+    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced; V of its softmax is `vocabulary`.
     """
     inner: Any = causal_lm(model)
     own = own_forward(inner)
@@ -91,17 +87,6 @@ def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objectiv
 
     inner._own_forward = own
     inner.forward = types.MethodType(forward, inner)
-
-
-def detach_forest_forward(model: nn.Module) -> None:
-    """Undo `attach_forest_forward`; nothing where it was not called."""
-    inner: Any = causal_lm(model)
-    own = vars(inner).pop("_own_forward", None)
-    if own is None:
-        return
-    del inner.forward
-    if getattr(own, "__func__", None) is not type(inner).forward:  # something else had replaced it before
-        inner.forward = own
 
 
 def _forest_forward(

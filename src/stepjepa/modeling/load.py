@@ -299,8 +299,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
 
     An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
 
-    Args:
-        seed: of the adapter's first weights; the global generators stay as they are.
+    `seed` draws its first weights; the global generators stay as they are.
 
     Raises:
         ConfigError: LoRA of a kind that cannot be exported, or on the embedding, or that PEFT refuses.

@@ -121,9 +121,8 @@ def choose_forward(
     Args:
         model: as `attach_forest_forward` leaves it.
         asked: ``auto`` (``packed`` where it is exact, else ``two_pass``), ``packed``, ``two_pass`` or ``inline``.
-        vocabulary: V of the LM softmax.
         device: type of the device that the run is on.
-        predictor_ids: of the K predictor tokens, in the order in which they follow a source.
+        predictor_ids: in the order in which they follow a source.
         keep: leave `sdpa` as it is, as in a model that was loaded with it by name.
 
     Raises:
@@ -389,8 +388,7 @@ def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: Sequen
 
     Args:
         predictors: names of the predictor tokens that rows may have; they get the trained rows that lie next to the model
-            or in its vocabulary, else new ones.
-        seed: of new rows, and of a preset's weights.
+            or in its vocabulary, else new ones by `seed`.
 
     Raises:
         ConfigError: it cannot be loaded, or takes no mask.
@@ -424,8 +422,7 @@ def row_numbers(
 
     Args:
         row: (1, L), packed.
-        predicting_N: positions whose next token is labelled; `label_ids_N`: these tokens.
-        attention: whether the weights are wanted.
+        predicting_N: positions (N,) whose next tokens are `label_ids_N`.
 
     Raises:
         ConfigError: the row is too long for the model, or for this machine's memory.
