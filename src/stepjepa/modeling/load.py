@@ -187,14 +187,11 @@ def load_model(
     Raises:
         ConfigError: it cannot be loaded, or its weights are not finite.
     """
-    kwargs: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     random = is_preset(name) or pretrain
-    if random or dtype != "auto":
-        kwargs["dtype"] = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    own_dtype = "float32" if random and dtype == "auto" else dtype
+    kwargs: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": own_dtype}
     if attn_implementation:
         kwargs["attn_implementation"] = attn_implementation
-    if quantized is not None:
-        kwargs["quantization_config"] = quantized
     if not random and os.path.isfile(os.path.join(name, "adapter_config.json")):
         raise ConfigError(
             f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
@@ -202,12 +199,12 @@ def load_model(
         )
     try:
         if random:
-            own = PRESETS[name].config(tokenizer) if is_preset(name) else None
-            config = own or AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            preset = PRESETS[name].config(tokenizer) if is_preset(name) else None
+            config = preset or AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
             set_seed(seed)
             model = AutoModelForCausalLM.from_config(config, **kwargs)
         else:
-            model = AutoModelForCausalLM.from_pretrained(name, **{"dtype": "auto", **kwargs})
+            model = AutoModelForCausalLM.from_pretrained(name, quantization_config=quantized, **kwargs)
     except Exception as error:
         raise _not_loaded("model", name, error) from None
     object.__setattr__(model, ATTENTION_ASKED, bool(attn_implementation))
