@@ -52,7 +52,9 @@ def test_layout():
     assert forest.order.tolist() == [0, 1, 2, 3, 0, 1, 0, 1]
     assert forest.attach.tolist() == [-1, -1, -1, -1, 1, 1, -1, -1]
     assert (forest.label_positions.tolist(), forest.label_ids.tolist()) == ([1, 2], [12, 13])
-    assert (forest.sources.position.tolist(), forest.targets.position.tolist()) == ([5], [7])
+    (pair,) = forest.example.pairs
+    places = [forest.starts[term.segment] + term.token for read in pair[:2] for term in read.terms]
+    assert places == [5, 7]
     assert len(forest) == 8
 
 

@@ -9,7 +9,7 @@ import torch
 
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.forest.visibility import dense_mask
-from stepjepa.modeling.forward import attach_forest_forward, last_states
+from stepjepa.modeling.forward import attach_forest_forward, run_backbone
 from stepjepa.modeling.masks import SEGMENTS, attention_masks, use_attention
 from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 
@@ -17,7 +17,7 @@ from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 def states(model, batch):
     mask = attention_masks(batch, model.config, model.dtype)
     with torch.no_grad():
-        return last_states(model, batch.input_ids, mask, batch.position_ids)
+        return run_backbone(model, batch.input_ids, mask, batch.position_ids)[0].flatten(0, 1)
 
 
 def reaches(batch):

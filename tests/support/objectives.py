@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from stepjepa.data.types import LM, Example, ForestOutput
 from stepjepa.forest.collate import ForestCollator
-from stepjepa.modeling.extras import add_target_encoder
+from stepjepa.modeling.extras import TargetEncoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.batches import Draw, DrawnExamples
@@ -166,21 +166,15 @@ def prepare(tokenizer, case: Options, rows: list | None = None) -> Run:
     model, setup = set_up_model(model, options, SEED, "cpu", None, tokenizer)
     if options.target_encoder == "ema":
         generator = torch.Generator().manual_seed(1)
-        for shadow in add_target_encoder(causal_lm(model)).shadow.values():
+        for shadow in TargetEncoder(causal_lm(model)).shadow.values():
             shadow += 0.1 * shadow.std() * torch.randn(shadow.shape, generator=generator)
     drawn = DrawnExamples(store, setup.objective, SEED, options.jepa_ratio)
     return Run(options, model, setup, [drawn[Draw(0, row)] for row in range(len(store))])
 
 
-class InOneRow(ForestCollator):
-    """Attention by segments whatever it costs."""
-
-    def lay_out(self, forests):
-        return self.pack_one_row(forests)
-
-
 def in_one_row(collator: ForestCollator) -> ForestCollator:
-    return InOneRow(**{field.name: getattr(collator, field.name) for field in fields(collator)})
+    """Attention by segments whatever it costs."""
+    return replace(collator, segmented=True, attention_length=1e-9)
 
 
 class Parts(NamedTuple):

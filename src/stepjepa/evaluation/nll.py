@@ -25,7 +25,7 @@ from stepjepa.evaluation.questions import QuestionSet, TrainingRecord
 from stepjepa.generation.local import Place, eval_mode
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.forward import causal_lm, last_states
+from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import output_head, vocabulary_size
 from stepjepa.objectives.base import trained_pairs
@@ -116,7 +116,7 @@ def answer_losses(
     positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
     losses = []
     with torch.inference_mode(), eval_mode(model):
-        states = last_states(inner, ids_BT, mask_BT, positions_BT)  # (B * T, D)
+        states = run_backbone(inner, ids_BT, mask_BT, positions_BT)[0].flatten(0, 1)  # (B * T, D)
         for row, example in enumerate(examples):
             labelled = np.concatenate([np.arange(start, stop) for start, stop in example.labels])
             labelled_N = torch.from_numpy(labelled).to(device)

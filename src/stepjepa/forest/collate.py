@@ -5,26 +5,21 @@ Shapes: B examples, R rows, T tokens a row, S view rows, T' tokens a view row, N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Rows, StateReads
 from stepjepa.forest.layout import (
-    ABSENT,
     DEFAULT_ATTENTION_LENGTH,
     Forest,
-    ReadTerms,
     attention_costs,
     build_forest,
     build_inline,
-    build_targets,
     label_indices,
     plan_rows,
-    read_terms,
     rows_cost,
     segment_row,
     target_segments,
@@ -67,34 +62,23 @@ class ForestCollator:
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
-        return self._batch(examples, self.lay_out)
-
-    def in_one_row(self, examples: Sequence[Example]) -> Batch:
-        """A batch for attention by segments, whatever it costs."""
-        return self._batch(examples, self.pack_one_row)
-
-    def _batch(self, examples: Sequence[Example], lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]]) -> Batch:
         if self.inline:
             examples = [example.with_pairs(example.pairs[:1]) for example in examples]
         build = build_inline if self.inline else build_forest
         separate = self.separate_targets and any(target_segments(example) for example in examples)
         forests = [build(example, self.predictor_ids, not separate) for example in examples]
-        rows, starts = lay_out(forests)
-        target_rows, target_starts, targets = None, starts, forests
+        rows, starts = self.lay_out(forests)
+        sources = targets = places(forests, starts)
+        target_rows = None
         if separate:
-            targets = [build_targets(example, self.predictor_ids) for example in examples if example.pairs]
-            target_rows, target_starts = lay_out(targets)
+            alone = [build_forest(one, self.predictor_ids, trunk=False) for one in examples if one.pairs]
+            target_rows, starts = self.lay_out(alone)
+            targets = places(alone, starts)
         batch = Batch(
             rows,
-            flat([forest.label_positions + start for forest, start in zip(forests, starts, strict=True)]),
+            flat([forest.label_positions + at[TRUNK] for forest, (_, at) in zip(forests, sources, strict=True)]),
             flat([forest.label_ids for forest in forests]),
-            *compared(
-                examples,
-                self.shuffle_targets,
-                self.aligned_targets,
-                ([forest.sources for forest in forests], starts),
-                ([forest.targets for forest in targets], target_starts),
-            ),
+            *compared(sources, targets, self.shuffle_targets, self.aligned_targets),
         )
         read = [batch.label_positions, batch.sources.positions]
         if target_rows is None:
@@ -105,23 +89,24 @@ class ForestCollator:
         idle = self.every_pass and self.separate_targets and not separate
         if idle:
             token = Example(np.array([self.pad_token_id], np.int32), ())
-            target_rows, _ = lay_out([build_forest(token, ())])
+            target_rows, _ = self.lay_out([build_forest(token, ())])
         return replace(batch, rows=rows, target_rows=target_rows, idle=idle)
 
+    def in_one_row(self, examples: Sequence[Example]) -> Batch:
+        """A batch for attention by segments, whatever it costs."""
+        return replace(self, segmented=True, attention_length=1e-9)(
+            examples
+        )  # rows under a mask cost more than anything
+
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """Choose the rows (R, T) and lay the forests into them, as `pack`."""
+        """Choose the rows (R, T) and lay the forests into them, as `pack`: all in one without padding, with their places
+        (B, 2), where attention by segments is cheaper."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
-        if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
-            return self.pack_one_row(forests)
-        return self.pack(forests, rows)
-
-    def pack_one_row(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """The batch in one row (1, T) without padding, with the places (B, 2) of its forests for attention by segments."""
-        rows, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
-        ends = np.cumsum([len(forest) for forest in forests])
-        places = torch.from_numpy(np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
-        return replace(rows, forests=places), starts
+        if not self.segmented or sum(map(segmented_cost, forests)) >= rows_cost(rows, lengths, self.attention_length):
+            return self.pack(forests, rows)
+        packed, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
+        return replace(packed, forests=torch.from_numpy(np.stack([starts, starts + lengths], axis=1))), starts
 
     def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> tuple[Rows, np.ndarray]:
         """Lay the forests into the given rows; `rows` holds indices into `forests`, each once.
@@ -132,35 +117,27 @@ class ForestCollator:
         width = max(sum(len(forests[index]) for index in row) for row in rows)
         width += -width % self.pad_to_multiple_of
         shape = (len(rows), width)
-        input_ids = np.full(shape, self.pad_token_id, np.int64)
-        position_ids = np.zeros(shape, np.int64)
+        fills = {"input_ids": self.pad_token_id, "position_ids": 0, "order": 0, "attach": ISOLATED}
+        if self.inline:  # padding is alone in its segment, so its floor of 0 hides nothing from it
+            fills["floor"] = 0
+        fields = {name: np.full(shape, fill, np.int64) for name, fill in fills.items()}
         # Each padding token is a segment of its own in an example that does not exist, so it sees itself only.
         example = np.full(shape, PADDING, np.int64)
         segment = np.broadcast_to(np.arange(1, width + 1), shape).copy()
-        order = np.zeros(shape, np.int64)
-        attach = np.full(shape, ISOLATED, np.int64)
-        floor = np.zeros(shape, np.int64) if self.inline else None
         starts = np.zeros(len(forests), np.int64)
         for row, members in enumerate(rows):
             start = 0
             for index in members:
                 forest = forests[index]
                 span = slice(start, start + len(forest))
-                input_ids[row, span] = forest.input_ids
-                position_ids[row, span] = forest.position_ids
-                example[row, span] = index
-                segment[row, span] = forest.segment
-                order[row, span] = forest.order
-                attach[row, span] = forest.attach
-                if floor is not None and forest.floor is not None:
-                    floor[row, span] = forest.floor
+                example[row, span], segment[row, span] = index, forest.segment
+                for name, field in fields.items():
+                    own = getattr(forest, name)
+                    field[row, span] = 0 if own is None else own
                 starts[index] = row * width + start
                 start += len(forest)
-        # Padding is alone in its segment, so its floor of 0 hides nothing from it.
-        more = (
-            None if field is None else torch.from_numpy(field) for field in (example, segment, order, attach, floor)
-        )
-        return Rows(torch.from_numpy(input_ids), torch.from_numpy(position_ids), None, *more), starts
+        fields |= {"example": example, "segment": segment}
+        return Rows(**{name: torch.from_numpy(field) for name, field in fields.items()}), starts
 
 
 @dataclass(frozen=True)
@@ -190,25 +167,17 @@ class TwoPassCollator:
             read = {term.segment for pair in example.pairs for term in pair.source.terms} - {TRUNK, *aims}
             sources += [(number, segment) for segment in sorted(read)]
             targets += [(number, segment) for segment in aims]
-        starts = [[row * width, *([ABSENT] * len(e.segments))] for row, e in enumerate(examples)]
+        starts = [{TRUNK: row * width} for row in range(len(examples))]
+        target_starts = [dict[int, int]() for _ in examples] if self.separate_targets else starts
         together = sources if self.separate_targets else sources + targets
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
-        target_starts, target_rows = starts, None
-        if self.separate_targets:
-            target_starts = [[ABSENT] * (1 + len(example.segments)) for example in examples]
-            target_rows = self._rows(examples, targets, target_starts, 0)
-        source_terms = [read_terms([p.source for p in e.pairs], at) for e, at in zip(examples, starts, strict=True)]
-        target_terms = [
-            read_terms([p.target for p in e.pairs], at) for e, at in zip(examples, target_starts, strict=True)
-        ]
-        nought = [0] * len(examples)
+        target_rows = self._rows(examples, targets, target_starts, 0) if self.separate_targets else None
+        source_side, target_side = (list(zip(examples, places, strict=True)) for places in (starts, target_starts))
         return Batch(
             rows,
             flat([position + row * width for row, (position, _) in enumerate(labels)]),
             flat([ids for _, ids in labels]),
-            *compared(
-                examples, self.shuffle_targets, self.aligned_targets, (source_terms, nought), (target_terms, nought)
-            ),
+            *compared(source_side, target_side, self.shuffle_targets, self.aligned_targets),
             view_rows,
             len(sources),
             target_rows,
@@ -216,7 +185,7 @@ class TwoPassCollator:
         )
 
     def _rows(
-        self, examples: Sequence[Example], segments: Sequence[tuple[int, int]], starts: list[list[int]], first: int
+        self, examples: Sequence[Example], segments: Sequence[tuple[int, int]], starts: list[dict[int, int]], first: int
     ) -> Rows | None:
         """The rows of segments, given as (example, number), None (or one token) for none; `starts` gets where their own
         tokens begin, counted from `first`."""
@@ -251,12 +220,8 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
 
     The targets are moved on by as many places as the example with most pairs has, so each is used once, whatever the order
     of the batch (which is another one every epoch). Where one example has more than half of all pairs that cannot be, and
-    targets of the others are used more than once.
-
-    Args:
-        counts: pairs of each example.
-        aligned: each pair gets the target at its own place in the next example that has pairs, counted round where that
-            one has fewer.
+    targets of the others are used more than once. `aligned`, each pair gets the target at its own place in the next example
+    that has pairs, counted round where that one has fewer.
 
     Returns:
         (P,) int64; None where fewer than two examples have a pair, so that there is no other target.
@@ -275,64 +240,66 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
     return np.array([others[example][pair % len(others[example])] for pair, example in enumerate(owner.tolist())])
 
 
-class Compared(NamedTuple):
-    """Of a `Batch`: the vectors of both sides of all pairs, and the pairs' weights and groups."""
-
-    sources: StateReads
-    targets: StateReads
-    weights: torch.Tensor | None
-    groups: torch.Tensor | None
+# Examples of a batch, with the place among all states where each segment that is laid out begins.
+Placed = Sequence[tuple[Example, Mapping[int, int]]]
 
 
-Terms = tuple[Sequence[ReadTerms], Sequence[int] | np.ndarray]
+def places(forests: Sequence[Forest], starts: np.ndarray) -> Placed:
+    """What is laid out in forests that begin at `starts` (B,)."""
+    return [
+        (forest.example, {number: start + own for number, own in forest.starts.items()})
+        for forest, start in zip(forests, starts.tolist(), strict=True)
+    ]
 
 
-def compared(examples: Sequence[Example], shuffle: bool, aligned: bool, sources: Terms, targets: Terms) -> Compared:
-    """What is compared in a batch.
+def compared(
+    sources: Placed, targets: Placed, shuffle: bool, aligned: bool
+) -> tuple[StateReads, StateReads, torch.Tensor | None, torch.Tensor | None]:
+    """What is compared in a batch: both sides of all P pairs, and the pairs' weights and groups, (P,) each.
 
     Args:
+        sources, targets: the examples, where each side is read.
         shuffle: whether each source gets the target of another example; without another there are no pairs.
         aligned: see `shuffled_order`.
-        sources, targets: of each example with states of its own their terms, and where these states begin among all.
     """
-    pairs = [pair for example in examples for pair in example.pairs]
-    order = shuffled_order([len(example.pairs) for example in examples], aligned) if shuffle and pairs else None
-    if shuffle and pairs and order is None:
-        pairs, sources, targets = [], ([], []), ([], [])
+    order = shuffled_order([len(example.pairs) for example, _ in sources], aligned) if shuffle else None
+    if shuffle and order is None:
+        sources = targets = ()
+    pairs = [pair for example, _ in sources for pair in example.pairs]
     weights, groups = [pair.weight for pair in pairs], [pair.group for pair in pairs]
-    return Compared(
-        state_reads(*sources, [pair.source for pair in pairs], None),
-        state_reads(*targets, [pair.target for pair in pairs], order),
+    return (
+        state_reads([(pair.source, at) for example, at in sources for pair in example.pairs]),
+        state_reads([(pair.target, at) for example, at in targets for pair in example.pairs], order),
         torch.tensor(weights, dtype=torch.float32) if any(weight != 1.0 for weight in weights) else None,
         torch.tensor(groups) if any(groups) else None,
     )
 
 
-def state_reads(
-    terms: Sequence[ReadTerms], starts: Sequence[int] | np.ndarray, reads: Sequence[Read], order: np.ndarray | None
-) -> StateReads:
-    """The vectors (P, D) of one side of a batch, P reads of one layer, in another `order` (P,) where one is given.
+def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarray | None = None) -> StateReads:
+    """The vectors (P, D) of one side of a batch, in another `order` (P,) where one is given.
+
+    Args:
+        reads: P of one layer, each with where the segments of its example begin.
 
     Raises:
         ValueError: reads of several layers.
     """
-    layers = {read.layer for read in reads}
+    layers = {read.layer for read, _ in reads}
     if len(layers) > 1:
         raise ValueError(f"one batch reads the states of one layer, not of {sorted(map(str, layers))}")
-    layer = next(iter(layers), None)
-    positions = flat([one.position + start for one, start in zip(terms, starts, strict=True)])
-    chosen = None if order is None else torch.from_numpy(order)
-    if all(read.is_state for read in reads):
-        return StateReads(positions if chosen is None else positions[chosen], count=len(reads), layer=layer)
-    firsts = np.cumsum([0, *(one.pair.max(initial=-1) + 1 for one in terms)]).tolist()
-    return StateReads(
-        positions,
-        flat([one.pair + first for one, first in zip(terms, firsts, strict=False)]),
-        torch.from_numpy(np.concatenate([one.coefficient for one in terms])),
-        chosen,
-        len(reads),
-        layer,
-    )
+    terms = [
+        (at[segment] + token, vector, coefficient)
+        for vector, (read, at) in enumerate(reads)
+        for segment, first, coefficient, tokens in read.terms
+        for token in range(first, first + tokens)
+    ]
+    positions, vectors, coefficients = map(np.array, zip(*terms, strict=True)) if terms else [np.zeros(0)] * 3
+    chosen, layer = None if order is None else torch.from_numpy(order), next(iter(layers), None)
+    places = flat([positions])
+    if all(read.is_state for read, _ in reads):
+        return StateReads(places if chosen is None else places[chosen], count=len(reads), layer=layer)
+    weights = torch.from_numpy(coefficients.astype(np.float32))
+    return StateReads(places, flat([vectors]), weights, chosen, len(reads), layer)
 
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:

@@ -23,16 +23,14 @@ Shapes: L tokens of the forest, P pairs, M terms, N labelled positions.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Example, Read, Segment
-
-ABSENT = -1  # where a segment begins that is not laid out
+from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read, Segment, Span
 
 # Tokens at which a row's attention costs as much as everything else of it, and what a call of the attention kernel costs
 # beside its scores, forward and backward in every layer, in tokens. Measured on CPU for widths of 96 to 256
@@ -58,32 +56,16 @@ class Part(NamedTuple):
     stop: int
 
 
-class ReadTerms(NamedTuple):
-    """P vectors of one example as a flat list of terms: ``vector[pair] += coefficient * state[position]``.
-
-    Attributes:
-        position: (M,) int64, indices into the example's states.
-        pair: (M,) int64 in [0, P), ascending.
-        coefficient: (M,) float32.
-    """
-
-    position: np.ndarray
-    pair: np.ndarray
-    coefficient: np.ndarray
-
-
 @dataclass(frozen=True)
 class Forest:
     """One example laid out for one forward pass; see the drawing at the top of this file.
 
     Attributes:
-        example: what is laid out.
+        example: what is laid out; of the inline form, with what is inserted on its trunk.
         input_ids, position_ids, segment, order, attach: (L,) int32.
         label_positions: (N,) int32, the positions whose *next* token on the trunk is labelled.
         label_ids: (N,) int32, those next tokens.
-        sources, targets: the states of all pairs, by their index in the forest.
-        starts: where each segment of the example begins, the trunk first; `ABSENT` for one that is not laid out.
-        trunk_length: tokens of the trunk, with those that are inserted into it.
+        starts: where each segment of the example that is laid out begins, by its number.
         floor: (L,) int32, see `visibility.visible`; None where it is 0 everywhere.
     """
 
@@ -95,22 +77,24 @@ class Forest:
     attach: np.ndarray
     label_positions: np.ndarray
     label_ids: np.ndarray
-    sources: ReadTerms
-    targets: ReadTerms
-    starts: tuple[int, ...]
-    trunk_length: int
+    starts: Mapping[int, int]
     floor: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def trunk_length(self) -> int:
+        """Tokens of the trunk, with those that are inserted into it."""
+        return len(self.example.trunk)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """What follows the trunk, in order."""
         return tuple(
             Part(*segment_use(self.example, number), start, start + self.example.segments[number - 1].length)
-            for number, start in enumerate(self.starts)
-            if number != TRUNK and start != ABSENT
+            for number, start in self.starts.items()
+            if number != TRUNK
         )
 
 
@@ -138,51 +122,24 @@ def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
     return (labelled - 1).astype(np.int32), np.asarray(example.trunk)[labelled].astype(np.int32)
 
 
-def read_terms(reads: Sequence[Read], starts: Sequence[int]) -> ReadTerms:
-    """The terms of P reads, one for each state, which is at the start of its segment plus its token."""
-    terms = [
-        (starts[segment] + token, pair, coefficient)
-        for pair, read in enumerate(reads)
-        for segment, first, coefficient, tokens in read.terms
-        for token in range(first, first + tokens)
-    ]
-    position, pair, coefficient = zip(*terms, strict=True) if terms else ((), (), ())
-    return ReadTerms(np.array(position, np.int64), np.array(pair, np.int64), np.array(coefficient, np.float32))
-
-
-def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool = True) -> Forest:
+def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool = True, trunk: bool = True) -> Forest:
     """Lay out one example.
 
     Args:
         predictor_ids: token ids of the K predictors of every group, group by group, in the order in which they follow a
             source.
-        targets: False leaves out the segments of the targets (`build_targets` lays them out alone).
+        targets: False leaves out the segments of the targets.
+        trunk: False lays out these alone, for a forward pass that needs no gradient. The example must have a pair.
     """
-    left_out = () if targets else target_segments(example)
-    numbers = [number for number in range(1, len(example.segments) + 1) if number not in left_out]
-    return _forest(example, predictor_ids, [TRUNK, *numbers], sources=True, targets=targets)
-
-
-def build_targets(example: Example, predictor_ids: Sequence[int]) -> Forest:
-    """The targets of one example alone, for a forward pass that needs no gradient. The example must have a pair."""
-    return _forest(example, predictor_ids, target_segments(example), sources=False, targets=True)
-
-
-def _forest(
-    example: Example, predictor_ids: Sequence[int], numbers: Sequence[int], sources: bool, targets: bool
-) -> Forest:
-    """The forest of some segments of an example, given by their numbers, and of the states of one or both sides."""
-    trunk = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
-    segments = [example.segments[number - 1] if number != TRUNK else trunk for number in numbers]
+    aims = target_segments(example)
+    every = range(TRUNK, 1 + len(example.segments))
+    numbers = [number for number in every if targets or number not in aims] if trunk else aims
+    whole = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
+    segments = [whole if number == TRUNK else example.segments[number - 1] for number in numbers]
     pieces = [segment.tokens(predictor_ids) for segment in segments]
     lengths = [len(piece) for piece in pieces]
     order = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
-    starts, end = [ABSENT] * (1 + len(example.segments)), 0
-    for number, length in zip(numbers, lengths, strict=True):
-        starts[number], end = end, end + length
-    with_trunk = TRUNK in numbers
-    first = TRUNK if with_trunk else TRUNK + 1
-    label_positions, label_ids = label_indices(example if with_trunk else example._replace(labels=()))
+    first = TRUNK if trunk else TRUNK + 1
     return Forest(
         example,
         np.concatenate(pieces).astype(np.int32, copy=False),
@@ -190,12 +147,8 @@ def _forest(
         np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths),
         order,
         np.repeat(np.array([segment.attach for segment in segments], np.int32), lengths),
-        label_positions,
-        label_ids,
-        read_terms([pair.source for pair in example.pairs] if sources else (), starts),
-        read_terms([pair.target for pair in example.pairs] if targets else (), starts),
-        tuple(starts),
-        lengths[0] if with_trunk else 0,
+        *label_indices(example if trunk else example._replace(labels=())),
+        dict(zip(numbers, np.cumsum([0, *lengths]).tolist(), strict=False)),
     )
 
 
@@ -213,17 +166,20 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
     themselves are no labels. Tokens of the target see the target alone, what stands behind it sees everything.
 
     Args:
-        targets: False leaves out the target's state (`build_targets` lays the target out alone).
+        targets: as `build_forest`.
 
     Raises:
         ValueError: a pair that is no branch or state of the trunk and a copy of the trunk's tokens.
     """
     trunk = np.asarray(example.trunk, dtype=np.int32)
     inserted, stop, begin, end = np.zeros(0, np.int32), len(trunk), 0, 0
-    sources, aims = read_terms((), ()), read_terms((), ())
+    pairs: tuple[Pair, ...] = ()
 
     def place(token: int) -> int:
         return token if token < stop else token + len(inserted)
+
+    def on_trunk(read: Read, start: int) -> Read:
+        return read._replace(terms=tuple(one._replace(segment=TRUNK, token=start + one.token) for one in read.terms))
 
     for pair in example.pairs[:1]:
         branch, copy = example.segment(pair.source), example.segment(pair.target)
@@ -232,41 +188,27 @@ def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool =
             raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
         if branch is not None:
             inserted, stop = branch.tokens(predictor_ids), branch.attach + 1
-        sources = read_terms([pair.source], [0 if branch is None else stop] * (1 + len(example.segments)))
         begin, end = place(copy.origin), place(copy.origin + len(copy.ids) - 1) + 1
-        if targets:
-            aims = read_terms([pair.target], [begin] * (1 + len(example.segments)))
-    length = len(trunk) + len(inserted)
-    order, zeros, floor = np.arange(length, dtype=np.int32), np.zeros(length, np.int32), np.zeros(length, np.int32)
-    floor[begin:end] = begin
-    label_positions, label_ids = label_indices(example)
-    labelled = label_positions + 1
-    return Forest(
-        example,
-        input_ids=np.concatenate([trunk[:stop], inserted, trunk[stop:]]),
-        position_ids=order,
-        segment=zeros,
-        order=order,
-        attach=np.full(length, ISOLATED, np.int32),
-        label_positions=(labelled + len(inserted) * (labelled >= stop) - 1).astype(np.int32),
-        label_ids=label_ids,
-        sources=sources,
-        targets=aims,
-        starts=(0, *([ABSENT] * len(example.segments))),
-        trunk_length=length,
-        floor=floor,
+        source = on_trunk(pair.source, 0 if branch is None else stop)
+        pairs = (pair._replace(source=source, target=on_trunk(pair.target, begin)),)
+    around = [Span(first, min(last, stop)) for first, last in example.labels]
+    around += [Span(place(max(first, stop)), place(last - 1) + 1) for first, last in example.labels]
+    moved = Example(
+        np.concatenate([trunk[:stop], inserted, trunk[stop:]]),
+        tuple(sorted(span for span in around if span.start < span.stop)),
+        pairs=pairs,
     )
+    floor = np.zeros(len(moved.trunk), np.int32)
+    floor[begin:end] = begin
+    return replace(build_forest(moved, predictor_ids), floor=floor)
 
 
 # Packing: whole forests into the rows of one batch
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best-fit decreasing bin packing.
-
-    Args:
-        lengths: tokens of each forest; one longer than `capacity` gets a row of its own.
-        capacity: tokens a row may hold.
+    """Best-fit decreasing bin packing of forests, by their tokens, into rows of `capacity` tokens; a longer one gets a
+    row of its own.
 
     Returns:
         For each row the indices into `lengths`; every index once, longest first.
@@ -297,19 +239,13 @@ def rows_cost(rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_l
 
 
 def plan_rows(
-    lengths: Sequence[int],
-    attention_length: float = DEFAULT_ATTENTION_LENGTH,
-    max_row_length: int | None = None,
+    lengths: Sequence[int], attention_length: float = DEFAULT_ATTENTION_LENGTH, max_row_length: int | None = None
 ) -> list[list[int]]:
-    """Choose the row length that makes a batch cheapest (`rows_cost`), and pack it.
+    """Choose the row length that makes a batch cheapest (`rows_cost`), and pack it as `best_fit`.
 
     Args:
-        lengths: tokens of each forest of the batch.
         attention_length: row length at which attention costs as much as all the rest.
         max_row_length: longest row to try; a longer forest still gets its own row.
-
-    Returns:
-        As `best_fit`.
     """
     longest, total = max(lengths), sum(lengths)
     limit = max(longest, min(total, max_row_length or total))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read
-from stepjepa.forest.layout import Forest, ReadTerms, build_forest, build_inline, plan_rows, segment_use
+from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views
 from stepjepa.objectives.base import VectorNames, objective_of
 from stepjepa.training.options import JEPAOptions
@@ -203,10 +203,8 @@ class _LaidOut(NamedTuple):
     def pairs(self) -> list[RowPair]:
         """Its pairs that are laid out (the inline form has the first one only)."""
         forest, found = self.forest, list[RowPair]()
-        for number, pair in enumerate(self.example.pairs):
-            source, target = self._states(forest.sources, number), self._states(forest.targets, number)
-            if not source:
-                break
+        for number, (pair, laid_out) in enumerate(zip(self.example.pairs, forest.example.pairs, strict=False)):
+            source, target = self._states(laid_out.source), self._states(laid_out.target)
             views = self._views(pair, source[0].token, target[0].token)
             names = VectorNames("", "", "") if views else self.form.vector_names
             first, second = _vector(names.source, source), _vector(names.target, target)
@@ -219,11 +217,11 @@ class _LaidOut(NamedTuple):
             found.append(RowPair(self.number, number + 1, first, second, ends, views, *more))
         return found
 
-    def _states(self, side: ReadTerms, number: int) -> list[Readout]:
-        """The states of one side of a pair."""
-        own = side.pair == number
-        places = zip((self.start + side.position[own]).tolist(), side.coefficient[own].tolist(), strict=True)
-        return [Readout(*one) for one in places]
+    def _states(self, read: Read) -> list[Readout]:
+        """The states that are summed for one side of a pair."""
+        starts, terms = self.forest.starts, read.terms
+        places = ((self.start + starts[one.segment] + one.token, one) for one in terms)
+        return [Readout(place + more, one.coefficient) for place, one in places for more in range(one.tokens)]
 
     def _views(self, pair: Pair, source: int, target: int) -> Views | None:
         """The views of a pair whose first states are `source` and `target`; None for sums of states."""

@@ -24,18 +24,15 @@ from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
-    OLD_HEAD_FILE,
     PREDICTORS_FILE,
-    ROWS,
     attach_saved,
-    extras_weights,
     is_extra,
     known_predictors,
     save_predictors,
     trained_extras,
     trained_names,
 )
-from stepjepa.modeling.load import check_lora, first_line, is_preset, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.load import check_lora, first_line, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import OWN
 from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
@@ -44,7 +41,6 @@ from stepjepa.utils.files import (
     check_writable,
     listed_files,
     mismatch,
-    read_json,
     read_object,
     share,
     write_json,
@@ -68,7 +64,7 @@ def export_model(
     keep_predictors: bool = False,
     records: Records = _UNKNOWN,
 ) -> list[str]:
-    """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it.
+    """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it; names of the files.
 
     The model in memory is not changed. Predictor rows and head are no part of it and are written to `PREDICTORS_FILE`.
 
@@ -77,9 +73,6 @@ def export_model(
         keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer knows get
             their trained rows in any case, but in an adapter.
         records: of its training, for the model card. A README.md of the user's own stays as it is.
-
-    Returns:
-        Names of the files.
 
     Raises:
         ConfigError: predictors are to be kept in an adapter.
@@ -101,7 +94,7 @@ def export_model(
         share(folder)
         written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         # What an earlier export has left would be read together with, or in place of, what is written now.
-        stale = {PREDICTORS_FILE, OLD_HEAD_FILE, *(listed_files(target) or ())}
+        stale = {PREDICTORS_FILE, *(listed_files(target) or ())}
         stale |= _MODEL if "config.json" in written else set()
         (target / MANIFEST).unlink(missing_ok=True)
         for name in written:
@@ -143,7 +136,7 @@ def _write(
         if rows is not None:
             tokenizer, kept, new = _kept_predictors(tokenizer, inner, keep_predictors)
             if kept:
-                _write_rows(inner, weights, kept, extras_weights(inner)[ROWS], new)
+                _write_rows(inner, weights, kept, rows.weight.detach(), new)
         bare = _bare(inner, weights)
         bare.tie_weights()
         missing = [name for name, value in bare.named_parameters() if value.is_meta]
@@ -341,8 +334,6 @@ def export_checkpoint(options: ExportOptions) -> Export:
 
 
 def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target}: is a file; give a folder")
     if target.resolve() == checkpoint:
         raise ConfigError(f"{target}: is the checkpoint itself; write elsewhere")
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
@@ -360,18 +351,14 @@ def _load_base(
     Raises:
         ConfigError: it is not known or cannot be loaded.
     """
-    random = False
-    if name is None and run.get("model_name"):
-        name = str(run["model_name"])
-        random = is_preset(name) or bool(run.get("pretrain"))
-    elif name is None:
-        try:
-            name = read_json(folder / _ADAPTER).get("base_model_name_or_path")
-        except (OSError, ValueError, AttributeError):
-            raise ConfigError(f"{folder}: {_ADAPTER} cannot be read") from None
-    if not name:
+    named = name or run.get("model_name") or read_object(folder / _ADAPTER).get("base_model_name_or_path")
+    if not named:
         raise ConfigError(f"{folder}: the adapter names no base; give --{_NAME.base_model}")
     return load_model(
-        name, tokenizer, pretrain=random, seed=int(run.get("seed") or 0), dtype=run.get("dtype") or "auto",
+        str(named),
+        tokenizer,
+        pretrain=not name and bool(run.get("pretrain")),
+        seed=int(run.get("seed") or 0),
+        dtype=run.get("dtype") or "auto",
         trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    )

@@ -31,18 +31,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import check_finite
-from stepjepa.modeling.parts import causal_lm, embedding_rows, vocabulary_size
-from stepjepa.modeling.sharding import free_gathered, is_sharded, like, local, whole, whole_weights
+from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, vocabulary_size
+from stepjepa.modeling.sharding import free_gathered, like, local, whole, whole_weights
 from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
 EMA_FILE = "target_encoder.safetensors"
-OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows in the vocabulary of its checkpoints
 ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."  # the names in it, or how they begin
 _GROUPS = "groups"  # in its metadata; a file of earlier versions has one group
 _EXTRAS = "jepa"  # the submodule
 _ENCODER = "_stepjepa_target_encoder"
-Weights = Mapping[str, torch.Tensor]  # of any shape, by name
 
 
 def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
@@ -118,12 +116,8 @@ class PredictorRows(nn.Module):
         def put_in(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
             used.append(True)
             rows_KD = embedded(module, self.weight)
-            if output_RTD.device.type == "cpu":
-                places = is_predictor.flatten().nonzero().squeeze(1)
-                rows = rows_KD.index_select(0, ids_RT.flatten()[places] - self.first).to(output_RTD.dtype)
-                return output_RTD.flatten(0, 1).index_copy(0, places, rows).view_as(output_RTD)
-            # Elsewhere finding the places would wait for the device. One more row, without a gradient, stands for the
-            # tokens of the vocabulary.
+            # Finding the places would wait for the device. One more row, without a gradient, stands for the tokens of the
+            # vocabulary.
             rows_KD = torch.cat([rows_KD, rows_KD.new_zeros(1, rows_KD.shape[1])])
             chosen = torch.where(is_predictor, ids_RT - self.first, len(self.weight))
             rows_RTD = F.embedding(chosen, rows_KD, padding_idx=len(self.weight))
@@ -289,17 +283,18 @@ def momentum_at(done: float, start: float, end: float) -> float:
 
 
 class TargetEncoder:
-    """Shadows of a model's trained weights, which encode the targets. Frozen weights serve both encoders.
+    """Shadows of a model's trained weights, which encode its targets from then on. Frozen weights serve both encoders.
 
     Args:
-        model: a causal LM, or a PEFT model of one; its predictor head and its objective's modules, which targets do not
-            pass, have no shadow.
+        model: a causal LM, or a PEFT model of one, when it is known which weights are trained and where they lie. Its
+            predictor head and its objective's modules, which targets do not pass, have no shadow.
     """
 
     def __init__(self, model: nn.Module):
         self._model, self._weights = model, dict[str, nn.Parameter]()
         self.shadow: dict[str, torch.Tensor] = {}
         self.begin()
+        object.__setattr__(causal_lm(model), _ENCODER, self)
 
     def begin(self) -> None:
         """Start from the weights, where they are others than before: sharding replaces them."""
@@ -348,14 +343,6 @@ class TargetEncoder:
         torch.clear_autocast_cache()  # autocast keeps its copies by tensor object, whatever data that holds
 
 
-def add_target_encoder(model: nn.Module) -> TargetEncoder:
-    """Give a causal LM, or that of a PEFT model, an EMA target encoder; call it when it is known which weights are trained
-    and where they lie."""
-    encoder = TargetEncoder(model)
-    object.__setattr__(causal_lm(model), _ENCODER, encoder)
-    return encoder
-
-
 def target_encoder(inner: PreTrainedModel) -> TargetEncoder | None:
     """The EMA target encoder of a causal LM, None where it has none."""
     return inner.__dict__.get(_ENCODER)
@@ -375,26 +362,21 @@ def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = T
         if here:
             save_predictors(inner, folder)
     if here and shadow:
-        _save(shadow, Path(folder) / EMA_FILE)
+        _save(shadow, Path(folder) / EMA_FILE, {"format": "pt"})
 
 
 def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
     """As `save_extras`, without the target encoder, of weights that are whole."""
-    weights, groups = extras_weights(inner), trained_extras(inner).groups
-    if weights:
-        _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, groups))})
+    extras = trained_extras(inner)
+    if weights := dict(extras.named_parameters()):
+        _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, extras.groups))})
 
 
-def _save(weights: Weights, path: Path, more: Mapping[str, str] | None = None) -> None:
+def _save(weights: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     with replacing(path) as temporary:
         # One entry: several stand in an order that changes from file to file, and equal runs write equal bytes.
-        save_file(on_cpu, temporary, metadata=dict(more or {"format": "pt"}))
-
-
-def extras_weights(inner: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights of rows, head and objective, of any shape, by their names in `PREDICTORS_FILE`."""
-    return {name: weight.detach() for name, weight in trained_extras(inner).named_parameters()}
+        save_file(on_cpu, temporary, metadata=metadata)
 
 
 def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -416,28 +398,19 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 
 def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_head: bool = True) -> str | None:
-    """Give a causal LM the predictor rows and the head that lie next to it, as training had them. What an objective has
-    trained besides is of use to its training alone.
-
-    Returns:
-        The head's kind, None where there is none or `with_head` is false.
+    """Give a causal LM the predictor rows and the head that lie next to it, as training had them; the head's kind, None
+    where there is none or `with_head` is false. What an objective has trained besides is of use to its training alone.
 
     Raises:
         ConfigError: the file is damaged, or of a model of another width or vocabulary.
     """
-    path, old = Path(folder) / PREDICTORS_FILE, Path(folder) / OLD_HEAD_FILE
-    if not path.is_file() and not old.is_file():
+    path, parts = Path(folder) / PREDICTORS_FILE, (ROWS, HEAD) if with_head else (ROWS,)
+    if not path.is_file():
         return None
     try:
-        groups = [1]
-        if path.is_file():
-            weights = load_file(path)
-            with safe_open(path, "pt") as file:
-                groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
-        else:
-            path, weights = old, {f"{HEAD}{name}": value for name, value in load_file(old).items()}
-        parts = (ROWS, HEAD) if with_head else (ROWS,)
-        weights = {name: value for name, value in weights.items() if name.startswith(parts)}
+        with safe_open(path, "pt") as file:
+            groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
+            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(parts)}  # noqa: SIM118
         rows = weights.get(ROWS)
         tensors = (len(weights) - (rows is not None)) // len(groups)  # of a group's head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")

@@ -29,7 +29,7 @@ from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
 from stepjepa.forest.visibility import packed_fields
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.extras import trained_extras
-from stepjepa.modeling.forward import last_states
+from stepjepa.modeling.forward import run_backbone
 from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
 from stepjepa.objectives.base import Objective
@@ -104,7 +104,7 @@ class ModelCost:
 
         def states(tokens: int, read: int) -> torch.Tensor:
             own = ids[None, :tokens] % len(embedding)
-            return last_states(inner, own, None, ids[None, :tokens], ids[:read])
+            return run_backbone(inner, own, None, ids[None, :tokens], ids[:read])[0].flatten(0, 1)
 
         def backbone() -> PassCost:
             two, four, six, less = (count(partial(states, *sizes)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2)))

@@ -60,20 +60,14 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
             for parameter in own:
                 parameter.requires_grad_(True)
 
-    view: Any = types.SimpleNamespace(vocabulary=vocabulary, logits=logits, gather=gather_rows)
-    view.modules, view.embed = trained_extras(model).objective, model.get_input_embeddings()
-    return view  # type: ignore[no-any-return]
+    return ModelView(trained_extras(model).objective, vocabulary, model.get_input_embeddings(), logits, gather_rows)
 
 
 def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objective | None = None) -> None:
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
     With a step the parts of the objective's loss are computed along with the LM loss; without, the states are as they are.
-    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced.
-
-    Args:
-        vocabulary: V, entries of the LM softmax.
-        objective: computes the loss on the states.
+    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced; V of its softmax is `vocabulary`.
     """
     inner: Any = causal_lm(model)
     own = own_forward(inner)
@@ -95,37 +89,19 @@ def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objectiv
     inner.forward = types.MethodType(forward, inner)
 
 
-def detach_forest_forward(model: nn.Module) -> None:
-    """Undo `attach_forest_forward`; nothing where it was not called."""
-    inner: Any = causal_lm(model)
-    own = vars(inner).pop("_own_forward", None)
-    if own is None:
-        return
-    del inner.forward
-    if getattr(own, "__func__", None) is not type(inner).forward:  # something else had replaced it before
-        inner.forward = own
-
-
 def _forest_forward(
     model: PreTrainedModel, vocabulary: int, objective: Objective | None, batch: Batch, step: int | None, predict: bool
 ) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
     separate = separate_targets(model, batch)
-    sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
-    layers = {side.layer for side in sides}
+    layers = {batch.sources.layer} | ({batch.targets.layer} if separate is None else set())
     by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
     if batch.views is not None:
         views = layer_states(model, batch.views, layers)
         by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
-    states = by_layer[None]
-    if layers != {None} or any(side.vectors is not None for side in sides):
-        predicting = states.index_select(0, batch.label_positions)
-        found = [read_vectors(by_layer[side.layer], side) for side in sides]
-    else:
-        # One gather for everything that is read, so that the backward pass scatters once.
-        parts = [batch.label_positions, *(side.positions for side in sides)]
-        predicting, *found = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
-    source, target = found[0], found[1] if separate is None else separate
+    predicting = by_layer[None].index_select(0, batch.label_positions)
+    source = read_vectors(by_layer[batch.sources.layer], batch.sources)
+    target = read_vectors(by_layer[batch.targets.layer], batch.targets) if separate is None else separate
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)
     lm = head.loss_sum(model, predicting, batch.label_ids)
     output = ForestOutput(
@@ -173,8 +149,8 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
         mask = attention_masks(rows, text_config(model.config), compute_dtype(model), heeds_window(model))
     with ExitStack() as stack:
         kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
-        last = last_states(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
-    return {None: last, **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
+        output = run_backbone(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
+    return {None: output[0].flatten(0, 1), **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
 
 
 @contextmanager
@@ -218,30 +194,23 @@ def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int
     return layers, place
 
 
-def last_states(
+def run_backbone(
     model: PreTrainedModel,
     ids_RT: torch.Tensor,
     mask: AttentionMask | None,
     positions_RT: torch.Tensor,
     read_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Last hidden states after the final norm, (R * T, D), of the backbone of a causal LM; ids of its predictor tokens
-    may be among `ids_RT`.
+    **kwargs: Any,
+) -> BaseModelOutput:
+    """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included; first its last hidden
+    states after the final norm, (R, T, D).
 
     With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
     """
-    with nullcontext() if read_N is None else trimmed(backbone(model), read_N):
-        return run_backbone(model, ids_RT, mask, positions_RT)[0].flatten(0, 1)
-
-
-def run_backbone(
-    model: PreTrainedModel, ids_RT: torch.Tensor, mask: AttentionMask | None, positions_RT: torch.Tensor, **kwargs: Any
-) -> BaseModelOutput:
-    """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included."""
     part = backbone(model)
     if _takes_positions(part):
         kwargs["position_ids"] = positions_RT
-    with with_predictors(model, ids_RT) as known_ids:
+    with nullcontext() if read_N is None else trimmed(part, read_N), with_predictors(model, ids_RT) as known_ids:
         return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **kwargs)
 
 

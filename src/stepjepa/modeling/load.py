@@ -187,14 +187,11 @@ def load_model(
     Raises:
         ConfigError: it cannot be loaded, or its weights are not finite.
     """
-    kwargs: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     random = is_preset(name) or pretrain
-    if random or dtype != "auto":
-        kwargs["dtype"] = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    own_dtype = "float32" if random and dtype == "auto" else dtype
+    kwargs: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": own_dtype}
     if attn_implementation:
         kwargs["attn_implementation"] = attn_implementation
-    if quantized is not None:
-        kwargs["quantization_config"] = quantized
     if not random and os.path.isfile(os.path.join(name, "adapter_config.json")):
         raise ConfigError(
             f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
@@ -202,12 +199,12 @@ def load_model(
         )
     try:
         if random:
-            own = PRESETS[name].config(tokenizer) if is_preset(name) else None
-            config = own or AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            preset = PRESETS[name].config(tokenizer) if is_preset(name) else None
+            config = preset or AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
             set_seed(seed)
             model = AutoModelForCausalLM.from_config(config, **kwargs)
         else:
-            model = AutoModelForCausalLM.from_pretrained(name, **{"dtype": "auto", **kwargs})
+            model = AutoModelForCausalLM.from_pretrained(name, quantization_config=quantized, **kwargs)
     except Exception as error:
         raise _not_loaded("model", name, error) from None
     object.__setattr__(model, ATTENTION_ASKED, bool(attn_implementation))
@@ -250,28 +247,23 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors (of any shape) that hold NaN or infinity. One pass, one synchronization."""
-    floating = {name: value.detach() for name, value in weights.items() if value.is_floating_point()}
-    if not floating:
-        return []
-    device = next(iter(floating.values())).device
+    """Names of the tensors (of any shape) that hold NaN or infinity."""
     # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
-    sums = torch.stack([value.sum(dtype=torch.float32).to(device) for value in floating.values()]).isfinite().tolist()
-    doubtful = [name for name, finite in zip(floating, sums, strict=True) if not finite]
-    return [name for name in doubtful if not floating[name].isfinite().all()]
+    return [
+        name
+        for name, value in weights.items()
+        if value.is_floating_point() and not value.sum(dtype=torch.float32).isfinite() and not value.isfinite().all()
+    ]
 
 
 def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
-    """Refuse weights that training has broken: what they give is no result.
-
-    Args:
-        name: of the model in the message.
-        part: only parameters with this in their name are looked at.
+    """Refuse weights that training has broken: what they give is no result. Only parameters with `part` in their name are
+    looked at.
 
     Raises:
         ConfigError: a parameter holds NaN or infinity; the message names the first one.
     """
-    weights = {key: value for key, value in model.named_parameters() if part in key}
+    weights = {key: value.detach() for key, value in model.named_parameters() if part in key}
     if broken := broken_weights(weights):
         raise ConfigError(
             f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
@@ -280,24 +272,16 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
 
 
 def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: str, base_name: str) -> PeftModel:
-    """A base model inside PEFT, with the adapter of a folder.
-
-    Args:
-        name, base_name: of the adapter and its base in the message.
+    """A base model inside PEFT, with the adapter of a folder; `name` and `base_name` are theirs in a message.
 
     Raises:
         ConfigError: the adapter does not fit the base, or its weights are not finite.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of transformers and PEFT about themselves
-            tokens = getattr(PeftConfig.from_pretrained(str(folder)), "trainable_token_indices", None) or {}
-            trained = [index for ids in (tokens.values() if isinstance(tokens, dict) else [tokens]) for index in ids]
-            rows = max(trained, default=-1) + 1
-            if rows > vocabulary_size(base):  # a checkpoint of version 0.1, which holds predictor tokens
-                base.resize_token_embeddings(rows, mean_resizing=False)
             adapted = PeftModel.from_pretrained(base, str(folder))
     except Exception as error:  # peft, safetensors and torch raise their own
         why = " ".join(str(error).split()) or type(error).__name__
@@ -312,8 +296,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
 
     An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
 
-    Args:
-        seed: of the adapter's first weights; the global generators stay as they are.
+    `seed` draws its first weights; the global generators stay as they are.
 
     Raises:
         ConfigError: LoRA of a kind that cannot be exported, or on the embedding, or that PEFT refuses.
@@ -344,11 +327,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
 
 
 def check_lora(peft_config: object, advice: str = "leave it out") -> None:
-    """Refuse LoRA of a kind that cannot be exported.
-
-    Raises:
-        ConfigError: such a kind.
-    """
+    """Raise ConfigError for LoRA of a kind that cannot be exported."""
     for name in ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices"):
         if getattr(peft_config, name, None):
             raise ConfigError(f"LoRA with {name} cannot be exported; {advice}")

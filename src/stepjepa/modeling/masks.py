@@ -63,8 +63,7 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
     ``flex_attention`` a block mask, and a batch laid out for attention by segments its plan. A mask is (R, 1, T, T).
 
     Args:
-        rows: on the device of the model.
-        config: the text model's configuration.
+        config: the text model's.
         dtype: the dtype of the model's attention scores (`parts.compute_dtype`).
         windows: whether the model heeds the `sliding_window` of its configuration (`parts.heeds_window`).
     """
@@ -199,7 +198,7 @@ class SegmentPlan:
 
 
 def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
-    """Where the forests of packed rows stand and what their segments see in a layer with such a sliding window, if any."""
+    """Where the forests of packed rows stand, and what their segments see in a layer with such a sliding window."""
     assert rows.forests is not None
     flat = [value.flatten() for value in (rows.input_ids, rows.position_ids, *packed_fields(rows))]
     forests, sizes, end = [], [], 0

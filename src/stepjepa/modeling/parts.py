@@ -10,7 +10,7 @@ Shapes: N positions, D width, V vocabulary.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,6 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
-from stepjepa.modeling.sharding import is_sharded
 
 _WINDOW = "sliding_window"
 _HEEDS, _HEAD = "_stepjepa_heeds_window", "_stepjepa_output_head"  # what was tried once, on the model
@@ -56,6 +55,11 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 def name_of(model: nn.Module, part: nn.Module | None) -> str:
     """The dotted name of a module inside a model, empty where it is not there."""
     return next((name for name, module in model.named_modules() if module is part), "")
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a process has a part of a tensor (any shape), as FSDP2 leaves it."""
+    return hasattr(tensor, "to_local")
 
 
 @contextmanager
@@ -107,31 +111,11 @@ def has_experts(model: PreTrainedModel) -> bool:
     return any(getattr(config, key, None) for key in names)
 
 
-def _routed(model: PreTrainedModel) -> nn.Module:
+def routed(model: PreTrainedModel) -> nn.Module:
     """What holds the experts, which a few tokens need not reach: the text decoder; a module without parts for none."""
     part = backbone(model)
     decoder = getattr(part, "language_model", None)
     return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
-
-
-def unreached(model: nn.Module, outputs: Iterable[torch.Tensor]) -> dict[str, nn.Parameter]:
-    """Trainable parameters that no gradient of `outputs` can reach, by name: towers for images and sound, mostly.
-
-    The graph of the outputs, which may have any shape, is followed without a backward pass. Experts are left out.
-    """
-    pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen, reached = set(pending), {id(parameter) for parameter in _routed(causal_lm(model)).parameters()}
-    while pending:
-        node = pending.pop()
-        reached.add(id(getattr(node, "variable", None)))
-        following = {one for one, _ in node.next_functions if one is not None} - seen
-        seen |= following
-        pending += following
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in reached
-    }
 
 
 def idle_parts(model: PreTrainedModel) -> list[str]:
@@ -139,11 +123,11 @@ def idle_parts(model: PreTrainedModel) -> list[str]:
 
     Experts are left out; so is everything where the model does not run.
     """
-    embedding, routed = embedding_rows(model), set(_routed(model).modules())
+    embedding, experts = embedding_rows(model), set(routed(model).modules())
     if embedding.device.type == "meta":
         return []
     linears = {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
-    called = {name for name, part in linears.items() if part in routed}
+    called = {name for name, part in linears.items() if part in experts}
     hooks = [
         part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)) for name, part in linears.items()
     ]
@@ -261,7 +245,7 @@ class OutputHead:
         """(N, V) logits of a causal LM for its last hidden states."""
         if self.own:
             return own_logits(model, states_ND, self.own)[..., : self.vocabulary]
-        return scaled_logits(_output_module(model)(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
+        return scaled_logits(model.get_output_embeddings()(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
 
     def loss_sum(
         self, model: PreTrainedModel, states_ND: torch.Tensor, labels_N: torch.Tensor, rows: int | None = None
@@ -273,7 +257,7 @@ class OutputHead:
         """
         rows = chunk_rows(self.vocabulary) if rows is None else rows
         if self.plain and not self.own:
-            module, limit = _output_module(model), 4 * self.vocabulary * rows
+            module, limit = model.get_output_embeddings(), 4 * self.vocabulary * rows
 
             def loss(states_ND: torch.Tensor) -> torch.Tensor:
                 weight, bias = module.weight[: self.vocabulary], getattr(module, "bias", None)
@@ -301,13 +285,6 @@ class _Given(ModelOutput):
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
-
-
-def _output_module(model: PreTrainedModel) -> Any:
-    """The output embedding, out of PEFT's wrapper for trained token rows."""
-    module = model.get_output_embeddings()
-    adapter = getattr(module, "token_adapter", None)
-    return module if adapter is None else adapter.base_layer
 
 
 def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> torch.Tensor:
@@ -344,7 +321,7 @@ def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 
 
 def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
-    config, module = text_config(model.config), _output_module(model)
+    config, module = text_config(model.config), model.get_output_embeddings()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)

@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a process has a part of a tensor (any shape)."""
-    return hasattr(tensor, "to_local")
+from stepjepa.modeling.parts import is_sharded
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read, Rows, Segment, Span
+from stepjepa.data.types import Batch, Example, Rows, Span
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
@@ -66,13 +66,14 @@ from stepjepa.modeling.parts import (
     heeds_window,
     output_head,
     own_forward,
+    routed,
     text_config,
     tolerance,
     unchanged,
-    unreached,
     vocabulary_size,
     window_of,
 )
+from stepjepa.objectives.pairs import PairBuilder
 
 _NAME = Names(ModelOptions)
 logger = logging.getLogger("stepjepa")
@@ -120,9 +121,8 @@ def choose_forward(
     Args:
         model: as `attach_forest_forward` leaves it.
         asked: ``auto`` (``packed`` where it is exact, else ``two_pass``), ``packed``, ``two_pass`` or ``inline``.
-        vocabulary: V of the LM softmax.
         device: type of the device that the run is on.
-        predictor_ids: of the K predictor tokens, in the order in which they follow a source.
+        predictor_ids: in the order in which they follow a source.
         keep: leave `sdpa` as it is, as in a model that was loaded with it by name.
 
     Raises:
@@ -159,7 +159,8 @@ def choose_forward(
 def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> list[str]:
     """Freeze the parameters that text cannot reach, so that no process waits for their gradients.
 
-    They are those of a multimodal model's towers for images and sound, and layers that only such inputs use.
+    They are those of a multimodal model's towers for images and sound, and layers that only such inputs use. Experts,
+    which a few tokens need not reach, are left as they are.
 
     Returns:
         Their names; none where the model does not run.
@@ -173,12 +174,22 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
             output = model(batch=TwoPassCollator(ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
     except Exception:
         return []
-    outputs = [output.lm_loss_sum, output.source_states, output.target_states]
-    # The modules of the objective are reached by its loss, which made-up examples need not have.
-    frozen = {name: one for name, one in unreached(model, outputs).items() if not is_extra(name, OBJECTIVE)}
-    for parameter in frozen.values():
-        parameter.requires_grad_(False)
-    return list(frozen)
+    outputs = (output.lm_loss_sum, output.source_states, output.target_states)
+    pending = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    seen, reached = set(pending), {id(parameter) for parameter in routed(inner).parameters()}
+    while pending:  # the graph is followed without a backward pass
+        node = pending.pop()
+        reached.add(id(getattr(node, "variable", None)))
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        pending += following
+    frozen = []
+    for name, parameter in model.named_parameters():
+        # The modules of the objective are reached by its loss, which made-up examples need not have.
+        if parameter.requires_grad and id(parameter) not in reached and not is_extra(name, OBJECTIVE):
+            parameter.requires_grad_(False)
+            frozen.append(name)
+    return frozen
 
 
 def exactness(model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()) -> Verdict:
@@ -316,12 +327,10 @@ def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int, length: 
     """Two examples of different lengths with a pair each, of tokens without a meaning of their own."""
 
     def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
-        branch = Segment(np.zeros(0, np.int32), source, source + 1, slots=predictors)
-        copy = Segment(ids[slice(*target)], ISOLATED, target.start + predictors, origin=target.start)
-        segments = (branch, copy) if predictors else (copy,)
-        read = Read.one(1, predictors - 1) if predictors else Read.one(TRUNK, source)
-        pair = Pair(read, Read.one(len(segments), target.stop - target.start - 1))
-        return Example(ids, (Span(label, len(ids)),), segments, (pair,))
+        builder = PairBuilder(ids, predictors)
+        builder.pair(Span(0, source + 1), target)
+        found = builder.found("")
+        return Example(ids, (Span(label, len(ids)),), found.segments, found.pairs)
 
     size = min(vocabulary, vocabulary_size(inner))
     special = {value for name, value in vars(inner.config).items() if "token" in name and isinstance(value, int)}
@@ -379,8 +388,7 @@ def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: Sequen
 
     Args:
         predictors: names of the predictor tokens that rows may have; they get the trained rows that lie next to the model
-            or in its vocabulary, else new ones.
-        seed: of new rows, and of a preset's weights.
+            or in its vocabulary, else new ones by `seed`.
 
     Raises:
         ConfigError: it cannot be loaded, or takes no mask.
@@ -414,8 +422,7 @@ def row_numbers(
 
     Args:
         row: (1, L), packed.
-        predicting_N: positions whose next token is labelled; `label_ids_N`: these tokens.
-        attention: whether the weights are wanted.
+        predicting_N: positions (N,) whose next tokens are `label_ids_N`.
 
     Raises:
         ConfigError: the row is too long for the model, or for this machine's memory.

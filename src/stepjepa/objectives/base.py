@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from stepjepa.config.named import given_name, load_named, source_fingerprint
 from stepjepa.config.option import Names, Topic, check_fields, options_of
@@ -42,25 +42,22 @@ _NAME = Names(LossOptions, PredictorOptions, TargetOptions)
 JEPA, REGULARIZER = _NAME.jepa_loss, _NAME.regularizer  # parts of the loss, as the log has them
 
 
-class ModelView(Protocol):
+class ModelView(NamedTuple):
     """The model as a loss may use it, inside the wrapped model's forward.
 
     Attributes:
         modules: those of the objective (`Objective.modules`), None where it has none.
         vocabulary: V, entries of the LM softmax.
+        embed: (N, D) input embeddings of token ids (N,).
+        logits: (N, V) logits for last hidden states (N, D); with `detach` the weights of the output head get no gradient.
+        gather: the rows (P, D) of all processes, with gradient, and where this one's begin (`losses.gather`).
     """
 
     modules: nn.Module | None
     vocabulary: int
-
-    def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
-        """(N, D) input embeddings of token ids (N,)."""
-
-    def logits(self, states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
-        """(N, V) logits for last hidden states (N, D); with `detach` the weights of the output head get no gradient."""
-
-    def gather(self, rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The rows (P, D) of all processes, with gradient, and where this one's begin (`losses.gather`)."""
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    logits: Callable[..., torch.Tensor]
+    gather: Callable[[torch.Tensor], tuple[torch.Tensor, int]]
 
 
 class Objective:
@@ -76,6 +73,13 @@ class Objective:
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         halves: whether source and target together are the text.
         aligned_targets: whether a shuffled target is the one at the same place among the pairs of the other example.
+        needs_steps: whether the steps of the answers are found for it; before the options are known, whether they may be.
+        draws: whether `draw` does anything.
+        several_pairs: whether an example usually has several pairs.
+        groups: of K predictor tokens, each with a predictor head of its own, by the numbers in the tokens' names.
+        unread: options that it does not read though it may read others of their topics; they must be left out.
+        brief: its form in a word, where it has several.
+        vector_names: what the sides of a pair are called where they are sums of states.
         stream: number of its random numbers, which no other draw of an example uses.
         options: of the run; None before they are known.
         own: its own options, an instance of `Options`.
@@ -97,6 +101,13 @@ class Objective:
     takes_text: ClassVar[bool] = False
     halves: ClassVar[bool] = False
     aligned_targets: ClassVar[bool] = False
+    needs_steps: bool = False
+    draws: bool = False
+    several_pairs: bool = False
+    groups: tuple[int, ...] = (1,)
+    unread: frozenset[str] = frozenset()
+    brief: str = ""
+    vector_names: VectorNames = VectorNames()
     stream: ClassVar[int] = 6
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -129,9 +140,7 @@ class Objective:
 
     def __repr__(self) -> str:
         """Equal for objectives that make the same examples of the same chats."""
-        pairing = dict(self.pairing)
-        if not is_built_in(type(self)):
-            pairing |= {**({} if self.own is None else vars(self.own)), **self.code}
+        pairing = {**self.pairing, **({} if is_built_in(type(self)) else self.code)}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in pairing.items())})"
 
     def __reduce__(self) -> Any:
@@ -143,23 +152,13 @@ class Objective:
         """A fingerprint of the file of one's own class or loss, by which of them it is; empty for built-in ones."""
         found = {} if is_built_in(type(self)) else {"code of the objective": source_fingerprint(type(self))}
         if self.makes_pairs and self.options.jepa_loss not in LOSSES:
-            found["code of the loss"] = source_fingerprint(load_distance(self.options.jepa_loss))
+            found["code of the loss"] = source_fingerprint(find_distance(self.options.jepa_loss))
         return found
-
-    @property
-    def needs_steps(self) -> bool:
-        """Whether the steps of the answers are found for it; before the options are known, whether they may be."""
-        return False
 
     def topics(self) -> tuple[type, ...]:
         """All dataclasses of options that it reads, besides those that every run reads."""
         own = () if self.Options is None else (self.Options,)
         return (*self.reads, *((StepsOptions,) if self.needs_steps else ()), *own)
-
-    @property
-    def unread(self) -> frozenset[str]:
-        """Options that it does not read though it may read others of their topics; they must be left out."""
-        return frozenset()
 
     def check(self) -> None:
         """Check the options of the run with each other.
@@ -187,8 +186,9 @@ class Objective:
     @property
     def pairing(self) -> Mapping[str, Any]:
         """What decides which pairs a chat has, by name: part of the key under which examples are cached."""
+        own = {} if self.Options is None else {name: getattr(self.own, name) for name in options_of(self.Options)}
         readout = {_NAME.predictors: self.predictors, _NAME.last_token: self.options.last_token}
-        return {**readout, "readout": self.readout, "one": self.one_pair}
+        return {**own, **readout, "readout": self.readout, "one": self.one_pair}
 
     # What it is called in summaries
 
@@ -205,16 +205,6 @@ class Objective:
     def notes(self, given: Collection[str]) -> list[str]:
         """Lines to print before a run; `given` are the names of the options that were given."""
         return []
-
-    @property
-    def brief(self) -> str:
-        """Its form in a word, where it has several."""
-        return ""
-
-    @property
-    def vector_names(self) -> VectorNames:
-        """What the sides of a pair are called where they are sums of states."""
-        return VectorNames()
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -234,19 +224,9 @@ class Objective:
         return self.draws
 
     @property
-    def several_pairs(self) -> bool:
-        """Whether an example usually has several pairs."""
-        return False
-
-    @property
     def predictors(self) -> int:
         """K, predictor tokens of one group."""
         return self.options.predictors or 0
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """Groups of K predictor tokens, each with a predictor head of its own, by the numbers in the tokens' names."""
-        return (1,)
 
     @property
     def one_pair(self) -> bool:
@@ -290,11 +270,6 @@ class Objective:
         """How many pairs `draw` makes of two of an example's `view_spans`, for the data report."""
         return 1
 
-    @property
-    def draws(self) -> bool:
-        """Whether `draw` does anything."""
-        return False
-
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
         """The example as it is trained on in one epoch.
 
@@ -331,17 +306,12 @@ class Objective:
         """The source states (P, D) that the loss compares; the arguments are those of `loss`."""
         return output.source_states
 
-    # What a source is compared with: the next four alone decide on the targets' gradient and on controls; `distances`: how.
-
-    @property
-    def detached(self) -> bool:
-        """Whether the targets have no gradient."""
-        return not self.options.target_grad
+    # What a source is compared with: the next three alone decide on the targets' gradient and on controls; `distances`: how.
 
     @property
     def separate_targets(self) -> bool:
         """Whether the targets, which need no gradient, go through a forward pass of their own."""
-        return self.detached
+        return not self.options.target_grad
 
     @property
     def shuffle_targets(self) -> bool:
@@ -356,7 +326,7 @@ class Objective:
         if self.options.control == "random":
             generator = torch.Generator().manual_seed(self.options.seed)
             return torch.randn(target.shape[1], generator=generator).to(target.device).expand_as(target)
-        return target.detach() if self.detached else target
+        return target if self.options.target_grad else target.detach()
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         """The parts of the loss on one micro-batch; called inside the wrapped model's forward.
@@ -383,7 +353,7 @@ class Objective:
         options = self.options
         if options.jepa_loss == "infonce":
             return infonce_loss(source_PD, target_PD, options.infonce_temperature, options.infonce_symmetric)
-        return find_distance(options.jepa_loss)(source_PD, target_PD)
+        return find_distance(options.jepa_loss)(source_PD, target_PD).float()
 
     def _regularizer(self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int) -> torch.Tensor:
         """The weighted regularizer of one micro-batch over all processes, () float32; `step` draws SIGReg's directions."""
@@ -474,30 +444,19 @@ def find_objective(name: str | Objective) -> type[Objective]:
 
 
 def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The distance of ``--jepa_loss``, ``infonce`` apart: of two (P, D) tensors, (P,).
+    """The distance of ``--jepa_loss``, ``infonce`` apart: of two (P, D) tensors, (P,). One's own is tried on two pairs.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none of that name, or it does not return one number a pair.
     """
     from stepjepa.losses.distances import DISTANCES
 
     if name in DISTANCES:
         return DISTANCES[name]
-    found = load_distance(name)
-    return lambda source_PD, target_PD: found(source_PD, target_PD).float()
-
-
-def load_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A function of one's own for ``--jepa_loss``, of states (P, D), as it is; two pairs are tried.
-
-    Raises:
-        ConfigError: there is none of that name, or it does not return one number a pair.
-    """
     found: Any = load_named(name, "jepa_loss", LOSSES)
-    wrong = _trial(found)
-    if wrong:
+    if wrong := _trial(found):
         raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {wrong}")
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 @cache

@@ -10,9 +10,9 @@ template writes around a single message, and the predictors stand inside the sou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -87,27 +87,17 @@ class LLMJEPA(Objective):
     defaults = Defaults(predictor_order="descending")
     Options = LLMJEPAOptions
 
-    @property
-    def pairing(self) -> Mapping[str, Any]:
-        """See `Objective`."""
-        options = self.options
-        views = (options.views, options.front_pred, options.reverse_pred)
-        return {**super().pairing, "views": views}
-
     def notes(self, given: Collection[str]) -> list[str]:
-        """See `Objective`."""
         if _NAME.last_token not in given or _NAME.views in given:
             return []
         return [f"--{_NAME.last_token}: views are read in context; the published form is --{_NAME.views} standalone"]
 
     @property
-    def brief(self) -> str:
-        """See `Objective`."""
+    def brief(self) -> str:  # type: ignore[override]
         return str(self.options.views)
 
     @property
     def about(self) -> tuple[str, ...]:
-        """See `Objective`."""
         return (f"views {self.options.views}",)
 
     def check(self) -> None:

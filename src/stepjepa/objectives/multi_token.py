@@ -17,7 +17,7 @@ Shapes: P states, one a pair; D width, N labelled positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
@@ -52,11 +52,6 @@ class MultiToken(LookAhead):
     unread = LookAhead.unread | {_NAME.jepa_loss, _NAME.regularizer, _NAME.target_grad}
 
     @property
-    def pairing(self) -> dict[str, Any]:
-        """See `Objective`."""
-        return {"positions": self.options.token_positions}
-
-    @property
     def sources(self) -> int | None:  # type: ignore[override]
         """See `LookAhead`."""
         return 1 if self.options.token_positions == "question" else None
@@ -77,7 +72,6 @@ class MultiToken(LookAhead):
         return float(pairs * (self.options.token_horizon - 1) * (3 * 8 * width**2 + products * 2 * width * vocabulary))
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
-        """See `Objective`."""
         import torch
 
         from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum

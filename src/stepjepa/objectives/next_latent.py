@@ -24,7 +24,7 @@ Shapes: P rollouts, one a pair; D width, V vocabulary, C rows of a chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts, PairsFound
@@ -63,18 +63,12 @@ class NextLatent(LookAhead):
     Options = NextLatentOptions
     vector_names = VectorNames("rollout", "state", "next state")
 
-    @property
-    def pairing(self) -> dict[str, Any]:
-        """See `Objective`."""
-        return {"positions": self.options.latent_positions}
-
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """See `LookAhead`; or the whole chat."""
         return super().pairs_of(chat) if self.options.latent_positions == "labelled" else self.pairs_of_text(chat.trunk)
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """See `Objective`."""
         return (*super().part_names, *((KL,) if self.options.latent_kl else ()))
 
     def modules(self, width: int, vocabulary: int) -> nn.Module:

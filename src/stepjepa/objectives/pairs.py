@@ -47,7 +47,7 @@ class PairBuilder:
             horizon, group: see `Pair`.
 
         Returns:
-            Whether it was added: not where a view that is read by offset is too short for it.
+            Whether it was added: not where a view is too short for `last_token`.
         """
         text = self.target
         view = target if text is None else Span(0, len(text))

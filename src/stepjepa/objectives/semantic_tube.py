@@ -129,30 +129,25 @@ class SemanticTube(TrunkObjective):
     stream = 2
 
     @property
-    def needs_steps(self) -> bool:
-        """See `Objective`."""
+    def needs_steps(self) -> bool:  # type: ignore[override]
         return self.options is None or self.options.tube_sampler == "steps"
 
     @property
     def pairing(self) -> Mapping[str, Any]:
-        """See `Objective`."""
         options = self.options
         made = (options.tube_mode, options.tube_length_adjustment, options.tube_layer) if self.needs_steps else ()
         return {"content": options.tube_content, "steps": made}
 
     @property
-    def brief(self) -> str:
-        """See `Objective`."""
+    def brief(self) -> str:  # type: ignore[override]
         return self.options.tube_mode
 
     @property
-    def vector_names(self) -> VectorNames:
-        """See `Objective`."""
+    def vector_names(self) -> VectorNames:  # type: ignore[override]
         return _VECTORS[self.options.tube_mode]
 
     @property
     def distance_name(self) -> str:
-        """See `Objective`."""
         angle = self.options.tube_mode == "curvature"
         return f"{'turning angle' if angle else super().distance_name} of {self.options.tube_mode}"
 
@@ -176,12 +171,10 @@ class SemanticTube(TrunkObjective):
 
     @property
     def layer(self) -> int | None:
-        """See `Objective`."""
         return self.options.tube_layer
 
     @property
     def sampled(self) -> bool:
-        """See `Objective`."""
         return draws_spans(self.options) and not self.needs_steps
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
@@ -259,8 +252,6 @@ def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Ge
     Args:
         user, answer: the contents on the trunk, the user's first. A content that begins with token 0 has no state in front
             of it; displacements then start at the state of token 0 itself.
-        options: what is compared and how spans are drawn (``tube_mode``, ``tube_sampler``, ...).
-        rng: the only source of randomness; modes without spans draw nothing from it.
 
     Returns:
         The pairs; none for an empty user message or answer; for spans, fewer than two content tokens; for e2e, a user
@@ -272,21 +263,13 @@ def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Ge
     content = _content(user, answer)
     if (draws_spans(options) and content.length < 2) or (options.tube_mode == "e2e" and not content.user_length):
         return []
-    spans = draw_spans(content.length, options, rng) if draws_spans(options) else []
+    times = options.tube_times if draws_spans(options) else 0
+    spans = [draw_span(content.length, options, rng) for _ in range(times)]
     return pairs_of_spans(user, answer, spans, options)
 
 
-def draw_spans(n: int, options: TubeOptions, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """Draw `tube_times` spans of n >= 2 content tokens as the table at the top of this file says.
-
-    Returns:
-        Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
-    """
-    return [_draw_span(n, options, rng) for _ in range(options.tube_times)]
-
-
 def step_spans(user: Span, answer: Span, steps: Sequence[Span], options: TubeOptions) -> list[tuple[int, ...]]:
-    """The offsets between the bounds of an answer's steps, as `draw_spans` returns them and the table says."""
+    """The offsets between the bounds of an answer's steps, as `draw_span` returns them and the table says."""
     content = _content(user, answer)
     ends = [*(step.start for step in steps[:1]), *(step.stop for step in steps)]
     bounds = dict.fromkeys(content.user_length + end - answer.start for end in ends)  # a step may be without a token
@@ -302,7 +285,7 @@ def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], opt
 
     Args:
         user, answer: the contents, neither of them empty.
-        spans: as `draw_spans` returns them; not read in the other modes.
+        spans: as `draw_span` returns them; not read in the other modes.
         options: its `tube_mode`, `tube_length_adjustment` and `tube_layer` are read.
     """
     content, mode = _content(user, answer), options.tube_mode
@@ -348,7 +331,12 @@ def _content(user: Span, answer: Span) -> _Content:
     return _Content(max(user[0] - 1, 0), user[1] - 1, answer[0] - 1, answer[1] - 1)
 
 
-def _draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
+def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
+    """Draw a span of n >= 2 content tokens as the table at the top of this file says.
+
+    Returns:
+        Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
+    """
     three = options.tube_mode == "three_index"
     limit = n if options.tube_max_length is None else options.tube_max_length
     shortest, longest = _shortest(options), min(n if three else n - 1, limit)

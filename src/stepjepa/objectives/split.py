@@ -8,9 +8,8 @@ It takes chats and plain text alike, and by default the targets have no gradient
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,11 +38,6 @@ class Split(Objective):
     halves = True
     defaults = Defaults(predictors=1, labels="all", target_grad=False)
     Options = SplitOptions
-
-    @property
-    def pairing(self) -> Mapping[str, Any]:
-        """See `Objective`."""
-        return {**super().pairing, "ratio": self.options.split_ratio}
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """As `pairs_of_text` for the whole chat."""

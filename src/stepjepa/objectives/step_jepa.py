@@ -7,9 +7,8 @@ a group of predictor tokens, and so a branch, of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -76,30 +75,22 @@ class StepJEPA(Objective):
     stream = 3
 
     @property
-    def pairing(self) -> Mapping[str, Any]:
-        """See `Objective`."""
-        options = self.options
-        return {**super().pairing, "pairs": options.step_pairs, "horizons": options.horizons}
-
-    @property
     def one_pair(self) -> bool:
         """See `Objective`; of random pairs one is drawn anyway."""
         return super().one_pair and not self.draws
 
     @property
-    def several_pairs(self) -> bool:
-        """See `Objective`."""
+    def several_pairs(self) -> bool:  # type: ignore[override]
         options = self.options
         return options.step_pairs == "all" or (not self.draws and len(options.horizons) > 1)
 
     @property
-    def groups(self) -> tuple[int, ...]:
+    def groups(self) -> tuple[int, ...]:  # type: ignore[override]
         """One for each horizon."""
         return self.options.horizons
 
     @property
     def about(self) -> tuple[str, ...]:
-        """See `Objective`."""
         horizons = self.options.horizons
         further = () if horizons == (1,) else (f"horizon {', '.join(map(str, horizons))}",)
         return (f"{self.options.step_pairs} pairs", *further)
@@ -115,7 +106,7 @@ class StepJEPA(Objective):
             )
 
     @property
-    def draws(self) -> bool:
+    def draws(self) -> bool:  # type: ignore[override]
         """Whether one of an example's pairs is drawn every epoch."""
         return self.options.step_pairs == "random"
 

@@ -19,7 +19,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release
 from stepjepa.modeling.flops import ModelCost, batch_flops
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
 from stepjepa.modeling.load import add_lora, check_lora, is_preset, load_tokenizer, own_configs
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
@@ -76,7 +76,6 @@ def set_up_model(
     """
     inner: Any = causal_lm(model)
     release(inner)
-    detach_forest_forward(inner)
     if text_config(inner.config)._attn_implementation in OWN:
         use_attention(inner, "sdpa")
     if peft_config is not None:

@@ -30,7 +30,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors
-from stepjepa.modeling.extras import TargetEncoder, add_target_encoder, momentum_at, trained_extras
+from stepjepa.modeling.extras import TargetEncoder, momentum_at, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions
@@ -191,7 +191,7 @@ class JEPATrainer(CheckpointedTrainer):
         self._gradients: GradientCosine | None = None
         self._cosines: dict[str, float] = {}
         if self.setup.objective.makes_pairs and args.target_encoder == "ema":
-            self.add_callback(TargetEncoderCallback(add_target_encoder(trained)))
+            self.add_callback(TargetEncoderCallback(TargetEncoder(trained)))
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
