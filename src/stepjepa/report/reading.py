@@ -79,10 +79,10 @@ class Reader:
         self.stale: list[str] = []
         self.room = _PICTURES
 
-    def read(self, path: Path, parse: Callable[[str], T]) -> T | None:
-        """What `parse` makes of a file's text; None where there is no file, or no good one."""
+    def read(self, path: Path, parse: Callable[[bytes], T]) -> T | None:
+        """What `parse` makes of a file's content; None where there is no file, or no good one."""
         try:
-            return parse(path.read_text(encoding="utf-8"))
+            return parse(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -90,7 +90,7 @@ class Reader:
             self.leave_out(path, f"cannot be read ({reason}), and is left out")
             return None
 
-    def object(self, path: Path, parse: Callable[[str], object] = parse_json) -> dict[str, Any]:
+    def object(self, path: Path, parse: Callable[[bytes], object] = parse_json) -> dict[str, Any]:
         """The object in a file of JSON, or of what `parse` reads; empty where there is none."""
         found = self.read(path, parse)
         if found is not None and not isinstance(found, dict):
@@ -99,10 +99,8 @@ class Reader:
 
     def picture(self, path: Path, title: str) -> dict[str, str] | None:
         """A picture's title and its address, which is its data; None where it cannot be read or there is no room."""
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            self.leave_out(path, f"cannot be read ({error.strerror or error}), and is left out")
+        content = self.read(path, bytes)
+        if content is None:
             return None
         if len(content) > self.room:
             self.leave_out(path, "is left out, so that the page stays small")
@@ -257,7 +255,7 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
                 raise ConfigError(f"{folder}: is a study, which is reported alone; give one study, or several runs")
             figures = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"study*.{suffix}"))}
             verdicts = list(map(str, entries(reader.object(folder / "table.json"), "verdicts")))
-            tables, state = reader.read(folder / "table.md", str) or "", reader.object(folder / "state.json")
+            tables, state = reader.read(folder / "table.md", bytes.decode) or "", reader.object(folder / "state.json")
             study = Study(folder, tables, verdicts, state, list(figures.values()))
             return Found(list(_study_runs(folder / "runs", reader)), study, analyses, reader)
         is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(folder.glob("evaluation-*/"))
