@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import IO, Any
+from typing import IO, Literal
 
 import numpy as np
 from rich.cells import cell_len
@@ -45,11 +45,8 @@ _MOST_TERMS = 6  # states of a vector that are
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that writes colour to terminals only, and none where NO_COLOR is set."""
-    plain: dict[str, Any] = {"file": file, "width": width, "highlight": False, "markup": False, "emoji": False}
-    console = Console(**plain)
-    if console.is_terminal and not os.environ.get("NO_COLOR"):
-        return console
-    return Console(**plain, force_terminal=None if console.is_terminal else False, color_system=None)
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False, color_system=colours)
 
 
 def draw(

@@ -361,13 +361,14 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[Run]:
 
 def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
     """An analysis: its numbers in the layer that is shown, its signs of collapse, and its figures, SVG before PNG."""
-    numbers = reader.object(folder / "numbers.json")
+    numbers, names = reader.object(folder / "numbers.json"), {one.name for one in fields(CollapseSign)}
     layer, rows, signs, chance = numbers.get("layer", -1), [], [], "-"
     for label, model in table(numbers, "models").items():
         shown = table(model, "layers", str(layer))
         rows.append([label, *(written(number(shown, *path.split(".")), form) for path, form in _GEOMETRY.items())])
         chance = written(number(shown, "pairs", "chance_at_1"), ".1%")
-        found = [CollapseSign(**one) for one in map(table, entries(model, "collapse")) if _is_sign(one)]
+        known = [one for one in map(table, entries(model, "collapse")) if set(one) == names]
+        found = [CollapseSign(**one) for one in known if isinstance(one["name"], str) and isinstance(one["text"], str)]
         signs.append((label, [sign.text for sign in found], collapsed(found)))
     files = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"*.{suffix}"))}
     titles = {stem: title for stem, title in TITLES.items() if stem in files}
@@ -380,8 +381,3 @@ def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
     about = f"{numbers['n']} pairs of {numbers.get('file')}, states {where}" if "n" in numbers else ""
     figures = [one for one in pictures if one]
     return {"folder": folder, "about": about, "rows": rows, "chance": chance, "signs": signs, "figures": figures}
-
-
-def _is_sign(record: Mapping[str, Any]) -> bool:
-    texts = all(isinstance(record.get(name), str) for name in ("name", "text"))
-    return texts and set(record) == {one.name for one in fields(CollapseSign)}
