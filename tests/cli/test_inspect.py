@@ -6,10 +6,7 @@ import re
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.config.option import options_of
 from stepjepa.inspect.html import LIMIT
-from stepjepa.inspect.view import InspectOptions
-from stepjepa.training.options import ExampleOptions
 from support.drawings import cells
 from support.pages import read_page
 
@@ -196,11 +193,6 @@ def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
     assert "1 without a pair" in out and "are found by" not in out
 
 
-def test_options_are_those_of_training():
-    shared = {name: one for name, one in options_of(ExampleOptions).items() if name != "predictors"}
-    assert {name: one for name, one in options_of(InspectOptions).items() if name in shared} == shared
-
-
 def test_several_examples(inspect):
     out = inspect("--step_jepa --rows_packed 3")
     said = " ".join(out.split())
@@ -264,15 +256,6 @@ def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
     (variant,) = read_page(page)["variants"]
     assert "--forward two_pass shows it" in variant["whyNot"]["two_pass"]
     assert list(variant["forms"]) == ["packed", "inline"]
-
-
-def test_hostile_text(inspect, tmp_path):
-    page = tmp_path / "page.html"
-    inspect("--step_jepa --row 3 --html", page)
-    text = page.read_text(encoding="ascii")
-    assert text.count("<script") == 2 and text.count("</script") == 2
-    texts = "".join(read_page(page)["texts"])
-    assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts
 
 
 def test_a_page_of_a_long_row_is_small(tmp_path, inspect):
