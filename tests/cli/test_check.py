@@ -67,7 +67,7 @@ def test_options(data, check):
     said = check("--step_splitter", "lines", "--show", "2", file)
     assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total messages: 2") == 2
     said = check(file, "--step_separator", "<STEP>")
-    assert "two steps (found by --step_splitter separator); the splitter that auto chooses" in said
+    assert "two steps (found by --step_splitter separator <STEP>); the splitter that auto chooses" in said
 
 
 def test_json(data, check):
