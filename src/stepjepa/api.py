@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepjepa.inspect.check import check
     from stepjepa.inspect.view import inspect
     from stepjepa.modeling.export import Export
-    from stepjepa.report import ReportResult
+    from stepjepa.report import report
     from stepjepa.study.demo import DemoResult
     from stepjepa.study.run import StudyResult
     from stepjepa.training.config import JEPAConfig
@@ -52,7 +52,7 @@ __all__ = [
 T = TypeVar("T")
 
 # Functions that are public as they are, and their modules.
-_HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view"}
+_HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view", "report": "stepjepa.report"}
 
 
 def __getattr__(name: str) -> Any:
@@ -285,21 +285,6 @@ def doctor(**options: Any) -> Diagnosis:
     return run(checked)
 
 
-def report(**options: Any) -> ReportResult:
-    """Write one HTML page of runs, of a study or of a demo: ``stepjepa report``.
-
-    Args:
-        options: those of ``stepjepa report`` by name, such as ``folders=["runs/a", "runs/b"]``.
-
-    Raises:
-        ConfigError: a folder holds nothing to report, or the page cannot be written.
-    """
-    from stepjepa.report import ReportOptions
-    from stepjepa.report import report as run
-
-    return run(_options(ReportOptions, options))
-
-
 def analyze(**options: Any) -> AnalysisResult:
     """Measure where source and target views are in models; with ``energy=True`` score solutions: ``stepjepa analyze``.
 
@@ -375,6 +360,7 @@ def demo(**options: Any) -> DemoResult:
         ConfigError: the folder holds something.
         StepJepaError: an arm failed.
     """
+    from stepjepa.report import report
     from stepjepa.study.demo import DemoOptions
 
     checked = _options(DemoOptions, options)

@@ -67,7 +67,7 @@ def test_options(data, check):
     said = check("--step_splitter", "lines", "--show", "2", file)
     assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total messages: 2") == 2
     said = check(file, "--step_separator", "<STEP>")
-    assert "splitter 'separator' (<STEP>); the splitter that auto chooses" in said
+    assert "two steps (found by --step_splitter separator <STEP>); the splitter that auto chooses" in said
 
 
 def test_json(data, check):
@@ -97,11 +97,9 @@ def test_what_a_model_will_see(data, check):
     said = check(*arguments)
     for words in (
         "What a model will see: tokenizer tiny (",
-        "entries), step_jepa, K = 2, packed Rows: 4 read, 2 kept, 2 skipped",
-        "skipped 1: the row is no object with columns (as above)",
+        f"entries), step_jepa, K = 2, packed {file}: 4 rows read, 2 kept, 2 skipped, 2 pairs",
         "skipped 1: the prompt alone fills max_length (first: ",
-        "Pairs: 2 in 2 of 2 examples (100.0 %)",
-        "End of turn: <|end|>, which is the tokenizer's EOS token; labelled",
+        "end of turn: <|end|>",
         "Positions in a batch of 2 (mean of 1 batch): padded to max_length 40 the longest",
         "1 of 4 rows (25.0 %) are cut or skipped at max_length 40",
     ):
@@ -136,7 +134,7 @@ def test_plain_text(data, check, capsys):
     file = data({"text": "One and two are three."}, {"input_ids": [5, 6, 7, 8]})
     said = check(file, "--model_name", "tiny")
     assert "Verdict: plain text: train with --objective regular or split or next_latent or multi_token" in said
-    assert "entries), split, K = 1, packed Rows: 2 read, 2 kept as 2 examples" in said
+    assert f"entries), split, K = 1, packed {file}: 2 rows read, 2 kept, 0 skipped, 2 pairs" in said
     assert "texts and views, a row each" in said
     assert "entries), regular" in check(file, "--model_name", "tiny", "--regular")
     assert main(["check", file, "--model_name", "tiny", "--step_jepa"]) == 2

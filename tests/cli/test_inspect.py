@@ -6,10 +6,7 @@ import re
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.config.option import options_of
 from stepjepa.inspect.html import LIMIT
-from stepjepa.inspect.view import InspectOptions
-from stepjepa.training.options import ExampleOptions
 from support.drawings import cells
 from support.pages import read_page
 
@@ -92,17 +89,24 @@ def inspect(capsys, monkeypatch, file):
         (
             "--readout mean --jepa_target_column plan --row 1",
             {},
-            ["no pair: no text in the column of the target views"],
+            ["without a pair (plain language modelling): no text in the column of the target views (first: "],
         ),
         ("--step_jepa --readout mean --forward inline", {}, ["all its tokens: mean of h", "(isolated in its place)"]),
         (
             "--step_jepa --row 1",
             {"trunk: step 1": "Three."},
-            ["no pair: the answer has fewer than two steps", "pairs: none"],
+            ["1 without a pair (plain language modelling): the answer has fewer than two steps", "pairs: none"],
         ),
         ("--objective regular", {}, ["no pair: the objective regular makes none"]),
-        ("--step_jepa --max_length 14", {}, ["no pair: the views were cut at max_length", "cut at max_length 14"]),
-        ("--step_jepa --horizon 3", {}, ["no pair: the horizon reaches beyond"]),
+        (
+            "--step_jepa --max_length 14",
+            {},
+            [
+                "without a pair (plain language modelling): the views were cut at max_length",
+                "1 answers cut at max_length",
+            ],
+        ),
+        ("--step_jepa --horizon 3", {}, ["(plain language modelling): the horizon reaches beyond"]),
         ("--step_jepa --forward two_pass", {}, ["every segment is a row of its own"]),
         ("--step_jepa --forward inline", {}, ["(isolated in its place)"]),
         ("--objective split", {}, ["targets get no gradient"]),
@@ -158,7 +162,7 @@ def test_plain_text(inspect, tmp_path):
     out = inspect("--objective split", file=str(texts))
     assert cells(out, "trunk: text").replace(" «end of source 1»", "") == "One·and·two·are·three.<end>"
     out = inspect("--objective split --max_length 3", file=str(texts))
-    assert re.search(r"cut into [2-9] examples of up to 3 tokens; the first is shown", " ".join(out.split()))
+    assert re.search(r"[2-9] examples: texts are cut into blocks of max_length", " ".join(out.split()))
     assert "regular" in inspect("--regular --row 2", file=str(texts))
     assert "'text' is empty; training skips this row" in inspect("--regular --row 1", file=str(texts), status=2)
     err = inspect("--step_jepa", file=str(texts), status=2)
@@ -186,12 +190,7 @@ def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
     assert "steps: found by --step_splitter lines" in " ".join(out.split())
     assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
     out = inspect("--step_jepa --step_splitter separator --row 1", file=str(rows))
-    assert "no pair: the answer has fewer than two steps" in out and "are found by" not in out
-
-
-def test_options_are_those_of_training():
-    shared = {name: one for name, one in options_of(ExampleOptions).items() if name != "predictors"}
-    assert {name: one for name, one in options_of(InspectOptions).items() if name in shared} == shared
+    assert "1 without a pair" in out and "are found by" not in out
 
 
 def test_several_examples(inspect):
@@ -199,7 +198,7 @@ def test_several_examples(inspect):
     said = " ".join(out.split())
     assert "packing: 3 examples in " in said
     assert "row 2 is passed over: " in said and "'messages' is not a non-empty list" in said
-    assert "row 1: no pair: the answer has fewer than two steps" in said
+    assert "row 1: 1 without a pair (plain language modelling): the answer has fewer than two steps" in said
     assert cells(out, "0 target 1") == "Then·two.↵↵ «target 1»"
     assert cells(out, "1 trunk: step 1") == "Three."
     assert "example 2, pair 1" in said  # row 3 is the batch's third example
@@ -257,15 +256,6 @@ def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
     (variant,) = read_page(page)["variants"]
     assert "--forward two_pass shows it" in variant["whyNot"]["two_pass"]
     assert list(variant["forms"]) == ["packed", "inline"]
-
-
-def test_hostile_text(inspect, tmp_path):
-    page = tmp_path / "page.html"
-    inspect("--step_jepa --row 3 --html", page)
-    text = page.read_text(encoding="ascii")
-    assert text.count("<script") == 2 and text.count("</script") == 2
-    texts = "".join(read_page(page)["texts"])
-    assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts
 
 
 def test_a_page_of_a_long_row_is_small(tmp_path, inspect):

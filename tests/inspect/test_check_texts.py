@@ -51,14 +51,14 @@ def test_everything_is_counted():
         (
             [LINES] * 3 + [BLANK],
             {},
-            "only 1 of 4 rows have two steps with splitter 'separator'; the splitter that auto chooses, lines, finds them "
-            "in 4: use --step_splitter lines",
+            "only 1 of 4 rows have two steps (found by --step_splitter separator); the splitter that auto chooses, lines, "
+            "finds them in 4: use --step_splitter lines",
         ),
         (
             [BLANK, *["one"] * 10],
             {},
-            "not for step_jepa: only 1 of 11 rows have two steps with splitter 'separator'; give --step_separator or "
-            "another --objective",
+            "not for step_jepa: only 1 of 11 rows have two steps (found by --step_splitter separator); give "
+            "--step_separator or another --objective",
         ),
     ],
 )

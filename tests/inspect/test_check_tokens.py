@@ -133,8 +133,7 @@ def test_plain_text():
     assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
     assert (found.segments["text"], found.segments["template"], found.segments["predictors"]) == (8, 0, 0)
     lines = found.lines()
-    assert any("kept as 3 examples" in line for line in lines)
-    assert any("cut into blocks" in line for line in lines)
+    assert any("3 examples: texts are cut into blocks of max_length" in line for line in lines)
     with pytest.raises(DataError, match="needs chats"):
         tokens_of(rows, "step_jepa")
 
@@ -146,12 +145,14 @@ def test_the_record_and_the_lines():
     assert record["data"]["rows_skipped"] == {"not_an_object": 1}
     lines = found.lines()
     assert all(character.isprintable() for line in lines for character in line)
-    assert "  Rows: 5 read, 4 kept, 1 skipped" in lines
-    assert "    skipped 1: the row is no object with columns (as above)" in found.lines({"not_an_object"})
+    assert lines[1:3] == [
+        "  list: 5 rows read, 4 kept, 1 skipped, 2 pairs",
+        "    skipped 1: the row is no object with columns (first: list row 4: the row is a int, not an object with columns)",
+    ]
     where = "a step that is the source or the target of a pair (all 4 examples)"
     assert f"  Coverage: 50.0 % of the answers' 12 tokens lie in {where}" in lines
-    assert "    no pair in 2: the answer has fewer than two steps; plain language modelling" in lines
-    assert "  Truncation: none at max_length 1,024; the longest has 13, 99 % fit into 13, 95 % into 13" in lines
+    assert "    2 without a pair (plain language modelling): the answer has fewer than two steps" in lines
+    assert "  Truncation at max_length 1,024: none; the longest has 13, 99 % fit into 13, 95 % into 13" in lines
 
 
 def examples(**options):

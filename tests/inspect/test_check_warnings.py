@@ -42,7 +42,7 @@ MIXED = [*rows(STEPS), chat("q", STEPS), chat("r", STEPS, {"role": "system", "co
 CASES = [
     (
         *("one_step", rows("one", "two", "three", STEPS), {}, (3, 4)),
-        ["3 of 4 rows (75.0 %) have one step with splitter 'separator'", "for step_jepa, separate the steps"],
+        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "for step_jepa, separate the steps"],
     ),
     (
         *("one_step", rows("we add\nwe stop", "we add\nwe stop", STEPS), {}, (2, 3)),

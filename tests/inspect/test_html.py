@@ -10,13 +10,13 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.sources import texts_of
-from stepjepa.inspect.html import FormRows, Variant, page_data, page_html, row_data, script_json
+from stepjepa.inspect.html import page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.record import FIELDS, token_label
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.options import JEPAOptions
-from support.pages import Reader, read_page, records, seen_matrix, stepped_example
+from support.pages import Reader, made_up_page, read_page, records, seen_matrix, stepped_example
 from support.records import form_of
 from support.rows import step_rows
 
@@ -71,9 +71,7 @@ def test_the_page_holds_the_records(file, tmp_path, options, forms):
 def hostile_page():
     texts = [HOSTILE, "\ud800", "\u0627\u0644", "", "</", "script>", "\n"]
     rows = records(stepped_example(30, 2), lambda index: texts[index % len(texts)])
-    variants = [Variant(2, "packed", {form: FormRows([row], HOSTILE, [HOSTILE]) for form, row in rows.items()})]
-    variants[0].why_not = {"inline": HOSTILE}
-    return page_html(page_data(HOSTILE, variants, [HOSTILE], HOSTILE, [HOSTILE]))
+    return page_html(made_up_page(HOSTILE, rows, HOSTILE, {"inline": HOSTILE}))
 
 
 def test_text_of_the_data_is_no_markup():

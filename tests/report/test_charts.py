@@ -11,12 +11,10 @@ from stepjepa.report import charts
 from stepjepa.report.charts import (
     BOTTOM,
     COLOURS,
-    HEIGHT,
     LEFT,
     MOST_POINTS,
     RIGHT,
     TOP,
-    WIDTH,
     history_points,
     layer_charts,
     log_ticks,
@@ -40,12 +38,12 @@ def test_points_are_finite_and_in_order():
 def test_places():
     chart = make_chart("k", "K", [(0, "a", "training", [(0, 0.0), (10, 1.0)]), (1, "b", "evaluation", [(5, 0.5)])])
     (first, last), (middle,) = (line["points"] for line in chart.readout())
-    top = TOP + (0.05 / 1.05) * (HEIGHT - TOP - BOTTOM)  # a twentieth of room above the largest value
-    assert first == [0, 0.0, LEFT, HEIGHT - BOTTOM]
-    assert last == [10, 1.0, WIDTH - RIGHT, pytest.approx(top, abs=0.1)]
-    assert middle[2:] == pytest.approx([(LEFT + WIDTH - RIGHT) / 2, (HEIGHT - BOTTOM + top) / 2], abs=0.1)
+    top = TOP + (0.05 / 1.05) * (BOTTOM - TOP)  # a twentieth of room above the largest value
+    assert first == (0, 0.0, LEFT, BOTTOM)
+    assert last == (10, 1.0, RIGHT, pytest.approx(top, abs=0.1))
+    assert middle[2:] == pytest.approx([(LEFT + RIGHT) / 2, (BOTTOM + top) / 2], abs=0.1)
     assert chart.lines[0].path == f"M{first[2]:.1f} {first[3]:.1f}L{last[2]:.1f} {last[3]:.1f}"
-    assert chart.lines[0].marks == [] and chart.lines[1].marks == [tuple(middle[2:])]
+    assert chart.lines[0].marks == [] and chart.lines[1].marks == [middle[2:]]
     assert [label for _, label in chart.x_ticks] == ["0", "5", "10"]
     assert chart.description == (
         "a (training): 0 at step 0, 1 at step 10; b (evaluation): 0.5 at step 5, 0.5 at step 5"

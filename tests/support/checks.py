@@ -1,5 +1,7 @@
 """Statistics of made-up data sets, and a tokenizer whose tokens are words, so that they can be counted by hand."""
 
+from unittest.mock import patch
+
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +62,8 @@ def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, bat
     method = JEPAOptions(objective=objective, **{"step_splitter": "separator", **options})
     method.check()
     asked = FileOptions(model_name="words", per_device_train_batch_size=batch_size)
-    return read_tokens(RowSource(rows), tokenizer or words(), method, asked, len(rows), sample_rows)
+    with patch("stepjepa.inspect.check.tokens.SAMPLE_ROWS", sample_rows):
+        return read_tokens(RowSource(rows), tokenizer or words(), method, asked, len(rows))
 
 
 def warned(statistics):

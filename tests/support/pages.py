@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepjepa.data.types import Example
-from stepjepa.inspect.html import FormRows, Variant, page_data, page_html, write_page
+from stepjepa.inspect.html import form_data, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
 from support.models import Views, paired
 from support.records import row_record
@@ -87,9 +87,15 @@ def records(example: Example, texts: Any, forms=("packed", "two_pass")) -> dict[
     return {form: row_record([example], 2, texts, vocabulary=97, forward=form) for form in forms}
 
 
+def made_up_page(title: str, rows: dict[str, RowRecord], note: str, why_not: dict[str, str]) -> dict[str, Any]:
+    """What a page of one record a form shows."""
+    texts: dict[str, int] = {}
+    forms = {form: form_data([record], texts, note, [note]) for form, record in rows.items()}
+    return page_data(title, [{"predictors": 2, "shown": "packed", "forms": forms, "whyNot": why_not}], texts, [note])
+
+
 def write_rows(path: Path, rows: dict[str, RowRecord], title: str = "a row") -> Path:
     """A page of one record a form."""
     missing = {form: "this form is left out" for form in ("packed", "two_pass", "inline") if form not in rows}
-    variant = Variant(2, "packed", {form: FormRows([record]) for form, record in rows.items()}, missing)
-    write_page(page_html(page_data(title, [variant], ["a note"])), path)
+    write_page(page_html(made_up_page(title, rows, "a note", missing)), path)
     return path

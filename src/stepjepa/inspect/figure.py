@@ -246,11 +246,9 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     ]
     readouts = []
     for index, read in sorted(record.readouts.items()):
-        for what in dict.fromkeys(what for what, _ in read):
-            numbers = [f"{p.example}." * (record.batch > 1) + str(p.number) for name, p in read if name == what]
-            readouts.append(
-                (index + 0.5, f"{what} {', '.join(numbers)}", TARGET if what == "target" else SOURCE, 1)
-            )  # fmt: skip
+        for what, pairs in read.items():
+            numbers = ", ".join(f"{one.example}." * (record.batch > 1) + str(one.number) for one in pairs)
+            readouts.append((index + 0.5, f"{what} {numbers}", TARGET if what == "target" else SOURCE, 1))
     _side_labels(axes, names, size, left=True)
     _side_labels(axes, readouts, size, left=False)
 

@@ -19,7 +19,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, Vector, edges_of, letter_colour, token_label
+from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, edges_of, letter_colour, token_label
 from stepjepa.utils.files import write_whole
 from stepjepa.utils.text import escaped
 
@@ -39,79 +39,39 @@ LIMIT = 3_000_000  # bytes of a page
 _BLOCK = 512  # queries whose visibility is computed at once
 _PARTS = files("stepjepa.inspect") / "page"
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
+Page = dict[str, Any]
 Map = tuple[int, int | None]  # a layer and a head of it, both from 1 on; no head: the mean over them
 
 
-@dataclass
-class FormRows:
-    """The rows of one form.
-
-    Attributes:
-        records: at least one.
-        packing: a line on how they are packed.
-        notes: what there is to say about them.
-        numbers: for each record what a model gave (`ModelNumbers.of_row`); none where no model was asked.
-    """
-
-    records: Sequence[RowRecord]
-    packing: str = ""
-    notes: list[str] = field(default_factory=list)
-    numbers: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass
-class Variant:
-    """The forms for one number of predictors.
-
-    Attributes:
-        predictors: K.
-        shown: the form that was asked for, one of `FORMS`.
-        rows: form -> its rows, `shown` among them.
-        why_not: form -> why it is not there.
-    """
-
-    predictors: int
-    shown: str
-    rows: dict[str, FormRows] = field(default_factory=dict)
-    why_not: dict[str, str] = field(default_factory=dict)
-
-
-def page_data(
-    title: str,
-    variants: Sequence[Variant],
-    notes: Sequence[str] = (),
-    model: str | None = None,
-    model_notes: Sequence[str] = (),
-) -> dict[str, Any]:
+def page_data(title: str, variants: Sequence[dict[str, Any]], texts: dict[str, int], notes: Sequence[str] = ()) -> Page:
     """All that the page shows, ready for JSON. Text of the data is in it with control and format characters escaped.
 
-    `notes` are about all variants, `model_notes` about the model that gave numbers, where there is one.
+    Args:
+        variants: for each K ``predictors`` (K itself), ``shown`` (the form that was asked for, one of `FORMS`),
+            ``forms`` (form -> `form_data`, that one among them) and ``whyNot`` (form -> why it is not there).
+        texts: labels of tokens -> their numbers, as `row_data` has given them.
+        notes: about all variants.
     """
-    texts: dict[str, int] = {}
-
-    def form_data(form: FormRows) -> dict[str, Any]:
-        numbers = form.numbers or [{}] * len(form.records)
-        return {
-            "packing": [escaped(form.packing)] if form.packing else [],
-            "notes": list(map(escaped, form.notes)),
-            "rows": [row_data(record, texts) | more for record, more in zip(form.records, numbers, strict=True)],
-        }
-
+    for variant in variants:
+        variant["whyNot"] = {name: escaped(why) for name, why in variant["whyNot"].items()}
     return {
         "title": escaped(title),
         "notes": list(map(escaped, notes)),
-        "model": {"name": escaped(model), "notes": list(map(escaped, model_notes))} if model is not None else None,
+        "model": None,
         "kinds": [{"name": name, "letter": kind.letter, "words": kind.meaning} for name, kind in KINDS.items()],
-        "variants": [
-            {
-                "predictors": variant.predictors,
-                "shown": variant.shown,
-                "forms": {name: form_data(form) for name, form in variant.rows.items()},
-                "whyNot": {name: escaped(why) for name, why in variant.why_not.items()},
-            }
-            for variant in variants
-        ],
+        "variants": variants,
         "texts": list(texts),
+    }
+
+
+def form_data(
+    records: Sequence[RowRecord], texts: dict[str, int], packing: str = "", notes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The rows of one form, at least one, with a line on how they are packed; `texts` is as for `row_data`."""
+    return {
+        "packing": [escaped(packing)] if packing else [],
+        "notes": list(map(escaped, notes)),
+        "rows": [row_data(record, texts) for record in records],
     }
 
 
@@ -178,11 +138,10 @@ def page_policy(style: str, script: str, images: str = "") -> str:
     Args:
         images: where pictures may come from, such as ``data:``; none without it.
     """
-    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
-    own = "; ".join(
-        f"{kind} 'sha256-{digest}'" for kind, digest in zip(("script-src", "style-src"), hashes, strict=True)
-    )
-    return f"default-src 'none'; {f'img-src {images}; ' if images else ''}{own}; base-uri 'none'; form-action 'none'"
+    allowed = f"img-src {images}; " if images else ""
+    for kind, text in (("script-src", script), ("style-src", style)):
+        allowed += f"{kind} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'; "
+    return f"default-src 'none'; {allowed}base-uri 'none'; form-action 'none'"
 
 
 def base_style() -> str:
@@ -229,12 +188,10 @@ class ModelNumbers:
         from stepjepa.modeling.load import is_preset
         from stepjepa.modeling.trial import load_probe
 
-        self.layers = layers
-        self.probe = load_probe(name, tokenizer, predictors, seed)
-        wrong = [layer for layer in layers or () if not 1 <= layer <= self.probe.layers]
-        if wrong:
-            raise ConfigError(f"no attention of layer {wrong[0]}: this model has layers 1 to {self.probe.layers}")
-        self.notes = []
+        self.layers, self.probe, self.notes = layers, load_probe(name, tokenizer, predictors, seed), list[str]()
+        for layer in layers or ():
+            if not 1 <= layer <= self.probe.layers:
+                raise ConfigError(f"no attention of layer {layer}: this model has layers 1 to {self.probe.layers}")
         if is_preset(name):
             self.notes.append(f"{name} is a preset: its weights are random (seed {seed}), its numbers mean nothing")
         elif predictors and not self.probe.known:
@@ -267,8 +224,8 @@ class ModelNumbers:
             numbers = row_numbers(probe, row, labelled - 1, row.input_ids[0, labelled], wanted)
         except ConfigError as error:
             return {}, f"no numbers of the model: {error}"
-        cosines = pair_cosines(record, numbers.states.numpy())
         given: dict[str, Any] = {"ids": row.input_ids[0].tolist()}
+        cosines = pair_cosines(record, numbers.states.numpy())
         for name, values in (("losses", numbers.losses.tolist()), ("cosines", cosines)):
             given[name] = [round(value, 4) if np.isfinite(value) else None for value in values]
         if kept and not wanted:
@@ -282,15 +239,15 @@ class ModelNumbers:
 
 def pair_cosines(record: RowRecord, states: np.ndarray) -> list[float]:
     """Cosine of the two sides of each pair, of the last states (L, D) float32 of the row's tokens; NaN of another layer."""
-
-    def vector(side: Vector) -> np.ndarray:
-        return sum((term.coefficient * wide[term.token] for term in side.terms), np.zeros(wide.shape[1]))
-
-    wide = states.astype(np.float64)
-    sides = [(vector(pair.source), vector(pair.target)) for pair in record.pairs]
-    lengths = [float(np.linalg.norm(source) * np.linalg.norm(target)) for source, target in sides]
-    found = [float(s @ t) / length if length else 0.0 for (s, t), length in zip(sides, lengths, strict=True)]
-    return [value if pair.layer is None else math.nan for value, pair in zip(found, record.pairs, strict=True)]
+    wide, found = states.astype(np.float64), []
+    for pair in record.pairs:
+        source, target = (
+            sum((term.coefficient * wide[term.token] for term in side.terms), np.zeros(wide.shape[1]))
+            for side in (pair.source, pair.target)
+        )
+        length = float(np.linalg.norm(source) * np.linalg.norm(target))
+        found.append(math.nan if pair.layer is not None else float(source @ target) / length if length else 0.0)
+    return found
 
 
 def choose_maps(layers: int, heads: int, visible: int, room: int, asked: Sequence[int] | None = None) -> list[Map]:

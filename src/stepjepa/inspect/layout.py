@@ -128,17 +128,16 @@ def row_records(
         fields = {own: values[row].numpy() for own, values in known.items()}
         fields.setdefault("floors", np.zeros_like(fields["ids"]))
         texts = tuple(predictors.get(index) or text_of(index) for index in fields["ids"].tolist())
-        made = [
-            _LaidOut(i, examples[i], forests[i], int(starts[i]) % len(texts), form, spans[i] if spans else ())
-            for i in members
-        ]
-        padding = ["padding"] * (len(texts) - sum(len(forests[index]) for index in members))
         labelled = np.zeros(len(texts), bool)
-        for one in made:
+        names, kinds, pairs = list[str](), list[str](), list[RowPair]()
+        for i in members:
+            one = _LaidOut(i, examples[i], forests[i], int(starts[i]) % len(texts), form, spans[i] if spans else ())
             labelled[one.start + one.forest.label_positions + 1] = True
-        pairs = [one.pairs() for one in made]
-        names = [name for one in made for name in one.names()]
-        kinds = [kind for one, own in zip(made, pairs, strict=True) for kind in one.kinds(labelled, own)]
+            own_pairs = one.pairs()
+            names += one.names()
+            kinds += one.kinds(labelled, own_pairs)
+            pairs += own_pairs
+        padding = ["padding"] * (len(texts) - len(names))
         records.append(
             RowRecord(
                 texts=texts,
@@ -146,7 +145,7 @@ def row_records(
                 names=(*names, *padding),
                 kinds=(*kinds, *padding),
                 labelled=labelled,
-                pairs=tuple(pair for own in pairs for pair in own),
+                pairs=tuple(pairs),
                 batch=len(examples),
             )
         )
@@ -267,9 +266,8 @@ class _LaidOut(NamedTuple):
                 kind, stretches = "span", [stretch for vector in vectors for stretch in vector.covered]
             for first, stop in stretches:
                 kinds[first - start : stop - start] = [kind] * (stop - first)
-        isolated = () if forest.floor is None else np.flatnonzero(forest.floor)
         for kind, indices in (
-            ("isolated", isolated),
+            ("isolated", () if forest.floor is None else np.flatnonzero(forest.floor)),
             ("source_end", ends),
             ("predictor", np.flatnonzero(self.inserted)),
         ):
@@ -363,29 +361,20 @@ def measure_padding(
 
 
 def packing_line(examples: Sequence[Example], form: Form) -> str:
-    """How many positions a batch takes as it is laid out, and as rows of their own; loads torch."""
-
-    def taken(form: Form) -> tuple[Padding, str]:
-        measured = measure_padding(examples, form, len(examples), multiple=1)
-        positions = int(measured.packed)
-        padding = positions - int(measured.tokens)
-        filled = f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
-        rows = counted(int(measured.packed_rows), "row")
-        return measured, f"{counted(len(examples), 'example')} in {rows}, {positions:,} positions, {filled}"
-
-    if form.forward == "two_pass":
-        packed = int(taken(replace(form, forward="packed"))[0].packed)
-        return (
-            f"two passes: {taken(replace(form, separate_targets=False))[1]}, the chats padded to the longest chat and the "
-            f"views to the longest view; packed into forests they take {packed:,}"
-        )
-    measured, line = taken(form)
-    line = f"{'inline' if form.forward == 'inline' else 'packing'}: {line}"
+    """How many positions a batch takes as it is laid out, and in the other form; loads torch."""
+    measured = measure_padding(examples, form, len(examples), multiple=1)
+    positions, two_pass = int(measured.packed), form.forward == "two_pass"
+    padding, rows = positions - int(measured.tokens), counted(int(measured.packed_rows), "row")
+    filled = f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
+    name = {"packed": "packing", "two_pass": "two passes"}.get(form.forward, form.forward)
+    line = f"{name}: {counted(len(examples), 'example')} in {rows}, {positions:,} positions, {filled}"
     if form.separate_targets and measured.packed_rows > 1:
         line += " (targets in rows of their own, without gradient)"
+    if two_pass:
+        packed = measure_padding(examples, replace(form, forward="packed"), len(examples), multiple=1)
+        return f"{line}; packed into forests they take {int(packed.packed):,}"
     if measured.sequences > len(examples):
-        line += (
-            "; every chat and view in a row of its own (two passes) takes "
-            f"{int(measured.longest_views):,}, {measured.longest_views / measured.packed:.1f} times as many"
-        )
+        times = measured.longest_views / measured.packed
+        apart = f"takes {int(measured.longest_views):,}, {times:.1f} times as many"
+        line += f"; every chat and view in a row of its own (two passes) {apart}"
     return line

@@ -258,21 +258,21 @@ class RowRecord:
         return f"{number} {self.names[start]}" if self.batch > 1 and number >= 0 else self.names[start]
 
     @cached_property
-    def readouts(self) -> dict[int, list[tuple[str, RowPair]]]:
-        """Index of a token -> (what is read there, for which pair), in the order of the pairs."""
-        found: dict[int, list[tuple[str, RowPair]]] = {}
+    def readouts(self) -> dict[int, dict[str, list[RowPair]]]:
+        """Index of a token -> what is read there -> for which pairs, in the order of the pairs."""
+        found: dict[int, dict[str, list[RowPair]]] = {}
         for pair in self.pairs:
             for name, index in pair.ends:
-                found.setdefault(index, []).append((name, pair))
+                found.setdefault(index, {}).setdefault(name, []).append(pair)
         return found
 
     @cached_property
     def marked(self) -> dict[int, str]:
         """Index of a token -> what is read there: of views every state, of sums those that are named."""
-        named = {index: name for pair in self.pairs for name, index in pair.ends}
+        found = {index: name for pair in self.pairs for name, index in pair.ends}
         views = [pair for pair in self.pairs if pair.views]
-        sides = [*(("source", pair.source) for pair in views), *(("target", pair.target) for pair in views)]
-        return named | {term.token: name for name, side in sides for term in side.terms}
+        found |= {term.token: "source" for pair in views for term in pair.source.terms}
+        return found | {term.token: "target" for pair in views for term in pair.target.terms}
 
     @cached_property
     def counts(self) -> str:

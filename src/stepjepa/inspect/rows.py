@@ -13,7 +13,7 @@ import numpy as np
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import build
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
-from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, is_stream, texts_of
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
@@ -176,31 +176,19 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
 
     method, objective, pairs = shown.method, objective_of(shown.method), example.view_pairs
     epoch = f"epoch 0 with seed {shown.seed}"
-    yield from report.steps.lines()
+    yield from map(str.strip, report.lines()[1:])  # also why there is no pair
+    if "fewer_than_two_steps" in report.examples_without_pairs:
+        yield f"(stepjepa check {shown.source} says which step splitter finds steps)"
     if not objective.makes_pairs:
         yield f"no pair: the objective {method.objective} makes none"
-    elif not pairs:
-        for why in report.examples_without_pairs:
-            yield f"no pair: {REASONS.get(why, why)}; it trains as plain language modelling"
-        if "fewer_than_two_steps" in report.examples_without_pairs:
-            yield f"(stepjepa check {shown.source} says which step splitter finds steps)"
-    elif not keeps_pairs(shown.seed, 0, index, method.jepa_ratio):
+    elif pairs and not keeps_pairs(shown.seed, 0, index, method.jepa_ratio):
         yield f"no pair in {epoch}: {_NAME.jepa_ratio} {method.jepa_ratio:g} leaves this row out"
-    elif not sampled.pairs:
+    elif pairs and not sampled.pairs:
         yield f"no pair: the contents are too short for {summary(method)}; it trains as plain language modelling"
-    elif objective.sampled and shown.form.vector_names.ends:
+    elif pairs and objective.sampled and shown.form.vector_names.ends:
         yield f"spans are sampled for {epoch}; the row has the chat's tokens alone"
     elif example.pairs and len(sampled.pairs) < pairs:
         yield f"{'one' if len(sampled.pairs) == 1 else len(sampled.pairs)} of {pairs} pairs, sampled for {epoch}"
-    if pairs:
-        for why, count in report.pairs_dropped.items():
-            yield f"pairs left out: {count} ({REASONS.get(why, why)})"
-    if report.examples > 1:
-        yield f"the text is cut into {report.examples} examples of up to {method.max_length} tokens; the first is shown"
-    if report.answers_truncated:
-        yield f"the answer is cut at {_NAME.max_length} {method.max_length}"
-    if report.system_folded:
-        yield "the template has no system role: the system message is part of the user's message"
     if shown.form.forward == "two_pass":
         yield "forward two_pass: every segment is a row of its own; the LM loss is on the chat's"
     if objective.separate_targets and sampled.pairs:

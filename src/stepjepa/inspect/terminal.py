@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import IO, Any
+from typing import IO, Literal
 
 import numpy as np
 from rich.cells import cell_len
@@ -30,7 +30,6 @@ from stepjepa.inspect.record import (
     RowPair,
     RowRecord,
     Vector,
-    Views,
     edges_of,
     token_label,
 )
@@ -46,11 +45,8 @@ _MOST_TERMS = 6  # states of a vector that are
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that writes colour to terminals only, and none where NO_COLOR is set."""
-    plain: dict[str, Any] = {"file": file, "width": width, "highlight": False, "markup": False, "emoji": False}
-    console = Console(**plain)
-    if console.is_terminal and not os.environ.get("NO_COLOR"):
-        return console
-    return Console(**plain, force_terminal=None if console.is_terminal else False, color_system=None)
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False, color_system=colours)
 
 
 def draw(
@@ -144,63 +140,52 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
 
 def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
     """What is said after a token: where a source view or a sampled span ends, and what is read there."""
-    said: dict[int, dict[str, list[str]]] = {}
-    views = [(pair, pair.views) for pair in record.pairs if pair.views]
-    ends = [(own.source_end, "end of source", pair) for pair, own in views if not own.standalone]
-    for index, what, pair in (*ends, *((i, what, pair) for i, read in record.readouts.items() for what, pair in read)):
-        said.setdefault(index, {}).setdefault(what, []).append(str(pair.number))
+    said: dict[int, dict[str, list[RowPair]]] = {}
+    for pair in record.pairs:
+        if pair.views and not pair.views.standalone:
+            said.setdefault(pair.views.source_end, {}).setdefault("end of source", []).append(pair)
+    for index, read in record.readouts.items():
+        said.setdefault(index, {}).update(read)
     left, right = glyphs.tag
     return {
-        index: left + "; ".join(f"{what} {', '.join(numbers)}" for what, numbers in found.items()) + right
-        for index, found in said.items()
+        index: left
+        + "; ".join(f"{what} {', '.join(str(one.number) for one in of)}" for what, of in read.items())
+        + right
+        for index, read in said.items()
     }
 
 
 def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
     """The pairs of views, then those of sums of states."""
-    sums = [pair for pair in record.pairs if not pair.views]
-    if len(sums) < len(record.pairs) or not sums:
-        yield Text("pairs" if record.pairs else "pairs: none", style=_FAINT)
-    for pair in record.pairs:
-        if pair.views:
-            yield from _view_lines(record, pair, pair.views, glyphs)
-    if sums:
-        called = "pairs" if sums[0].arrow else "spans" if sums[0].ends else "vectors"
-        yield Text(f"{called} (h: the state of a token)", style=_FAINT)
-    for pair in sums[:_MOST_VECTORS]:
-        title = _title(record, pair)
-        for line in _sum_lines(record, pair, glyphs):
+    views, sums = ([pair for pair in record.pairs if bool(pair.views) == kind] for kind in (True, False))
+    if views or not sums:
+        yield Text("pairs" if views else "pairs: none", style=_FAINT)
+    for number, pair in enumerate([*views, *sums[:_MOST_VECTORS]]):
+        if number == len(views):
+            called = "pairs" if pair.arrow else "spans" if pair.ends else "vectors"
+            yield Text(f"{called} (h: the state of a token)", style=_FAINT)
+        title = f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
+        for line in (_view_lines if pair.views else _sum_lines)(record, pair, glyphs):
             yield Text(title + line)
             title = " " * len(title)
     if len(sums) > _MOST_VECTORS:
         yield Text(f"  and {len(sums) - _MOST_VECTORS} more")
 
 
-def _view_lines(record: RowRecord, pair: RowPair, views: Views, glyphs: Glyphs) -> Iterator[Text]:
-    """Two lines: the source and the target."""
-    title = _title(record, pair)
-    (_, source), (_, target) = pair.ends
-    line = Text(title)
-    if views.standalone and views.source_segment:
-        line.append(f"source {_range(views.source_segment)}", style=KINDS["source"].style)
-    else:
-        line.append(f"source ends at {_token(record, views.source_end, glyphs)}", style=KINDS["source_end"].style)
-        if views.source_segment:
-            line.append(f" (row {_range(views.source_segment)})", style=KINDS["source"].style)
-    read = _read(record, pair.source, source, glyphs)
-    yield line.append(", read at ").append(read, style=KINDS[record.kinds[source]].style)
-    style = KINDS[record.kinds[target]].style
-    line = Text(" " * len(title)).append(f"target {_range(views.copy)}", style=style)
-    if views.original == views.copy:
-        line.append(" (isolated in its place)")
-    elif views.original:
-        line.append(f" (on the trunk {_range(views.original)})", style=KINDS["original"].style)
-    yield line.append(", read at ").append(_read(record, pair.target, target, glyphs), style=style)
-
-
-def _read(record: RowRecord, side: Vector, last: int, glyphs: Glyphs) -> str:
-    """Where one side of a pair of views is read."""
-    return _token(record, last, glyphs) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side, glyphs)}"
+def _view_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:
+    """Where the source and the target are, and where they are read."""
+    assert pair.views
+    segment, original, copy = pair.views.source_segment, pair.views.original, pair.views.copy
+    source, target = (
+        _token(record, last, glyphs) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side, glyphs)}"
+        for (_, last), side in zip(pair.ends, (pair.source, pair.target), strict=True)
+    )
+    where = f"source ends at {_token(record, pair.views.source_end, glyphs)}"
+    if segment:
+        where = f"source {_range(segment)}" if pair.views.standalone else f"{where} (row {_range(segment)})"
+    yield f"{where}, read at {source}"
+    where = f" (on the trunk {_range(original)})" if original else ""
+    yield f"target {_range(copy)}{' (isolated in its place)' if original == copy else where}, read at {target}"
 
 
 def _sum_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:
@@ -234,10 +219,6 @@ def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
         factor = "" if abs(term.coefficient) == 1 else f"{abs(term.coefficient):.3g} "
         formula += f" {'-' if term.coefficient < 0 else '+'} {factor}h[{term.token}]"
     return f"{formula.removeprefix(' + ')}: {where}"
-
-
-def _title(record: RowRecord, pair: RowPair) -> str:
-    return f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
 
 
 def _token(record: RowRecord, index: int, glyphs: Glyphs) -> str:

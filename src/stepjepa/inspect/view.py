@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names, check_fields, option, unread_options
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.inspect.html import FORMS, LIMIT, FormRows, ModelNumbers, Variant, page_data, page_html, write_page
+from stepjepa.inspect.html import FORMS, LIMIT, ModelNumbers, form_data, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
 from stepjepa.inspect.rows import ShownRows, method_from, rows_from, show_rows, taken, tokenizer_of
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
-from stepjepa.utils.text import printable
+from stepjepa.utils.text import escaped, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,6 +74,7 @@ _PAGE_HEIGHT = 640  # pixels, in a notebook
 _SPARE = 10_000  # bytes for what is said about a model
 _LOSS = len("12.3456,")
 _PICTURE, _PAGE = (".png",), (".html", ".htm")  # suffixes
+_Form = tuple[Sequence[RowRecord], dict[str, Any]]  # and what the page shows of them
 
 
 class RowView:
@@ -140,41 +141,49 @@ class RowView:
 
     def _page(self) -> tuple[str, list[str]]:
         """The page, and what there is to say about it."""
-        variants, first = [self._variant(one) for one in self._shown], self._shown[0]
-        forms = [form for variant in variants for form in variant.rows.values()]
-        notes = [note for note in self.notes if len({note in form.notes for form in forms}) == 1]
-        for form in forms:  # the forms keep only what is not about all of them
-            form.notes = [note for note in form.notes if note not in notes]
-        title = self.title.removesuffix(f", {first.form.forward}")
-        page, said = page_html(page_data(title, variants, notes)), []
+        first, texts = self._shown[0], dict[str, int]()
+        made = [self._forms(one) for one in self._shown]
+        every = [form for forms, _ in made for form in forms.values()]
+        notes = [note for note in self.notes if len({note in form.notes for form in every}) == 1]
+        variants, asked, others = list[dict[str, Any]](), list[_Form](), list[_Form]()
+        for one, (forms, why_not) in zip(self._shown, made, strict=True):
+            shown, drawn = one.form.forward, {}
+            for name, form in forms.items():  # the forms keep only what is not about all of them
+                own = [note for note in form.notes if note not in notes]
+                drawn[name] = form_data(form.records, texts, form.packing(), own)
+                (asked if name == shown else others).append((form.records, drawn[name]))
+            known = objective_of(one.method).predictors
+            variants.append({"predictors": known, "shown": shown, "forms": drawn, "whyNot": why_not})
+        data = page_data(self.title.removesuffix(f", {first.form.forward}"), variants, texts, notes)
+        page, said = page_html(data), list[str]()
         if self._model is not None:
             predictors = max((one.form.predictor_names for one in self._shown), key=len)
             numbers = ModelNumbers(self._model, first.tokenizer, predictors, first.seed, self._layers)
-            _add_numbers(numbers, variants, LIMIT - _SPARE - len(page))
+            _add_numbers(numbers, asked, others, LIMIT - _SPARE - len(page))
             said = numbers.notes
-            page = page_html(page_data(title, variants, notes, self._model, said))
+            data["model"] = {"name": escaped(self._model), "notes": list(map(escaped, said))}
+            page = page_html(data)
         if len(page) > LIMIT:
             remedy = f"the rows are long; fewer --{_NAME.rows_packed} make it smaller"
             said = [*said, f"the page is larger than {LIMIT / 1e6:g} MB: {remedy}"]
-        names = ", ".join(form for form in FORMS if form in variants[0].rows)
-        return page, [*said, f"({len(page) / 1e6:.2f} MB: {names})"]
+        return page, [*said, f"({len(page) / 1e6:.2f} MB: {', '.join(variants[0]['forms'])})"]
 
-    def _variant(self, one: ShownRows) -> Variant:
-        """The forms of one K: that of the options, and the others that the options allow."""
-        variant = Variant(objective_of(one.method).predictors, one.form.forward)
-        for form in FORMS:
+    def _forms(self, one: ShownRows) -> tuple[dict[str, ShownRows], dict[str, str]]:
+        """The forms of one K, that of its options among them, and why the others are not there."""
+        forms, why_not = dict[str, ShownRows](), dict[str, str]()
+        for name in FORMS:
             try:
-                other = one if form == variant.shown else one.in_form(form)
+                other = one if name == one.form.forward else one.in_form(name)
             except (ConfigError, DataError) as error:
-                variant.why_not[form] = str(error)
+                why_not[name] = str(error)
                 continue
             tokens = sum(map(len, other.records))
-            if form != variant.shown and tokens > MOST_TOKENS:
-                much = f"it takes {tokens:,} tokens, too many next to another form"
-                variant.why_not[form] = f"{much}; --{_NAME.forward} {form} shows it"
+            if other is one or tokens <= MOST_TOKENS:
+                forms[name] = other
             else:
-                variant.rows[form] = FormRows(other.records, other.packing(), list(other.notes))
-        return variant
+                much = f"it takes {tokens:,} tokens, too many next to another form"
+                why_not[name] = f"{much}; --{_NAME.forward} {name} shows it"
+        return forms, why_not
 
     def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the picture (``.png``) or the page (``.html``).
@@ -235,28 +244,29 @@ def inspect(
     own = taken(RowOptions, options, _NAME.file, _NAME.model_name)  # which are arguments
     given = RowOptions(row=row, **own)
     check_fields(given)
-    html, png, run_model = given.html, given.png, given.run_model
-    counts = list(predictors) if isinstance(predictors, Sequence) else [predictors]
     methods: dict[int, JEPAOptions] = {}
-    for count in counts:
+    for count in predictors if isinstance(predictors, Sequence) else [predictors]:
         method = method_from({**options, _NAME.predictors: count})
         methods.setdefault(objective_of(method).predictors, method)
-    first = next(iter(methods.values()))
-    for suffixes, name, file in ((_PAGE, _NAME.html, html), (_PICTURE, _NAME.png, png)):
+    first, files = next(iter(methods.values())), list[str]()
+    # The page first: it needs no further library.
+    for suffixes, name, file in ((_PAGE, _NAME.html, given.html), (_PICTURE, _NAME.png, given.png)):
         if file is not None:
             _check_output(suffixes, file, given.overwrite, f"--{name} {file}", f"--{_NAME.overwrite} to replace it")
+            files.append(file)
     source = list(data) if isinstance(data, Iterator) else data
     _, place, _ = next(rows_from(source, row))
     model = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
     loaded: Any = tokenizer if model is None else tokenizer_of(source, model, first)
     shown = [show_rows(source, row, loaded, method, given.seed, given.rows_packed) for method in methods.values()]
-    explicit = {*options, *([] if predictors is None else [_NAME.predictors])}
-    notes = [str(unread) for unread in without_effect(first, explicit)]
+    notes = [
+        str(unread) for unread in without_effect(first, {*options, *[_NAME.predictors] * (predictors is not None)})
+    ]
     notes += map(str, unread_options(given, (one for one, value in own.items() if value is not None)))
-    files = [file for file in (html, png) if file is not None]  # the page first: it needs no further library
     if given.overwrite and not files:
         notes.append(f"--{_NAME.overwrite} has no effect without --{_NAME.png} or --{_NAME.html}")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
+    run_model = given.run_model
     if run_model is None:  # by default the model in a local folder is run
         run_model = model is not None and os.path.isdir(model) and not is_preset(model)
     view = RowView(f"row {row} ({place})", shown, notes, model if run_model else None, given.attention_layers)
@@ -264,7 +274,7 @@ def inspect(
         try:
             view._write(file)
         except ConfigError as error:
-            what = f"--{_NAME.png} {file}: {error}" if file == png else str(error)
+            what = f"--{_NAME.png} {file}: {error}" if file == given.png else str(error)
             raise ConfigError("; ".join([what, *view.written[-1:]])) from None
     return view
 
@@ -285,16 +295,16 @@ def _check_output(
         raise ConfigError(f"{what}: exists; choose another name, or {remedy}")
 
 
-def _add_numbers(numbers: ModelNumbers, variants: Sequence[Variant], room: int) -> None:
+def _add_numbers(numbers: ModelNumbers, asked: Sequence[_Form], others: Sequence[_Form], room: int) -> None:
     """Run the model over all rows; the forms that were asked for share the room for attention first."""
-    asked = [variant.rows[variant.shown] for variant in variants]
-    others = [form for variant in variants for name, form in variant.rows.items() if name != variant.shown]
-    for form in (*asked, *others):
-        room -= _LOSS * sum(int(record.labelled.sum()) + len(record.pairs) for record in form.records)
+    for records, _ in (*asked, *others):
+        room -= _LOSS * sum(int(record.labelled.sum()) + len(record.pairs) for record in records)
     for group in (asked, others):
-        for left, form in zip(range(len(group), 0, -1), group, strict=True):
-            share = max(room, 0) // left // len(form.records)
-            given = [numbers.of_row(record, share) for record in form.records]
-            room -= sum(len(row.get("attention", {}).get("weights", "")) for row, _ in given)
-            form.numbers = [row for row, _ in given]
-            form.notes += dict.fromkeys(note for _, note in given)
+        for left, (records, form) in zip(range(len(group), 0, -1), group, strict=True):
+            share, notes = max(room, 0) // left // len(records), dict[str, None]()
+            for record, row in zip(records, form["rows"], strict=True):
+                more, note = numbers.of_row(record, share)
+                room -= len(more.get("attention", {}).get("weights", ""))
+                row.update(more)
+                notes[escaped(note)] = None
+            form["notes"] += notes

@@ -500,7 +500,7 @@ def own_options(name: str) -> type | None:
 
 def idle_options(objective: Objective) -> frozenset[str]:
     """The options of objectives that one of them does not read."""
-    topics = {topic for other in built_in().values() for topic in other().topics()}
+    topics = {topic for other in built_in().values() for topic in (*other.reads, StepsOptions, other.Options) if topic}
     read = {name for topic in objective.topics() for name in options_of(topic)}
     return frozenset(name for topic in topics for name in options_of(topic)) - (read - objective.unread)
 

@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from stepjepa.analysis.geometry import ADVICE
 from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
+from stepjepa.config.parser import build
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
@@ -96,24 +97,28 @@ class ReportResult:
         return "\n".join([*lines, f"written: {self.path} ({self.bytes / 1e6:.2f} MB)"])
 
 
-def report(options: ReportOptions) -> ReportResult:
-    """Write one page of runs, of a study or of a demo.
+def report(**options: Any) -> ReportResult:
+    """Write one HTML page of runs, of a study or of a demo: ``stepjepa report``.
+
+    Args:
+        options: those of ``stepjepa report`` by name, such as ``folders=["runs/a", "runs/b"]``.
 
     Raises:
         ConfigError: a folder holds nothing to report, or the page cannot be written.
     """
-    check_fields(options)
-    if not options.folders:
+    (asked,) = build((ReportOptions,), options)
+    check_fields(asked)
+    if not asked.folders:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
-    folders = [Path(name).expanduser() for name in options.folders]
-    output = Path(options.output_file).expanduser() if options.output_file else folders[0] / "report.html"
-    found = reading.read_folders(folders, [Path(name).expanduser() for name in options.geometry or ()])
+    folders = [Path(name).expanduser() for name in asked.folders]
+    output = Path(asked.output_file).expanduser() if asked.output_file else folders[0] / "report.html"
+    found = reading.read_folders(folders, [Path(name).expanduser() for name in asked.geometry or ()])
     if output.is_dir():
         raise ConfigError(f"{output}: is a folder; give a file")
-    if output.exists() and not options.overwrite:
+    if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
-    page = report_page(found, options.max_predictions)
+    page = report_page(found, asked.max_predictions)
     write_page(page, output)
     return ReportResult(output, len(page), found.reader.problems, found.reader.stale)
 

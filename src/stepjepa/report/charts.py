@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, takewhile
 from statistics import fmean
 from typing import Any
@@ -20,9 +20,8 @@ from stepjepa.training.options import GRADIENT_COSINE, LAYER_COSINE
 from stepjepa.utils.text import scaled
 
 WIDTH, HEIGHT = 440, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 22, 12, 44
-# Where the lines of a chart are.
-FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
+LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226  # where the lines of a chart are
+FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
 LOSSES = (("lm_loss", "LM loss (nats per labelled token)"), ("jepa_loss", "JEPA loss"))
 SIGNS = (
     ("cosine_similarity", "cosine of source and target"),
@@ -45,27 +44,26 @@ class Line:
 
     Attributes:
         kind: "training" or "evaluation".
-        points: (step, value), in the order of the steps.
-        places: (x, y) of the points.
+        points: (step, value, x, y), in the order of the steps.
         colour, dashes: see `look`.
     """
 
     name: str
     kind: str
-    points: list[Point]
-    places: list[Point]
+    points: list[tuple[float, float, float, float]]
     colour: int
     dashes: str
 
     @property
     def path(self) -> str:
         """The line in SVG."""
-        return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in self.places)
+        return "M" + "L".join(f"{x:.1f} {y:.1f}" for *_, x, y in self.points)
 
     @property
     def marks(self) -> list[Point]:
         """Places of the points, where they are marked."""
-        return self.places if self.kind == "evaluation" or len(self.places) == 1 else []
+        marked = self.kind == "evaluation" or len(self.points) == 1
+        return [(x, y) for *_, x, y in self.points] if marked else []
 
 
 @dataclass(frozen=True)
@@ -87,37 +85,29 @@ class Chart:
     y_ticks: list[tuple[float, str]]
     lines: list[Line]
     thinned: bool
-    axis: str = "step"
+    axis: str
 
     @property
     def description(self) -> str:
         """The chart as text, for readers who do not see it."""
-        ends = ((line, *line.points[0], *line.points[-1]) for line in self.lines)
         return "; ".join(
-            f"{line.name} ({line.kind}): {short(first)} at {self.axis} {start:g}, {short(last)} at {self.axis} {end:g}"
-            for line, start, first, end, last in ends
+            f"{line.name} ({line.kind}): "
+            + ", ".join(f"{short(value)} at {self.axis} {at:g}" for at, value, *_ in (line.points[0], line.points[-1]))
+            for line in self.lines
         )
 
     def table(self) -> tuple[list[str], list[list[str]], int]:
         """Heads, rows of cells, and how many rows there would be; at most `MOST_ROWS` rows, taken evenly."""
-        values = [dict(line.points) for line in self.lines]
+        values = [{step: short(value) for step, value, *_ in line.points} for line in self.lines]
         steps = sorted({step for line in values for step in line})
         count = min(len(steps), MOST_ROWS)
         picked = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
-        rows = [[f"{step:g}", *(short(line[step]) if step in line else "" for line in values)] for step in picked]
         heads = [f"{line.name} (evaluation)" if line.kind == "evaluation" else line.name for line in self.lines]
-        return [self.axis, *heads], rows, len(steps)
+        return [self.axis, *heads], [[f"{at:g}", *(line.get(at, "") for line in values)] for at in picked], len(steps)
 
     def readout(self) -> list[dict[str, Any]]:
         """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
-        return [
-            {
-                "name": line.name,
-                "kind": line.kind,
-                "points": [[*at, *where] for at, where in zip(line.points, line.places, strict=True)],
-            }
-            for line in self.lines
-        ]
+        return [{"name": line.name, "kind": line.kind, "points": line.points} for line in self.lines]
 
 
 def look(index: int) -> tuple[int, str]:
@@ -153,52 +143,47 @@ def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple
     return charts
 
 
-def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]]) -> Chart:
+def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]], axis: str = "step") -> Chart:
     """A chart of the series that have points; of an LM loss logarithmic, where that can be.
 
     Args:
         series: (number of the run, its name, "training" or "evaluation", points); one has points at least.
     """
     drawn = [(run, name, kind, thin(points)) for run, name, kind, points in series if points]
-    steps = [step for *_, points in drawn for step, _ in points]
-    values = [value for *_, points in drawn for _, value in points]
-    logarithmic = key.endswith("lm_loss") and min(values) > 0 and max(values) > 3 * min(values)
-    first, last = (min(steps), max(steps)) if min(steps) < max(steps) else (steps[0] - 1, steps[0] + 1)
-    low, high = limits(values, logarithmic)
+    steps, values = zip(*(point for *_, points in drawn for point in points), strict=True)
+    first, last, low, high = min(steps), max(steps), min(values), max(values)
+    logarithmic = key.endswith("lm_loss") and low > 0 and high > 3 * low
+    first, last = (first, last) if first < last else (first - 1, first + 1)
+    if logarithmic:
+        low, high = low / 1.1, high * 1.1
+    else:  # a little beyond the values, and to 0 rather than below it
+        room = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
+        low, high = low - room if low < 0 or low - room > 0 else 0.0, high + room
     scale = math.log if logarithmic else float
 
     def x_of(step: float) -> float:
-        return round(LEFT + (step - first) / (last - first) * (WIDTH - RIGHT - LEFT), 1)
+        return round(LEFT + (step - first) / (last - first) * (RIGHT - LEFT), 1)
 
     def y_of(value: float) -> float:
-        share = (scale(value) - scale(low)) / (scale(high) - scale(low))
-        return round(HEIGHT - BOTTOM + share * (TOP - HEIGHT + BOTTOM), 1)
+        return round(BOTTOM + (scale(value) - scale(low)) / (scale(high) - scale(low)) * (TOP - BOTTOM), 1)
 
+    def line(run: int, name: str, kind: str, points: list[Point]) -> Line:
+        return Line(name, kind, [(step, value, x_of(step), y_of(value)) for step, value in points], *look(run))
+
+    y_ticks = (log_ticks if logarithmic else ticks)(low, high)
     return Chart(
         key,
         title,
         logarithmic,
-        # A step on an axis: ``12k``.
         [
             (x_of(at), f"{at / 1000:g}k" if at >= 10_000 and at % 100 == 0 else f"{at:g}")
             for at in ticks(first, last, 5)
         ],
-        [(y_of(at), short(at)) for at in (log_ticks if logarithmic else ticks)(low, high)],
-        [
-            Line(name, kind, points, [(x_of(step), y_of(value)) for step, value in points], *look(run))
-            for run, name, kind, points in drawn
-        ],
+        [(y_of(at), short(at)) for at in y_ticks],
+        [line(*one) for one in drawn],
         any(len(points) > MOST_POINTS for *_, points in series),
+        axis,
     )
-
-
-def limits(values: Sequence[float], logarithmic: bool) -> tuple[float, float]:
-    """Ends of the value's axis: a little beyond the values."""
-    low, high = min(values), max(values)
-    if logarithmic:
-        return low / 1.1, high * 1.1
-    room = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
-    return low - room if low < 0 or low - room > 0 else 0.0, high + room
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
@@ -255,20 +240,13 @@ def layer_charts(runs: Sequence[tuple[str, PointsOf]]) -> list[Chart]:
         means = [(float(layer), fmean(value for _, value in points)) for layer, points in enumerate(layers)]
         series.append((run, name, "training", means))
     drawn = any(points for *_, points in series)
-    return [replace(make_chart(f"{LAYER_COSINE}mean", _BY_LAYER, series), axis="layer")] if drawn else []
+    return [make_chart(f"{LAYER_COSINE}mean", _BY_LAYER, series, "layer")] if drawn else []
 
 
 @dataclass(frozen=True)
 class LoggedSigns:
-    """What a log says of the targets.
-
-    Attributes:
-        rows: (key, first value, last value).
-        step: of the last entry.
-        texts: the signs of collapse in the last entry.
-        collapsed: whether they amount to collapse, as a low rank does by itself.
-        by_design: whether the targets are one vector because the run is a control.
-    """
+    """What a log says of the targets: (key, first value, last value), the step of the last entry, the signs of collapse in
+    it, whether they amount to collapse, and whether the targets are one vector because the run is a control."""
 
     rows: list[tuple[str, float, float]]
     step: float
@@ -306,15 +284,15 @@ def cost_rows(runs: Sequence[Run]) -> Iterator[list[str]]:
         steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
         speeds = [speed for _, speed in history_points(run.history, "tokens_per_second")]
         logged = [
-            number(value) or 0 for entry in run.history for key, value in entry.items() if key.startswith("flops_")
+            number(flops) or 0 for entry in run.history for key, flops in entry.items() if key.startswith("flops_")
         ]
         spent = [number(one.result, "generation", "seconds") or 0 for one in run.evaluations.values()]
+        rates = number(run.metrics, "train_samples_per_second"), fmean(speeds) if speeds else None
         yield [
             run.label,
             f"{max(steps):,.0f}" if steps else "-",
             duration(number(run.metrics, "train_runtime")),
-            _speed(number(run.metrics, "train_samples_per_second")),
-            _speed(sum(speeds) / len(speeds) if speeds else None),
+            *("-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates),
             scaled(number(run.metrics, "total_flos") or sum(logged) or None),
             duration(sum(spent) or None),
         ]
@@ -322,13 +300,7 @@ def cost_rows(runs: Sequence[Run]) -> Iterator[list[str]]:
 
 def duration(seconds: float | None) -> str:
     """``42.1 s``, ``12 min 5 s``, ``3 h 20 min``."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
+    if seconds is None or seconds < 60:
+        return "-" if seconds is None else f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
-
-
-def _speed(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

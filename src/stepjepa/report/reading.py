@@ -79,10 +79,10 @@ class Reader:
         self.stale: list[str] = []
         self.room = _PICTURES
 
-    def read(self, path: Path, parse: Callable[[str], T]) -> T | None:
-        """What `parse` makes of a file's text; None where there is no file, or no good one."""
+    def read(self, path: Path, parse: Callable[[bytes], T]) -> T | None:
+        """What `parse` makes of a file's content; None where there is no file, or no good one."""
         try:
-            return parse(path.read_text(encoding="utf-8"))
+            return parse(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -90,7 +90,7 @@ class Reader:
             self.leave_out(path, f"cannot be read ({reason}), and is left out")
             return None
 
-    def object(self, path: Path, parse: Callable[[str], object] = parse_json) -> dict[str, Any]:
+    def object(self, path: Path, parse: Callable[[bytes], object] = parse_json) -> dict[str, Any]:
         """The object in a file of JSON, or of what `parse` reads; empty where there is none."""
         found = self.read(path, parse)
         if found is not None and not isinstance(found, dict):
@@ -99,10 +99,8 @@ class Reader:
 
     def picture(self, path: Path, title: str) -> dict[str, str] | None:
         """A picture's title and its address, which is its data; None where it cannot be read or there is no room."""
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            self.leave_out(path, f"cannot be read ({error.strerror or error}), and is left out")
+        content = self.read(path, bytes)
+        if content is None:
             return None
         if len(content) > self.room:
             self.leave_out(path, "is left out, so that the page stays small")
@@ -257,7 +255,7 @@ def read_folders(names: Sequence[Path], geometry: Sequence[Path] = ()) -> Found:
                 raise ConfigError(f"{folder}: is a study, which is reported alone; give one study, or several runs")
             figures = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"study*.{suffix}"))}
             verdicts = list(map(str, entries(reader.object(folder / "table.json"), "verdicts")))
-            tables, state = reader.read(folder / "table.md", str) or "", reader.object(folder / "state.json")
+            tables, state = reader.read(folder / "table.md", bytes.decode) or "", reader.object(folder / "state.json")
             study = Study(folder, tables, verdicts, state, list(figures.values()))
             return Found(list(_study_runs(folder / "runs", reader)), study, analyses, reader)
         is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(folder.glob("evaluation-*/"))
@@ -363,13 +361,14 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[Run]:
 
 def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
     """An analysis: its numbers in the layer that is shown, its signs of collapse, and its figures, SVG before PNG."""
-    numbers = reader.object(folder / "numbers.json")
+    numbers, names = reader.object(folder / "numbers.json"), {one.name for one in fields(CollapseSign)}
     layer, rows, signs, chance = numbers.get("layer", -1), [], [], "-"
     for label, model in table(numbers, "models").items():
         shown = table(model, "layers", str(layer))
         rows.append([label, *(written(number(shown, *path.split(".")), form) for path, form in _GEOMETRY.items())])
         chance = written(number(shown, "pairs", "chance_at_1"), ".1%")
-        found = [CollapseSign(**one) for one in map(table, entries(model, "collapse")) if _is_sign(one)]
+        known = [one for one in map(table, entries(model, "collapse")) if set(one) == names]
+        found = [CollapseSign(**one) for one in known if isinstance(one["name"], str) and isinstance(one["text"], str)]
         signs.append((label, [sign.text for sign in found], collapsed(found)))
     files = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"*.{suffix}"))}
     titles = {stem: title for stem, title in TITLES.items() if stem in files}
@@ -382,8 +381,3 @@ def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
     about = f"{numbers['n']} pairs of {numbers.get('file')}, states {where}" if "n" in numbers else ""
     figures = [one for one in pictures if one]
     return {"folder": folder, "about": about, "rows": rows, "chance": chance, "signs": signs, "figures": figures}
-
-
-def _is_sign(record: Mapping[str, Any]) -> bool:
-    texts = all(isinstance(record.get(name), str) for name in ("name", "text"))
-    return texts and set(record) == {one.name for one in fields(CollapseSign)}

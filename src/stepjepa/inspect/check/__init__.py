@@ -73,7 +73,7 @@ class CheckReport:
     def __str__(self) -> str:
         lines = self.texts.lines()
         if self.tokens is not None:
-            lines += ["", *self.tokens.lines(self.texts.rows_skipped)]
+            lines += ["", *self.tokens.lines()]
         lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
         return printable("\n".join(folded(lines)))
 

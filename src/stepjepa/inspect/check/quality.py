@@ -236,7 +236,7 @@ def _of_steps(found: TextStatistics) -> Iterator[_Finding]:
         remedy = f"{found.use_better}, which finds two or more in {found.other_splitters[better]:,}"
     yield (
         count,
-        f"{count} have one step with {found.chosen}",
+        f"{count} have one step ({found.found_by})",
         f"they make no pair for step_jepa and train as plain language modelling; {remedy}; llm_jepa needs no steps",
     )
     for reason, unread in steps.unread.items():

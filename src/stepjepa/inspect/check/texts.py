@@ -151,7 +151,7 @@ class TextStatistics:
     def verdict(self) -> str:
         """What the file serves for, in one sentence."""
         found, usable, better = self.rows_with_steps, self.chats, self.better_splitter
-        none = f"{f'only {found:,} of {usable:,} rows have' if found else 'no row has'} two steps with {self.chosen}"
+        none = f"{f'only {found:,} of {usable:,} rows have' if found else 'no row has'} two steps ({self.found_by})"
         if self.plain_text:
             names = " or ".join(name for name in OBJECTIVES if find_objective(name).takes_text)
             return f"plain text: train with --{_NAME.objective} {names}; the others need chats ({KNOWN_CHATS})"
@@ -164,15 +164,10 @@ class TextStatistics:
         return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
 
     @property
-    def chosen(self) -> str:
-        """How steps were looked for."""
-        name = f"splitter {self.splitter!r}"
-        if self.splitter == "regex" or (self.splitter == "separator" and self.separator != "\n\n"):
-            name += f" ({escaped(self.separator)})"
-        name += " (for each answer)" * (self.splitter == "auto")
-        if self.steps.own and self.splitter != "list":
-            return "the rows' own steps" + (f", else {name}" if self.steps.own < self.steps.rows else "")
-        return name
+    def found_by(self) -> str:
+        """Where steps come from, with a separator of one's own."""
+        given = self.splitter in ("separator", "regex") and self.separator != "\n\n" and not self.steps.own
+        return f"{self.steps.words} {escaped(self.separator)}" if given else self.steps.words
 
     @property
     def plain_separator(self) -> str:
@@ -220,7 +215,7 @@ class TextStatistics:
         for sample in self.samples:
             lines += ["", *sample.lines()]
         if self.chats and not self.plain_text:
-            lines += ["", f"Steps an answer with {self.chosen}:", *self._table()]
+            lines += ["", f"Steps an answer ({self.found_by}):", *self._table()]
             if self.rows_with_steps:
                 first, every = (f"--{_NAME.step_pairs} {which}" for which in ("first", "all"))
                 lines.append(f"  Pairs: {self.pairs_first:,} ({first}), {self.pairs_all:,} ({every})")

@@ -9,7 +9,7 @@ Shapes: T tokens of a trunk, N chats.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, tee
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,15 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.encode import CHUNK_ROWS, RowEncoder, nothing_kept
-from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example
-from stepjepa.inspect.check.quality import share_of
 from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_records
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
 from stepjepa.utils.parallel import mapped
-from stepjepa.utils.text import counted, escaped, printable
+from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,81 +128,36 @@ class TokenStatistics:
             **{name: None if part is None else asdict(part) for name, part in parts.items()},
         }
 
-    def lines(self, known: Collection[str] = ()) -> list[str]:
-        """The statistics, one fact a line. What comes from the file is made `printable`.
-
-        Args:
-            known: reasons for which rows are skipped whose places were given before.
-        """
-        data = self.data
-        kept = f"{data.rows_kept:,} kept" + (f" as {counted(data.examples, 'example')}" if self.plain_text else "")
-        name, skipped = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)", sum(data.rows_skipped.values())
-        lines = [
-            f"What a model will see: tokenizer {name}, {self.method}",
-            f"  Rows: {data.rows_read:,} read, {kept}, {skipped:,} skipped",
-        ]
-        for reason, count in data.rows_skipped.most_common():
-            where = "as above" if reason in known else f"first: {printable(data.first_skipped[reason])}"
-            lines.append(f"    skipped {count:,}: {REASONS.get(reason, reason)} ({where})")
-        return [*lines, *self._pair_lines(), *self._length_lines(), *self._sample_lines()]
-
-    def _pair_lines(self) -> Iterator[str]:
-        data = self.data
-        if not self.objective.makes_pairs:
-            yield f"  Pairs: none, the objective is {self.objective.label}"
-            return
-        paired = data.examples - sum(data.examples_without_pairs.values())
-        yield from (f"  {printable(line[:1].upper() + line[1:])}" for line in data.steps.lines())
-        yield f"  Pairs: {data.pairs:,} in {share_of(paired, data.examples, 'example')}"
-        for reason, count in data.examples_without_pairs.most_common():
-            yield f"    no pair in {count:,}: {REASONS.get(reason, reason)}; plain language modelling"
-        for reason, count in data.pairs_dropped.most_common():
-            yield f"    {counted(count, 'pair')} dropped: {REASONS.get(reason, reason)}"
-        if self.objective.vector_names.ends:
-            yield "    spans are sampled every epoch; stepjepa inspect shows those of a row"
-
-    def _length_lines(self) -> Iterator[str]:
-        data, cut = self.data, self.truncation
-        lengths = ", ".join(f"{name} {value:,}" for name, value in data.token_length.items())
-        yield f"  Tokens an example: {lengths}; {data.tokens:,} in all"
-        share = 100 * data.labelled_tokens / max(data.tokens, 1)
-        yield f"  Labelled (the LM loss predicts them): {data.labelled_tokens:,} ({share:.1f} %)"
-        if cut is None:
-            yield f"  Texts are cut into blocks of {_LENGTH}; only a single last token is lost"
-            return
-        holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"
-        if not cut.tokens_lost:
-            yield f"  Truncation: none at {_LENGTH} {cut.max_length:,}; the longest has {cut.holds['100']:,}, {holds}"
-        else:
-            yield (
-                f"  Truncation at {_LENGTH} {cut.max_length:,}: {counted(cut.answers_cut, 'answer')} cut, "
-                f"{counted(cut.rows_without_room, 'row')} skipped for a prompt that fills it; {cut.tokens_lost:,} of "
-                f"{cut.tokens:,} tokens lost ({100 * cut.tokens_lost / cut.tokens:.1f} %)"
-            )
-            yield f"    all chats fit into {_LENGTH} {cut.holds['100']:,}, {holds}"
-        if self.end_of_turn is None:
-            yield "  End of turn: none"
-            return
-        which = f", which is the tokenizer's {' and '.join(self.end_is)} token"
-        which = which if self.end_is else " (not the tokenizer's EOS)"
-        labelled = "labelled" if self.end_labelled else "not labelled"
-        yield f"  End of turn: {escaped(self.end_of_turn)}{which}; {labelled}"
-
-    def _sample_lines(self) -> Iterator[str]:
+    def lines(self) -> list[str]:
+        """The statistics, one fact a line: first what training prints of the data. What comes from the file is made
+        `printable`."""
+        name = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)"
+        lines = [f"What a model will see: tokenizer {name}, {self.method}"]
+        lines += [f"  {printable(line)}" for line in self.data.lines()]
+        cut, found, total = self.truncation, self.coverage, sum(self.segments.values())
+        if cut is not None:
+            holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"
+            if not cut.tokens_lost:
+                holds = f"none; the longest has {cut.holds['100']:,}, {holds}"
+            else:
+                holds = (
+                    f"{counted(cut.answers_cut, 'answer')} cut, {counted(cut.rows_without_room, 'row')} skipped for a "
+                    f"prompt that fills it; {cut.tokens_lost:,} of {cut.tokens:,} tokens lost "
+                    f"({100 * cut.tokens_lost / cut.tokens:.1f} %); all chats fit into {cut.holds['100']:,}, {holds}"
+                )
+            lines.append(f"  Truncation at {_LENGTH} {cut.max_length:,}: {holds}")
         which = f"all {self.sampled:,} examples" if self.sampled_all else f"{self.sampled:,} examples sampled at random"
-        found = self.coverage
         if found is not None and self.objective.makes_pairs and found.answer_tokens:
             view = "a step that is the source or the target" if self.objective.needs_steps else "a view"
-            share = f"{100 * found.in_views / found.answer_tokens:.1f} %"
-            yield f"  Coverage: {share} of the answers' {found.answer_tokens:,} tokens lie in {view} of a pair ({which})"
-        total = sum(self.segments.values())
-        yield f"  Tokens by kind ({which}):"
+            share = f"{100 * found.in_views / found.answer_tokens:.1f} % of the answers' {found.answer_tokens:,} tokens"
+            lines.append(f"  Coverage: {share} lie in {view} of a pair ({which})")
+        lines.append(f"  Tokens by kind ({which}):")
         for kind, tokens in self.segments.items():
             if tokens:
-                yield f"    {_KINDS[kind]:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %"
+                lines.append(f"    {_KINDS[kind]:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %")
         if self.padding is not None:
-            yield ""
-            yield from padding_lines(self.padding, "texts" if self.plain_text else "chats")
+            lines += ["", *padding_lines(self.padding, "texts" if self.plain_text else "chats")]
+        return lines
 
 
 def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
@@ -233,14 +187,13 @@ def read_tokens(
     method: JEPAOptions,
     asked: FileOptions,
     count: int,
-    sample_rows: int = SAMPLE_ROWS,
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
         tokenizer: that `asked` names.
         method: options of a run, checked; so is `asked`.
-        count: rows of the data set, of which `sample_rows` are sampled at random.
+        count: rows of the data set, of which `SAMPLE_ROWS` are sampled at random.
 
     Raises:
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
@@ -253,12 +206,13 @@ def read_tokens(
     settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
     unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
     chosen = set(range(count))
-    if count > sample_rows:
-        chosen = set(np.random.default_rng(asked.seed).choice(count, sample_rows, replace=False).tolist())
+    if count > SAMPLE_ROWS:
+        chosen = set(np.random.default_rng(asked.seed).choice(count, SAMPLE_ROWS, replace=False).tolist())
     data = DataReport(rows.name)
     found = TokenStatistics(str(asked.model_name), len(tokenizer), summary(method), objective, data, streams)
-    special = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None}
-    unknown = None if tokenizer.unk_token_id in special else tokenizer.unk_token_id  # GPT-2's is its end of text
+    unknown = tokenizer.unk_token_id
+    if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
+        unknown = None  # GPT-2's is its end of text
     found.unknown_tokens = None if unknown is None else 0
     examples: list[Example] = []
     spans: list[tuple[Span, ...]] = []
@@ -296,9 +250,18 @@ def read_tokens(
     if not data.examples:
         raise nothing_kept(data)
     data.set_lengths(np.concatenate(kept))
-    found.sampled, found.sampled_all = len(examples), count <= sample_rows
+    found.sampled, found.sampled_all = len(examples), count <= SAMPLE_ROWS
     if not streams:
-        found.truncation = _truncation(data, np.concatenate(full), max_length)
+        wanted, lengths = (100, 99, 95), np.concatenate(full)
+        holds = np.percentile(lengths, wanted, method="inverted_cdf")  # the least length that holds so many
+        found.truncation = Truncation(
+            max_length,
+            answers_cut=data.answers_truncated,
+            rows_without_room=data.rows_skipped["no_room_for_answer"],
+            tokens=int(lengths.sum()),
+            tokens_lost=int(lengths.sum()) - data.tokens,
+            holds={str(share): int(length) for share, length in zip(wanted, holds, strict=True)},
+        )
         found.coverage = coverage(examples, spans, objective)
         found.end_of_turn = data.end_token
         ends = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
@@ -310,20 +273,6 @@ def read_tokens(
     found.segments = _tokens_by_kind(sampled, [spans[index.row] for index in order], form)
     found.padding = measure_padding(sampled, form, asked.per_device_train_batch_size, method.max_length)
     return found
-
-
-def _truncation(data: DataReport, full: np.ndarray, max_length: int) -> Truncation:
-    """What is lost of chats that have `full` (N,) tokens."""
-    shares = (100, 99, 95)
-    values = np.percentile(full, shares, method="inverted_cdf")  # the least length that holds so many
-    return Truncation(
-        max_length,
-        answers_cut=data.answers_truncated,
-        rows_without_room=data.rows_skipped["no_room_for_answer"],
-        tokens=int(full.sum()),
-        tokens_lost=int(full.sum()) - data.tokens,
-        holds={str(share): int(value) for share, value in zip(shares, values, strict=True)},
-    )
 
 
 def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], objective: Objective) -> Coverage:
@@ -349,21 +298,14 @@ def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], objec
 
 
 def _tokens_by_kind(examples: Iterable[Example], spans: Iterable[Sequence[Span]], form: Form) -> dict[str, int]:
-    found = dict.fromkeys(_KINDS, 0)
+    names: Counter[tuple[str, str]] = Counter()
     for example, own in zip(examples, spans, strict=True):
         for record in row_records([example], form, lambda _: "", [own]):
-            for both, tokens in Counter(zip(record.names, record.kinds, strict=True)).items():
-                found[_kind_of(*both)] += tokens
+            names.update(zip(record.names, record.kinds, strict=True))
+    found = dict.fromkeys(_KINDS, 0)
+    for (name, kind), tokens in names.items():
+        word = name.removeprefix("trunk: ").split(" ")[0]
+        of = {"source": "source copies", "target": "target copies", "answer": "assistant", "step": "assistant"}
+        called = "predictors" if kind == "predictor" else of.get(word, word)
+        found[called if called in found else "template"] += tokens
     return found
-
-
-def _kind_of(name: str, kind: str) -> str:
-    """Which of `_KINDS` a token of a record is."""
-    name = name.removeprefix("trunk: ")
-    if kind == "predictor":
-        return "predictors"
-    if name in ("system", "user", "text"):
-        return name
-    if name.startswith(("source", "target")):
-        return f"{name.split(' ')[0]} copies"
-    return "assistant" if name.startswith(("answer", "step")) else "template"
