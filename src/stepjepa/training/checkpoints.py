@@ -32,8 +32,8 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset
 from stepjepa.modeling.sharding import whole_weights
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.batches import StreamedExamples
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
+from stepjepa.training.encoding import StreamedExamples
 from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
 from stepjepa.training.run_folder import BROKEN, LOG_STATE, Cut, ResumeRecord, RunFolder, on_main, recorded_steps

@@ -25,8 +25,8 @@ from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
-from stepjepa.training.batches import Draw, DrawnExamples, StreamedExamples
-from stepjepa.training.encoding import Sources
+from stepjepa.training.batches import Draw, DrawnExamples
+from stepjepa.training.encoding import Sources, StreamedExamples
 from stepjepa.training.options import JEPAOptions
 
 if TYPE_CHECKING:

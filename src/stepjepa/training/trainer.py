@@ -36,10 +36,10 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.modeling.sharding import gathered
-from stepjepa.training.batches import EpochSampler, StreamedExamples
+from stepjepa.training.batches import EpochSampler
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
-from stepjepa.training.encoding import ExampleReader, chat_tokenizer
+from stepjepa.training.encoding import ExampleReader, StreamedExamples, chat_tokenizer
 from stepjepa.training.gradients import GradientCosine, check_measurable
 from stepjepa.training.meter import (
     MEANS,
