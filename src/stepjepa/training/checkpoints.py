@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -179,8 +180,6 @@ class CheckpointedTrainer(Trainer):
                     "and of the target encoder are recomputed",
                     *(checkpoint, planned, steps),
                 )
-            if self.args.should_save:
-                self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
         if isinstance(self.train_dataset, StreamedExamples):
             self.train_dataset.resume(checkpoint, done)
         if self.args.should_save:
@@ -193,6 +192,8 @@ class CheckpointedTrainer(Trainer):
         finally:
             self._view.close()
             self.remove_callback(ResumeLog)
+        if self.args.should_save:  # a kill may have come before
+            self._folder.rotate(self.args.save_total_limit, self.state.best_model_checkpoint)
         self._check_finite()
         if self._watch.found is None and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
@@ -334,7 +335,7 @@ class CheckpointedTrainer(Trainer):
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
-            RunFolder(folder.parent).rotate(folder, limit)
+            RunFolder(folder.parent).rotate(limit, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()
         self._meter.since += time.perf_counter() - begin
 
@@ -469,14 +470,14 @@ class CheckpointedTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)
-        folder = self._folder.path / ".upload"
-        if self.is_world_process_zero():
-            shutil.rmtree(folder, ignore_errors=True)
-        try:
-            self.save_model(str(folder))
+        output = self._folder.path
+        output.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".stepjepa-", dir=output) as made:
+            folder = Path(made)
+            self.save_model(made)
             if not self.is_world_process_zero():
                 return None
-            own = self._folder.path / CARD
+            own = output / CARD
             if own.exists() and not is_card(own.parent):
                 write_whole(folder / CARD, [own.read_bytes()])
             with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
@@ -487,9 +488,6 @@ class CheckpointedTrainer(Trainer):
                     token=token or self.args.hub_token,
                     revision=revision or self.args.hub_revision,
                 )
-        finally:
-            if self.is_world_process_zero():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

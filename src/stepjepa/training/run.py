@@ -130,8 +130,8 @@ def _run(
         if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
+            write_json(output / RECORD, record)  # first: by it the folder is that of a run that was cut off
             dump_yaml((run, trainer.args), output / "resolved.yaml")
-            write_json(output / RECORD, record)
             _write_report(trainer, output)
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}

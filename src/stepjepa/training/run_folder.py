@@ -39,8 +39,6 @@ BROKEN = "broken.json"  # of a run that stopped because something was not finite
 LOG_STATE, RESUME_RECORD = "log_state_{}.pt", "resume_record.json"
 _STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-# What a run that was killed before its first checkpoint leaves.
-_BEGUN = ("resolved.yaml", RECORD, BROKEN, "data_report.json", "runs", ".export", ".upload", LOCK)
 # In the order in which they are removed: first those by which a run is complete.
 _OWN_FILES = [METRICS, MANIFEST, BROKEN]
 _OWN_FILES += (
@@ -238,7 +236,8 @@ class RunFolder:
         unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
         if again and (unfinished or self.finished_steps is not None):
             return
-        entries = [entry for entry in self.path.iterdir() if entry.name != LOCK and not (again and _left_over(entry))]
+        ours = (".",) if again else LOCK  # in the making when the run was killed
+        entries = [entry for entry in self.path.iterdir() if not entry.name.startswith(ours)]
         if entries:
             raise ConfigError(
                 f"--{_NAME.output_dir} {self.path}: the folder is not empty ({entries[0].name}); give another one, resume "
@@ -254,7 +253,7 @@ class RunFolder:
         for entry in self.path.glob("model-*.safetensors"):
             entry.unlink()
         for _, folder in self._numbered():
-            _remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     # Checkpoints
 
@@ -303,29 +302,12 @@ class RunFolder:
             return self.newest()[0]
         return None
 
-    def rotate(self, checkpoint: Path, limit: int | None, resumed: bool = False) -> None:
-        """Remove what was cut short among the checkpoints older than this one of the same folder, and complete ones until
-        `limit` are left (None and numbers below 1 are no limit), the oldest first, but neither this one nor the best.
+    def rotate(self, limit: int | None, best: str | None) -> None:
+        """Remove the checkpoints that were written first until `limit` are left, but neither the last nor the best."""
+        from transformers.trainer_utils import rotate_checkpoints  # which loads torch
 
-        Args:
-            resumed: the run resumes from it, and a kill may have come before the others were removed; those after it stay.
-                Else it was just written, and those with a higher number are of an earlier start: they go first.
-        """
-        numbers = {folder.resolve(): number for number, folder in self._numbered()}
-        step = numbers.get(checkpoint.resolve())
-        if step is None:
-            return
-        for folder in [folder for folder, number in numbers.items() if number < step and _cut_short(folder)]:
-            del numbers[folder]
-            _remove(folder)
-        if limit is None or limit < 1 or (resumed and max(numbers.values()) > step):
-            return
-        best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
-        kept = {checkpoint.resolve(), *([(self.path / Path(best).name).resolve()] if best else [])}
-        others = sorted((number <= step, number, folder) for folder, number in numbers.items() if folder not in kept)
-        room = max(limit - sum(folder.is_dir() for folder in kept), 0)
-        for _, _, folder in others[: max(len(others) - room, 0)]:
-            _remove(folder)
+        kept = None if best is None else str(self.path / Path(best).name)
+        rotate_checkpoints(str(self.path), limit, kept, use_mtime=True)
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()
@@ -378,18 +360,3 @@ def _problem(folder: Path) -> str | None:
     if problem is None and LOG_STATE.format(0) not in files:
         problem = "written with save_only_model, without the optimizer's state; no run can resume from it"
     return problem
-
-
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; its manifest first, so that one that is removed in part is not taken for a damaged one."""
-    (checkpoint / MANIFEST).unlink(missing_ok=True)
-    (checkpoint / _STATE).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint, ignore_errors=True)
-
-
-def _left_over(entry: Path) -> bool:
-    """Whether a run that was killed before its first checkpoint has left this."""
-    if entry.name in _BEGUN or entry.name.startswith(".stepjepa-"):
-        return True
-    temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
-    return temporary or (entry.name.startswith("checkpoint-") and _cut_short(entry))
