@@ -96,7 +96,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     parts += [("mix", mixing_lines(trainer)), ("model", [model_line(trainer, run)]), ("loss", [method_line(trainer)])]
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
-        steps = f"{trainer.equal_compute.steps} steps for {regular} regular ones"
+        steps = f"{trainer.requested_steps} steps for {regular} regular ones"
         parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {steps}"]))
     parts += [("steps", [steps_line(trainer)]), ("tokens", [tokens_line(trainer, first_batches(trainer))])]
     parts.append(("output", output_lines(trainer, checkpoint)))
