@@ -105,6 +105,7 @@ class CheckpointedTrainer(Trainer):
     args: JEPAConfig
     setup: ModelSetup
     data_reports: dict[str, DataReport]
+    requested_steps: int
     run_options: RunOptions | None = None  # of the command, which made the model from them
     _meter: LossMeter
     _watch: FiniteWatch
@@ -115,11 +116,6 @@ class CheckpointedTrainer(Trainer):
     def at_equal_compute(self) -> bool:
         """Whether it takes as many steps as cost what a regular run of the given length costs."""
         return self.args.same_flop and self.setup.objective.makes_pairs
-
-    @property
-    def requested_steps(self) -> int:
-        """Optimizer steps that the options and the data ask for."""
-        raise NotImplementedError
 
     @property
     def _folder(self) -> RunFolder:
@@ -145,9 +141,7 @@ class CheckpointedTrainer(Trainer):
         with self._folder.running():
             checkpoint = None
             if resume_from_checkpoint:
-                checkpoint, passed = self._folder.chosen(resume_from_checkpoint)
-                for line in passed:
-                    logger.warning("%s; passed over", line)
+                checkpoint = self._folder.chosen(resume_from_checkpoint)
                 if checkpoint is None:
                     raise ConfigError(
                         f"{_NAME.resume_from_checkpoint}: no checkpoint to resume from in {self._folder.path}"
@@ -296,12 +290,8 @@ class CheckpointedTrainer(Trainer):
         if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
         if recorded_steps(Path(checkpoint))[1] != self.state.max_steps:
-            # The rates that were loaded are those of the old schedule.
-            bases = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-            rates = [rate * at(scheduler.last_epoch) for rate, at in bases]
-            for group, rate in zip(cast(Any, self.optimizer).param_groups, rates, strict=True):
-                group["lr"] = rate
-            scheduler._last_lr = rates
+            scheduler.last_epoch -= 1  # the rates that were loaded are those of the old schedule
+            scheduler.step()
 
     # Checkpoints
 

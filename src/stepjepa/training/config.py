@@ -9,7 +9,7 @@ import copy
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 import transformers
@@ -94,11 +94,15 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         return self.learning_rate if self.learning_rate is not None else 1e-3 if from_scratch else 2e-5
 
     def _check_inherited(self) -> None:
-        """Refuse options of `TrainingArguments` that would be ignored, or leave the numbers wrong."""
+        """Refuse options of `TrainingArguments` that would be ignored, or that leave no second backward pass.
+
+        Raises:
+            ConfigError: one is set; the message says what to do instead.
+        """
         strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
         sharded = self.deepspeed or (parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "accelerate's")
         samplings = ("random", "sequential", "group_by_length", None)
-        out, how = "leave it out", self.gradient_checkpointing_kwargs or {}
+        out, how = "leave it out", cast(dict[str, Any], self.gradient_checkpointing_kwargs or {})
         refused: dict[str, tuple[bool, object, str]] = {
             _NAME.label_smoothing_factor: (self.label_smoothing_factor != 0, self.label_smoothing_factor, out),
             _NAME.bf16_full_eval: (self.bf16_full_eval, True, out),
@@ -113,14 +117,14 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         for name, (is_set, value, instead) in refused.items():
             if is_set:
                 raise ConfigError(f"{name} is {value}, which this trainer does not do; {instead}")
-        one_pass = {  # what keeps no graph for a second backward pass
+        one_pass: dict[str, Any] = {  # what keeps no graph for a second backward pass
             _NAME.torch_compile: self.torch_compile,
             f"{_NAME.gradient_checkpointing} with use_reentrant": self.gradient_checkpointing
             and how.get("use_reentrant"),
             "fp16": self.fp16,
         }
-        for name, is_set in one_pass.items():
-            if is_set and self.log_gradient_cosine is not None:
+        for name, given in one_pass.items():
+            if given and self.log_gradient_cosine is not None:
                 raise ConfigError(f"{_NAME.log_gradient_cosine}: not with {name}; leave one of them out")
 
     def _check_batch(self) -> None:
@@ -150,7 +154,11 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 raise ConfigError(f"{name} compares the examples of a micro-batch, and it has one: raise {single[0]}")
 
     def _check_sizes(self) -> None:
-        """Refuse numbers out of their range, which the Trainer would fail on later."""
+        """Refuse numbers out of their range, which the Trainer would fail on later.
+
+        Raises:
+            ConfigError: a number out of its bounds, or numbers that give no step.
+        """
         for name in options_of(transformers.TrainingArguments):
             one, value = options_of(JEPAConfig)[name], getattr(self, name)
             if one.group is not None:

@@ -42,8 +42,13 @@ def settings_for(
     """How the rows of one data set become examples; with ``step_splitter=auto`` its first rows settle the splitter.
 
     Args:
+        rows: of the data set, with their numbers; none where nothing is to be settled on them.
+        options: of the run.
         positions: positions that the model has, None for rotary ones.
         splitter: the one that ``auto`` was settled on before, on the data set that this one is read like.
+
+    Raises:
+        ConfigError, DataError: as `rules_for`.
     """
     if not find_objective(options.objective)(options).needs_steps:
         splitter = splitter or make_splitter("separator")  # nobody asks for steps

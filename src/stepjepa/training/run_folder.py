@@ -31,6 +31,7 @@ from stepjepa.utils.files import (
     read_object,
     write_json,
 )
+from stepjepa.utils.terminal import say
 
 _NAME = Names(TrainerOptions, JEPAOptions)
 RECORD, METRICS = "run.json", "metrics.json"
@@ -137,7 +138,7 @@ class RunFolder:
     """The `output_dir` of a run.
 
     It is complete where `finished_steps` is the number of steps that is asked for, running while another process is inside
-    `running`, and else new or cut off: `newest` says where it resumes.
+    `running`, and else new or cut off: `checkpoint` is where it resumes.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -253,61 +254,67 @@ class RunFolder:
         for entry in self.path.glob("model-*.safetensors"):
             entry.unlink()
         for _, folder in self._numbered():
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
     # Checkpoints
 
-    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> tuple[Path | None, list[str]]:
-        """`newest` for True, else the checkpoint that is named. Every process must call it.
+    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> Path | None:
+        """The newest checkpoint that can be resumed from for True, None where there is none, else the one that is named.
+        Every process must call it.
 
         Raises:
-            ConfigError: it cannot be resumed from.
+            ConfigError: the one that is named cannot be resumed from, or none can, and not all were cut short by a kill.
         """
 
-        def named() -> tuple[Path, list[str]]:
-            folder = Path(str(wanted))
-            problem = _problem(folder)
+        def find() -> Path | None:
+            if wanted is True:
+                return self._newest(say)
+            problem = _problem(folder := Path(wanted))
             if problem is not None:
                 raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
-            return folder, []
+            return folder
 
-        return on_main(self.newest if wanted is True else named)
+        return on_main(find)
 
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint that can be resumed from, None where there is none; and what is wrong with newer ones.
-
-        Raises:
-            ConfigError: there are checkpoints, none can be resumed from, and not all of them were cut short by a kill.
-        """
-        passed: list[str] = []
-        lost: list[str] = []
+    def _newest(self, tell: Callable[[str], None]) -> Path | None:
+        found, passed, lost = None, list[str](), list[str]()
         for _, folder in sorted(self._numbered(), reverse=True):
             problem = _problem(folder)
             if problem is None:
-                return folder, passed
+                found = folder
+                break
             passed.append(f"{folder}: {problem}")
             lost += [] if _cut_short(folder) else [passed[-1]]
-        if lost:
+        if lost and found is None:
             more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
             raise ConfigError(
                 f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost[0]}{more}; start over with "
                 f"--{_NAME.overwrite_output_dir}, or give another --{_NAME.output_dir}"
             )
-        return None, passed
+        for line in passed:
+            tell(f"{line}; passed over")
+        return found
 
     @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint that can be resumed from, None where there is none."""
         with suppress(ConfigError):
-            return self.newest()[0]
+            return self._newest(lambda _: None)
         return None
 
     def rotate(self, limit: int | None, best: str | None) -> None:
-        """Remove the checkpoints that were written first until `limit` are left, but neither the last nor the best."""
-        from transformers.trainer_utils import rotate_checkpoints  # which loads torch
-
-        kept = None if best is None else str(self.path / Path(best).name)
-        rotate_checkpoints(str(self.path), limit, kept, use_mtime=True)
+        """Remove what was cut short, and the checkpoints that were written first until `limit` are left (None and numbers
+        below 1 are no limit), but neither the last nor `best`."""
+        for _, folder in self._numbered():
+            if _cut_short(folder):
+                _remove(folder)
+        written = [folder for *_, folder in sorted((one.stat().st_mtime, step, one) for step, one in self._numbered())]
+        if limit is None or limit < 1 or not written:
+            return
+        kept = {written[-1].name, Path(best).name if best else written[-1].name}
+        others = [folder for folder in written if folder.name not in kept]
+        for folder in others[: max(len(written) - max(limit, len(kept)), 0)]:
+            _remove(folder)
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()
@@ -360,3 +367,10 @@ def _problem(folder: Path) -> str | None:
     if problem is None and LOG_STATE.format(0) not in files:
         problem = "written with save_only_model, without the optimizer's state; no run can resume from it"
     return problem
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; its manifest first, so that one that is removed in part is not taken for a damaged one."""
+    (checkpoint / MANIFEST).unlink(missing_ok=True)
+    (checkpoint / _STATE).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint, ignore_errors=True)

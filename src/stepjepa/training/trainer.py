@@ -307,7 +307,8 @@ class JEPATrainer(CheckpointedTrainer):
         lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
         named = dict(zip(self._meter.names, counts, strict=True))
         loss = total_loss(output.parts, named, lbd) * processes
-        if model.training and self._compares_gradients:
+        every = self.args.log_gradient_cosine if self.setup.objective.makes_pairs else None
+        if model.training and every is not None and (self.state.global_step + 1) % every == 0:
             self._gradients = self._gradients or GradientCosine(self.accelerator.unwrap_model(model))
             jepa = {name: part for name, part in output.parts.items() if name != LM}
             self._gradients.add(total_loss(jepa, named, 1.0) * processes)
@@ -320,12 +321,6 @@ class JEPATrainer(CheckpointedTrainer):
             lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
             self._cosines, self._gradients = self._gradients.cosines(lbd, self.accelerator), None
         return loss
-
-    @property
-    def _compares_gradients(self) -> bool:
-        """Whether the optimizer step under way is one whose gradients are compared."""
-        every = self.args.log_gradient_cosine
-        return every is not None and self.setup.objective.makes_pairs and (self.state.global_step + 1) % every == 0
 
     def _maybe_log_save_evaluate(
         self,
@@ -388,7 +383,7 @@ class JEPATrainer(CheckpointedTrainer):
         return planned_steps(self.args, len(dataset), self.accelerator.num_processes), own / regular
 
     @property
-    def requested_steps(self) -> int:
+    def requested_steps(self) -> int:  # type: ignore[override]
         """Optimizer steps that the options and the data ask for; at equal compute as many as cost the same."""
         dataset: Any = self.train_dataset
         if self.at_equal_compute:
