@@ -100,8 +100,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             ConfigError: one is set; the message says what to do instead.
         """
         strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
-        sharded = self.deepspeed or (parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "accelerate's")
-        samplings = ("random", "sequential", "group_by_length", None)
+        sharded = self.deepspeed or (parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate")
+        samplings = ("random", "sequential", "group_by_length")
         out, how = "leave it out", cast(dict[str, Any], self.gradient_checkpointing_kwargs or {})
         refused: dict[str, tuple[bool, object, str]] = {
             _NAME.label_smoothing_factor: (self.label_smoothing_factor != 0, self.label_smoothing_factor, out),
