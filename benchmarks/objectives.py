@@ -25,8 +25,6 @@ from measure import ratio, table
 from step_cost import _DATA, measure_rounds
 from workload import Workload, load_workload, make_tokenizer
 
-from stepjepa.training.setup import cost_over_regular
-
 _STEP = {"objective": "step_jepa", "step_splitter": "lines", "predictors": 2}
 ARMS: dict[str, dict[str, Any]] = {
     "regular": {"objective": "regular"},
@@ -70,8 +68,7 @@ def parse_args() -> argparse.Namespace:
 def flops_over_regular(arm: Arm) -> float:
     """FLOPs of an arm's batches over those of the same examples without pairs."""
     trainer: Any = arm.trainer
-    order = trainer._order(trainer.train_dataset)
-    return cost_over_regular(trainer.train_dataset, trainer.data_collator, trainer._cost, arm.batch_size, order)
+    return trainer.equal_compute[1]
 
 
 def workload_of(args: argparse.Namespace) -> Workload:

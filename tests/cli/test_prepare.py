@@ -56,8 +56,6 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         (["raw.jsonl", "--output_file", "there.jsonl"], "there.jsonl exists already; --overwrite replaces it"),
         (["raw.jsonl", "--output_file", "out.jsonl", "--min_step", "3"], "unknown flag --min_step; did you mean"),
         (["raw.jsonl", "--output_file", "out.jsonl", "--step_splitter", "line"], "did you mean 'lines'?"),
-        (["raw.jsonl", "--resume"], "--resume: there is no more interrupted run to resume"),
-        (["raw.jsonl", "--shards=4"], "--shards: the training rows are written to one file"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, words, message):

@@ -6,6 +6,7 @@ import pytest
 
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser, build
+from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.check import CheckOptions
 from stepjepa.report import ReportOptions
@@ -165,27 +166,27 @@ def test_help(capsys):
 @pytest.mark.parametrize(
     ("name", "words", "expected"),
     [
-        ("file", "f --show 2", "--show 2 --file=f"),
-        ("file", "--show=2 f", "--show=2 --file=f"),
-        ("file", "--json f", "--json --file=f"),
-        ("file", "--json true f", "--json true --file=f"),
-        ("file", "--no_json f", "--no_json --file=f"),
-        ("file", "--step-separator -- f", "--step-separator -- --file=f"),
-        ("file", "--config c.yaml f", "--config c.yaml --file=f"),
-        ("file", "f g", "g --file=f"),
-        ("file", "--file f", "--file f"),
-        ("file", "", ""),
-        ("folders", "a --overwrite b", "--folders a b --overwrite"),
-        ("folders", "--overwrite true a", "--folders a --overwrite true"),
-        ("folders", "--output_file x a b", "--folders a b --output_file x"),
-        ("folders", "--output-file=x a", "--folders a --output-file=x"),
-        ("folders", "a --geometry g h --overwrite", "--folders a --geometry g h --overwrite"),
-        ("folders", "--folders a b", "--folders a b"),
+        ("file", "f --show 2", {"show": 2, "file": "f"}),
+        ("file", "--show=2 f", {"show": 2, "file": "f"}),
+        ("file", "--json f", {"json": True, "file": "f"}),
+        ("file", "--json false f", {"json": False, "file": "f"}),
+        ("file", "--no_json f", {"json": False, "file": "f"}),
+        ("file", "--step_jepa f", {"objective": "step_jepa", "file": "f"}),
+        ("file", "--step-separator -- f", {"step_separator": "--", "file": "f"}),
+        ("file", "--max_seq_length 9 f", {"max_length": 9, "file": "f"}),
+        ("file", "--linear e2e f", {"objective": "semantic_tube", "tube_mode": "e2e", "file": "f"}),
+        ("file", "--file f", {"file": "f"}),
+        ("file", "", {}),
+        ("folders", "a --overwrite b", {"folders": ["a", "b"], "overwrite": True}),
+        ("folders", "--overwrite true a", {"folders": ["a"], "overwrite": True}),
+        ("folders", "--output-file=x a b", {"folders": ["a", "b"], "output_file": "x"}),
+        ("folders", "a --geometry g h --overwrite", {"folders": ["a"], "geometry": ["g", "h"], "overwrite": True}),
+        ("folders", "--folders a b", {"folders": ["a", "b"]}),
     ],
 )
 def test_where_free_words_may_stand(name, words, expected):
-    parser = StrictParser(CheckOptions if name == "file" else ReportOptions, positional=[name])
-    assert parser._named(words.split()) == expected.split()
+    kind = CheckOptions if name == "file" else ReportOptions
+    assert StrictParser(kind, aliases=published(kind), positional=[name]).values(words.split()) == expected
 
 
 @pytest.mark.parametrize("many", [False, True])

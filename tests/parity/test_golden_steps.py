@@ -4,12 +4,12 @@ import json
 
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
-from stepjepa.training.encoding import encode_options
+from stepjepa.training.encoding import settings_for
 from stepjepa.training.options import JEPAOptions
 
 
 def encode(golden, tokenizer, objective="step_jepa", **options):
-    settings = encode_options(JEPAOptions(objective=objective, step_splitter="separator", **options))
+    settings = settings_for((), JEPAOptions(objective=objective, step_splitter="separator", **options))
     return encode_dataset(golden / "examples_steps.jsonl", tokenizer, ChatRenderer(tokenizer), settings)
 
 
@@ -64,7 +64,7 @@ def test_reference_tokenizer(golden, golden_tokenizer):
 def test_question_and_answer_spans(golden, golden_tokenizer):
     tube = json.loads((golden / "semantic_tube.json").read_text())
     official = json.loads((golden / "official.json").read_text())
-    settings = encode_options(JEPAOptions(objective="llm_jepa"))
+    settings = settings_for((), JEPAOptions(objective="llm_jepa"))
     rows, renderer = golden / "examples_synth.jsonl", ChatRenderer(golden_tokenizer)
     store, report = encode_dataset(rows, golden_tokenizer, renderer, settings)
     assert [e.trunk.tolist() for e in store] == [row["full"] for row in official["token_ids"]["0"]]

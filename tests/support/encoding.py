@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from stepjepa.data.encode import EncodeOptions, TokenChat
 from stepjepa.data.steps import StepRules, StepSplitter
 from stepjepa.data.types import Example, PairsFound, Turn
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import encode_options
+from stepjepa.training.encoding import settings_for
 from stepjepa.training.options import JEPAOptions
 
 
@@ -47,7 +48,8 @@ def settings_of(
     if splitter is not None:
         rules = StepRules(splitter)
     values = {"predictors": 0, "step_splitter": "separator", **options, "objective": objective}
-    return encode_options(JEPAOptions(**values), max_positions, rules)
+    settings = settings_for((), JEPAOptions(**values))
+    return replace(settings, max_positions=max_positions, rules=rules or settings.rules)
 
 
 def pairs_found(

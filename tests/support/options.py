@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Optional, Union
 
+from stepjepa.config.option import option
+
 
 class Color(Enum):
     RED = "red"
@@ -14,12 +16,12 @@ class Color(Enum):
 
 @dataclass
 class Options:
-    objective: Literal["regular", "llm_jepa", "step_jepa"] = field(
-        default="step_jepa", metadata={"help": "Which pairs are made, 100% of them.", "group": "method"}
+    objective: Literal["regular", "llm_jepa", "step_jepa"] = option(
+        "step_jepa", "Which pairs are made, 100% of them.", "method"
     )
-    jepa_loss: Literal["cosine", "l2", "infonce"] = field(default="cosine", metadata={"group": "method"})
-    predictors: int = field(default=1, metadata={"group": "method"})
-    lbd: float = field(default=0.1, metadata={"help": "Weight of the JEPA loss.", "group": "method"})
+    jepa_loss: Literal["cosine", "l2", "infonce"] = option("cosine", "", "method")
+    predictors: int = option(1, "", "method")
+    lbd: float = option(0.1, "Weight of the JEPA loss.", "method")
     jepa_ratio: Optional[float] = None  # noqa: UP045
     horizon: int | None = None
     step_separator: str = "\n\n"
@@ -47,7 +49,7 @@ class Trainer:
     output_dir: str = "o"
     verbose: bool = False
     per_device_train_batch_size: int = 8
-    max_steps: int = field(default=-1, metadata={"aliases": ["--steps"]})
+    max_steps: int = option(-1, "", aliases=("steps",))
     debug: str = ""
     verbosity: int = 0
 

@@ -17,7 +17,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import FILLER, Draw, DrawnExamples, EpochSampler, Mixture, keeps_pairs
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import ExampleReader, Sources, encode, encode_options
+from stepjepa.training.encoding import ExampleReader, Sources, encode, settings_for
 from stepjepa.training.options import JEPAOptions
 from support.rows import step_rows
 from support.training import logs_of, trainer_for
@@ -160,7 +160,7 @@ def keys(batches):
 
 
 def test_a_pass_holds_every_example_once_with_its_pairs(tmp_path, tokenizer, streamed):
-    store, _ = encode_dataset(ROWS, tokenizer, ChatRenderer(tokenizer), encode_options(config(tmp_path)))
+    store, _ = encode_dataset(ROWS, tokenizer, ChatRenderer(tokenizer), settings_for((), config(tmp_path)))
     # A window of the 18 asked for is filled up to complete batches: 20, a pass.
     batches = list(islice(streamed(shuffle_buffer=18).batches(4), 10))
     assert [len(batch) for batch in batches] == [4] * 10

@@ -24,7 +24,7 @@ ROWS = step_rows(8)
 REFUSED = {
     ("bf16_full_eval", True): "this trainer does not do",  # evaluation is in the weights' own dtype
     ("fp16_full_eval", True): "this trainer does not do",
-    ("use_liger_kernel", True): "replaces parts of the model after they were checked",
+    ("use_liger_kernel", True): "replaces parts of the model",
     ("hub_strategy", "checkpoint"): "checkpoints are not uploaded",
     ("hub_strategy", "all_checkpoints"): "checkpoints are not uploaded",
     ("fsdp", True): "only works in distributed training",

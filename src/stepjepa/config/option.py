@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
@@ -34,29 +35,11 @@ Brings = tuple[str, Callable[[str], "type | None"]]
 T = TypeVar("T")
 
 
-def option(
-    default: T,
-    help: str,
-    group: str | None = None,
-    *,
-    aliases: str | tuple[str, ...] = (),
-    choices: tuple[str, ...] = (),
-    own: bool = False,
-    brings: Brings | None = None,
-    needs: Needs | None = None,
-    resume: bool = False,
-    identity: bool = True,
-    secret: bool | None = None,
-    dumped: bool = True,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> T:
-    """A dataclass field that is an option.
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is known of one field of an option dataclass, transformers' own included.
 
-    Args:
-        default: its value where nothing is given.
+    Attributes:
         help: one sentence, or a few.
         group: the heading that it stands under in the help.
         aliases: other spellings of flag and YAML key.
@@ -70,76 +53,52 @@ def option(
         secret: its value must not reach a file or a message. Default: the name ends in ``_token``, as in transformers.
         dumped: it is written to ``resolved.yaml``.
         at_least, at_most, above, below: bounds of a number, or of each number of a list.
-    """
-    bounds = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
-    metadata = {
-        "help": help,
-        "group": group,
-        "aliases": aliases,
-        "choices": choices,
-        "own": own,
-        "brings": brings,
-        "needs": needs or {},
-        "resume": resume,
-        "identity": identity,
-        "secret": secret,
-        "dumped": dumped,
-        "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
-    }
-    made: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return dataclasses.field(metadata=metadata, **made)  # type: ignore[no-any-return]
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """What is known of one field of an option dataclass, transformers' own included.
-
-    Attributes:
-        name: the field's name.
-        hint: its type, resolved.
-        default: the field's default.
+        name, hint, default: of the field; the type is resolved.
         bare: the value of the flag written without one, MISSING if it needs one.
-        choices: named values from the metadata; those of a Literal or Enum are in `hint`.
-        own, brings, help, group, aliases, needs, resume, identity, secret, dumped, bounds: see `option`.
     """
 
-    name: str
-    hint: object
-    default: Any
-    bare: Any
-    choices: tuple[str, ...]
-    help: str
-    aliases: tuple[str, ...]
-    secret: bool
+    help: str = ""
+    group: str | None = None
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     own: bool = False
     brings: Brings | None = None
-    group: str | None = None
     needs: Needs = dataclasses.field(default_factory=dict)
     resume: bool = False
     identity: bool = True
+    secret: bool | None = None
     dumped: bool = True
-    bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    name: str = ""
+    hint: object = None
+    default: Any = None
+    bare: Any = None
 
     @classmethod
     def of(cls, field: dataclasses.Field[Any], hint: type) -> Option:
         """The option for a field, whose type is `hint`."""
         meta = field.metadata
-        aliases, secret = meta.get("aliases", ()), meta.get("secret")
         if isinstance(meta.get("const"), bool):  # --flag alone means True, so the word true must mean it too
             hint = hint | bool  # type: ignore[assignment]
-        bare = True if bool in union_members(hint) else MISSING
-        plain = ("own", "brings", "group", "needs", "resume", "identity", "dumped", "bounds")
-        return cls(
+        described = cls(str(meta.get("help", "")).replace("%%", "%"), choices=tuple(meta.get("choices", ())))
+        found = meta.get("option", described)
+        return dataclasses.replace(
+            found,
             name=field.name,
             hint=hint,
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bare=meta.get("const", bare) if meta.get("nargs") == "?" else bare,
-            choices=tuple(map(str, meta.get("choices") or ())),
-            help=str(meta.get("help") or "").replace("%%", "%").strip(),
-            aliases=(aliases,) if isinstance(aliases, str) else tuple(aliases),
-            secret=field.name.endswith("_token") if secret is None else secret,
-            **{name: meta[name] for name in plain if name in meta},
+            bare=meta.get("const", True if bool in union_members(hint) else MISSING),
+            secret=field.name.endswith("_token") if found.secret is None else found.secret,
         )
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Those that it has, by name."""
+        bounds = {name: getattr(self, name) for name in ("at_least", "at_most", "above", "below")}
+        return {name: bound for name, bound in bounds.items() if bound is not None}
 
     @property
     def many(self) -> bool:
@@ -164,18 +123,20 @@ class Option:
         return f"one of {', '.join(self.choices)}{further}" if self.choices else describe(self.hint)
 
     def read(self, given: object) -> object:
-        """The field's value for what was written; BadValue if it does not fit."""
+        """The field's value for what was written; BadValue or ConfigError if it does not fit."""
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
         if self.choices and value is not None and value not in self.choices and not (self.own and named_by_file(value)):
             close = nearest(str(value), self.choices)
             raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
+        if self.bounds and isinstance(value, (int, float)):
+            self._check_number(value, type(value))
         return value
 
     def fits(self, given: object) -> bool:
         """Whether `read` takes it."""
         try:
             self.read(given)
-        except BadValue:
+        except (BadValue, ConfigError):
             return False
         return True
 
@@ -208,9 +169,8 @@ class Option:
         wanted = (int, float) if kind is float else int
         if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
             raise ConfigError(f"{self.name} is {value!r}; it must be a {_KINDS[kind]}{self._range(' ')}")
-        lowest, highest = self.bounds.get("at_least", -math.inf), self.bounds.get("at_most", math.inf)
-        open_low, open_high = self.bounds.get("above", -math.inf), self.bounds.get("below", math.inf)
-        if not (lowest <= value <= highest and open_low < value < open_high):
+        tests = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
+        if not all(tests[name](value, bound) for name, bound in self.bounds.items()):
             raise ConfigError(f"{self.name} is {value}; it must be{self._range(' ')}")
 
     def _range(self, before: str) -> str:
@@ -233,9 +193,14 @@ class Option:
         return f"{self.help} ({'; '.join(notes)})".strip().replace("%", "%%") if notes else self.help.replace("%", "%%")
 
 
+def option(default: T, help: str, group: str | None = None, **about: Any) -> T:
+    """A dataclass field that is an option; `about` are further attributes of `Option`."""
+    made: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    metadata = {"option": Option(help, group, **about)}
+    return dataclasses.field(metadata=metadata, **made)  # type: ignore[no-any-return]
+
+
 _KINDS = {int: "whole number", float: "finite number"}
-
-
 _found: dict[type, dict[str, Option]] = {}
 
 

@@ -173,13 +173,7 @@ class StrictParser:
                 raise BadValue(f"expected one of {', '.join(target)}, got {got}")
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{spelling}: {error}") from None
-        for field, value in values:
-            try:
-                if self.options[field].bounds and isinstance(value, (int, float)):
-                    self.options[field].check(value)
-            except ConfigError as error:  # which begins with the option's name
-                raise ConfigError(f"{spelling.removesuffix(spelling.split()[-1].lstrip('-'))}{error}") from None
-            yield Setting(field, value, spelling, alias=field != name)
+        yield from (Setting(field, value, spelling, alias=field != name) for field, value in values)
 
     # Help
 
@@ -240,77 +234,58 @@ class StrictParser:
         if "-h" in argv or "--help" in argv:
             sys.stdout.write(self.format_help())
             raise HelpShown(self)
+        written = {_plain(word.partition("=")[0]) for word in argv if word.startswith("--")}
+        free = {name: list[str]() for name in self.positional if not written & {name, *self.spellings(name)}}
         flags: list[tuple[str, list[str]]] = []
-        for word in self._named(argv):
-            match = _FLAG.fullmatch(word)
-            if match:
-                self._check_flag(f"--{match[1]}", flags[-1][0] if flags and not flags[-1][1] else "")
+        for word in argv:
+            before, words = flags[-1] if flags else ("", [])
+            open_names = [name for name, taken in free.items() if self.options[name].many or not taken]
+            if match := _FLAG.fullmatch(word):
+                self._check_flag(f"--{match[1]}")
                 flags.append((f"--{match[1]}", [] if match[2] is None else [match[2]]))
+            elif open_names and (word[:1] != "-" or len(word) == 1) and not self._takes(before, words, word):
+                free[open_names[0]].append(word)
             elif flags:
-                flags[-1][1].append(word)
+                words.append(word)
             else:
                 raise ConfigError(f"unexpected argument {word!r}: options are written --name value{self._hint(word)}")
+        flags += [(f"--{name}", words) for name, words in free.items() if words]
         configs = [words for spelling, words in flags if spelling == "--config"]
         if len(configs) > 1 or any(len(words) != 1 for words in configs):
             raise ConfigError("--config takes the path of one YAML file, and is given once")
         return (configs[0][0] if configs else None), [flag for flag in flags if flag[0] != "--config"]
 
-    def _named(self, argv: list[str]) -> list[str]:
-        """`argv` with its free words (no flags and no flags' values) as flags of the positional fields: the first as
-        ``--NAME=WORD``, all of them after ``--NAME`` for an option that takes several."""
-        written = {_plain(word.partition("=")[0]) for word in argv if word.startswith("--")}
-        for name in self.positional:
-            if written & {name, *self.spellings(name)}:
-                continue
-            words, many = list[str](), self.options[name].many
-            while (many or not words) and (index := self._free_word(argv)) is not None:
-                words.append(argv[index])
-                argv = [*argv[:index], *argv[index + 1 :]]
-            argv = [f"--{name}", *words, *argv] if many and words else [*argv, *(f"--{name}={word}" for word in words)]
-        return argv
+    def _takes(self, spelling: str, words: Sequence[str], word: str) -> bool:
+        """Whether `word` is a value of the flag before it, which has taken `words`."""
+        target, option = self._meant(spelling)
+        if isinstance(target, Mapping):
+            return not words and word.lower() in target
+        if option is None and spelling != "--config":  # it stands for a value, or for false
+            return not words and target in self.aliases.values() and word.lower() in _SWITCH_WORDS
+        if option is not None and option.boolean:
+            return not words and word.lower() in _SWITCH_WORDS
+        return not words or (option is not None and option.many and option.fits([word]))
 
-    def _free_word(self, argv: Sequence[str]) -> int | None:
-        """The index of the first word that is no flag and no flag's value, None where there is none."""
-        waiting = False  # for the value of the flag before
-        switch = False  # that flag may be written without a value
-        many = None  # that flag takes any number of values
-        for index, word in enumerate(argv):
-            taken = waiting and (not switch or word.lower() in _SWITCH_WORDS)
-            if many is not None and not waiting:
-                taken = many.fits([word])
-            if word.startswith("--"):
-                known = self.options.get(_plain(word))
-                waiting = (known is not None or word == "--config") and "=" not in word
-                switch = known is not None and known.boolean
-                many = known if known is not None and known.many else None
-            elif taken or (word.startswith("-") and len(word) > 1):
-                waiting = False
-            else:
-                return index
-        return None
+    def _meant(self, spelling: str) -> tuple[Alias, Option | None]:
+        """What a flag stands for, and the option if it is one."""
+        target = self.aliases.get(_plain(spelling), _plain(spelling))
+        return target, self.options.get(target) if isinstance(target, str) else None
 
-    def _check_flag(self, spelling: str, before: str) -> None:
-        """Refuse a flag that nobody knows; `before` is a flag that waits for a value."""
+    def _check_flag(self, spelling: str) -> None:
+        """Refuse a flag that nobody knows."""
         name = _plain(spelling)
-        if name in {*self.options, *self.aliases, "config"} or self._switched_off(name):
-            return
-        waiting = self.options.get(_plain(before))
-        way = f"; for a value, write {before}={spelling}" if waiting and not waiting.boolean else ""
-        raise ConfigError(f"unknown flag {spelling}{self._hint(name)}{way}")
+        if name not in {*self.options, *self.aliases, "config"} and not self._switched_off(name):
+            raise ConfigError(f"unknown flag {spelling}{self._hint(name)}")
 
     def _switched_off(self, name: str) -> Option | None:
         """The true/false option that ``--no_NAME`` switches off."""
-        target = self.aliases.get(name[3:], name[3:]) if name.startswith("no_") else None
-        option = self.options.get(target) if isinstance(target, str) else None
+        _, option = self._meant(name[3:]) if name.startswith("no_") else (name, None)
         return option if option and option.boolean else None
 
     def _from_flag(self, spelling: str, words: list[str]) -> Iterator[Setting]:
         name = _plain(spelling)
-        target = self.aliases.get(name, name)
-        option = self.options.get(target) if isinstance(target, str) else None
-        if option is None and target == name:
-            off = self._switched_off(name)
-            assert off is not None  # it was checked
+        target, option = self._meant(name)
+        if option is None and target == name and (off := self._switched_off(name)):
             if words:
                 raise ConfigError(f"{spelling} takes no value, got {words[0]!r}")
             yield Setting(off.name, False, spelling, alias=off.name != name[3:])

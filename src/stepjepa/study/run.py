@@ -247,7 +247,7 @@ def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Job:
-    """`stages.carry_out` in a job of submitit, which goes back into SLURM's queue at its time limit or when it is preempted."""
+    """`stages.carry_out` in a job of submitit, put back into the queue at its time limit or when preempted."""
 
     def __call__(self, folder: str, todo: Sequence[str], ends_with: str) -> str | None:
         """Why the run failed; the job ends with the process `ends_with`, the study, if one is named."""

@@ -108,9 +108,6 @@ def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> di
             continue
         try:
             values[name] = known[name].read(node.written)
-            if known[name].bounds:
-                known[name].check(values[name])
-        except (BadValue, ConfigError) as error:  # of the two the second names the field itself
-            field = "" if isinstance(error, ConfigError) else f"{name}: "
-            raise ConfigError(f"{node.where}: {field}{error}") from None
+        except (BadValue, ConfigError) as error:
+            raise ConfigError(f"{node.where}: {name}: {error}") from None
     return values

@@ -1,38 +1,23 @@
-"""What training draws: the order of examples, what is random about them, and streams.
+"""What training draws: the order of examples, and what is random about them.
 
 All of it is a pure function of the seed, the data and how often a row was seen before: not of the rank, the worker, the
-batch or a resume. The order of a stream also depends on the number of processes that it began with. No torch, but for the
-loader of a stream.
+batch or a resume. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.config.option import Names
-from stepjepa.data.options import ReadingOptions
-from stepjepa.data.streaming import ExampleStream, Streamed, StreamStart
 from stepjepa.data.types import Example
-from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
-from stepjepa.utils.files import read_json, write_json
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-    from stepjepa.training.config import JEPAConfig
-
-_NAME = Names(ReadingOptions)
 FILLER = -1
 # What random numbers are for; objectives have numbers of their own (`Objective.stream`).
-_ORDER, _RATIO, _MIXED, _WINDOW = 0, 1, 4, 5
-_KEPT_STARTS = 64
-_STREAM = "stream_{}.json"
+_ORDER, _RATIO, _MIXED, WINDOW = 0, 1, 4, 5
 
 
 def generator(seed: int, epoch: int, row: int, what: int, source: int = 0) -> np.random.Generator:
@@ -203,112 +188,3 @@ class DrawnExamples:
     def __getitem__(self, draw: Draw) -> Example:
         epoch, row = draw
         return self._filler if row == FILLER else self._draw(self.store[row], epoch, row)
-
-
-class StreamedExamples:
-    """What `DrawnExamples` is for a stream: micro-batches without end, shuffled window by window.
-
-    The rows are dealt out into as many shares as the run had processes when it began. Each share gives its part of every
-    optimizer step, and a process reads the shares that its own examples of the step are from: which examples a step has, and
-    in which order, stays when a run is resumed on another number of processes.
-
-    Args:
-        stream: the examples.
-        draw: what is random about them.
-        args: of the run: the size of a window, the order in it, this process and the number of them.
-    """
-
-    def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
-        self.stream, self.draw, self.args = stream, draw, args
-        self._seen, self._shares = 0, args.world_size
-        # Of each share: steps before a window -> where the window begins.
-        self._resumed: dict[int, tuple[int, StreamStart]] = {}
-        self._starts: dict[int, dict[int, StreamStart]] = {}
-
-    def batches(self, size: int) -> Iterator[list[Example] | None]:
-        """Micro-batches of `size` examples; None for those that the resumed run has trained on.
-
-        Raises:
-            ConfigError: a stream that Ray encodes was begun on more processes.
-        """
-        seen, accumulation, process = self._seen, self.args.gradient_accumulation_steps, self.args.process_index
-        own = size * accumulation  # examples of a step
-        each = own * self.args.world_size // self._shares
-        shares = range(process * own // each, ((process + 1) * own - 1) // each + 1)
-        if len(shares) > 1 and self.stream.engine == "ray":  # each would hold its part of the cluster for good
-            raise ConfigError(
-                f"--{_NAME.engine} ray encodes a stream on as many processes as began the run ({self._shares}); resume with "
-                f"as many, or with --{_NAME.engine} processes"
-            )
-        skipped = process * own - shares.start * each  # of the first share, which other processes take
-        self._starts.clear()
-        for number, parts in enumerate(zip(*(self._steps(share, each) for share in shares), strict=True), 1):
-            if number <= seen:
-                yield from [None] * accumulation
-                continue
-            examples = [
-                self.draw(one.example, one.passes, one.row, one.source)
-                for one in [one for part in parts for one in part][skipped : skipped + own]
-            ]
-            yield from (examples[first : first + size] for first in range(0, own, size))
-
-    def _steps(self, share: int, size: int) -> Iterator[list[Streamed]]:
-        """What a share gives to every optimizer step: `size` examples, nothing before the window where it resumes."""
-        number, start = self._resumed.get(share, (0, None))
-        yield from [[]] * number
-        starts = self._starts[share] = {}
-        window_size = -(-self.args.shuffle_buffer // size) * size
-        for begin, window in self.stream.part(share, self._shares).windows(window_size, start, size):
-            starts[number] = begin
-            while len(starts) > _KEPT_STARTS:
-                del starts[min(starts)]
-            window = self._ordered(window, share, begin.window, size)
-            for first in range(0, len(window), size):
-                number += 1
-                yield window[first : first + size]
-
-    def _ordered(self, window: list[Streamed], share: int, number: int, step: int) -> list[Streamed]:
-        """The examples of a share's window, `step` of them an optimizer step, in the order of training."""
-        strategy = self.args.train_sampling_strategy
-        if strategy == "sequential":
-            return window
-        order = generator(self.draw.seed, number, share, _WINDOW).permutation(len(window)).tolist()
-        if strategy == "group_by_length":
-            groups = [order[first : first + step] for first in range(0, len(order), step)]
-            order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.trunk))]
-        return [window[index] for index in order]
-
-    def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:
-        """Collated micro-batches of `size` examples, those of this process; None for those to pass over."""
-        from torch.utils.data import DataLoader, IterableDataset
-
-        class Batches(IterableDataset):
-            """For a loader without batching of its own."""
-
-            def __iter__(_) -> Iterator[list[Example] | None]:
-                return self.batches(size)
-
-        def collate(examples: list[Example] | None) -> Any:
-            return None if examples is None else collator(examples)
-
-        return DataLoader(Batches(), batch_size=None, collate_fn=collate)
-
-    # Where a run resumes
-
-    def save(self, folder: str | Path, steps: int) -> None:
-        """Write where the shares are after so many optimizer steps, those whose first example this process takes."""
-        for share, starts in self._starts.items():
-            if share * self.args.world_size // self._shares == self.args.process_index:
-                first = max(number for number in starts if number <= steps)
-                record = {"shares": self._shares, "first_step": first, "start": list(starts[first])}
-                write_json(Path(folder) / _STREAM.format(share), record, indent=None)
-
-    def resume(self, folder: str | Path | None, steps: int = 0) -> None:
-        """Begin after so many optimizer steps of the run that wrote the checkpoint `folder`; None begins at the first."""
-        self._seen, self._shares, self._resumed = steps, self.args.world_size, {}
-        if folder is not None:
-            self._shares = read_json(Path(folder) / _STREAM.format(0))["shares"]
-            records = [read_json(Path(folder) / _STREAM.format(share)) for share in range(self._shares)]
-            self._resumed = {
-                n: (one["first_step"], StreamStart.of_record(one["start"])) for n, one in enumerate(records)
-            }

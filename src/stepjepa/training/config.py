@@ -9,7 +9,7 @@ import copy
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 import transformers
@@ -22,12 +22,24 @@ from stepjepa.training.options import JEPAOptions, TrainerOptions
 
 _MOST = 2**32 - 1  # of any number: the largest seed that all generators take
 _TRAINER = "options of transformers.TrainingArguments"
+_AT_LEAST_ONE = (
+    *("eval_accumulation_steps", "torch_empty_cache_steps", "dataloader_prefetch_factor", "ddp_bucket_cap_mb"),
+    "ddp_timeout",
+)
 # How the names of inherited options begin that leave the trained weights alone: a run may be resumed with others.
 _BESIDES_TRAINING = (
     *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
     *("include_", "prediction_loss_only", "per_device_eval_", "batch_eval_", "metric_for_", "greater_is_"),
     *("label_names", "load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout"),
-    *("use_cpu", "restore_callback_", "enable_jit_", "debug", "remove_unused_", "average_tokens_"),
+    *(
+        "torch_empty_cache_",
+        "use_cpu",
+        "restore_callback_",
+        "enable_jit_",
+        "debug",
+        "remove_unused_",
+        "average_tokens_",
+    ),
 )
 
 
@@ -57,17 +69,6 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     per_device_eval_batch_size: int = option(
         8, "Examples of an evaluation batch on each device.", _TRAINER, resume=True, at_least=1, at_most=2**20
     )
-    eval_accumulation_steps: int | None = option(
-        None, "Evaluation batches whose predictions are kept on the device.", _TRAINER, resume=True, at_least=1
-    )
-    torch_empty_cache_steps: int | None = option(
-        None, "Steps between two calls of torch's empty_cache.", _TRAINER, resume=True, at_least=1
-    )
-    dataloader_prefetch_factor: int | None = option(
-        None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
-    )
-    ddp_bucket_cap_mb: int | None = option(None, "Megabytes of a bucket of gradients.", _TRAINER, at_least=1)
-    ddp_timeout: int = option(1800, "Seconds that a process waits for the others.", _TRAINER, resume=True, at_least=1)
     local_rank: int = option(
         -1, "The number of this process, set by the launcher.", _TRAINER, resume=True, dumped=False, at_least=-1
     )
@@ -93,30 +94,38 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         return self.learning_rate if self.learning_rate is not None else 1e-3 if from_scratch else 2e-5
 
     def _check_inherited(self) -> None:
-        """Refuse options of `TrainingArguments` that would be ignored."""
-        samplings = ("random", "sequential", "group_by_length")
-        ignored = {
-            _NAME.label_smoothing_factor: self.label_smoothing_factor != 0,
-            _NAME.bf16_full_eval: self.bf16_full_eval,
-            _NAME.fp16_full_eval: self.fp16_full_eval,
-            _NAME.train_sampling_strategy: self.train_sampling_strategy not in samplings,
-        }
+        """Refuse options of `TrainingArguments` that would be ignored, or that leave no second backward pass.
+
+        Raises:
+            ConfigError: one is set; the message says what to do instead.
+        """
         strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
-        if strategy != "end":
-            raise ConfigError(
-                f"{_NAME.hub_strategy} is {strategy}, and checkpoints are not uploaded; use end: the final model, after "
-                "training"
-            )
-        if self.use_liger_kernel:
-            raise ConfigError(
-                f"{_NAME.use_liger_kernel} replaces parts of the model after they were checked, its losses included; leave "
-                "it out"
-            )
-        if self.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-            raise ConfigError(f"{_NAME.deepspeed} is not supported; shard the weights with {_NAME.fsdp}")
-        for name, is_set in ignored.items():
+        sharded = self.deepspeed or (parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate")
+        samplings = ("random", "sequential", "group_by_length")
+        out, how = "leave it out", cast(dict[str, Any], self.gradient_checkpointing_kwargs or {})
+        refused: dict[str, tuple[bool, object, str]] = {
+            _NAME.label_smoothing_factor: (self.label_smoothing_factor != 0, self.label_smoothing_factor, out),
+            _NAME.bf16_full_eval: (self.bf16_full_eval, True, out),
+            _NAME.fp16_full_eval: (self.fp16_full_eval, True, out),
+            _NAME.train_sampling_strategy: (
+                self.train_sampling_strategy not in samplings, self.train_sampling_strategy, out
+            ),
+            _NAME.hub_strategy: (strategy != "end", strategy, "use end: checkpoints are not uploaded"),
+            _NAME.use_liger_kernel: (self.use_liger_kernel, True, "it replaces parts of the model; leave it out"),
+            _NAME.deepspeed: (bool(sharded), sharded, f"shard the weights with {_NAME.fsdp}"),
+        }  # fmt: skip
+        for name, (is_set, value, instead) in refused.items():
             if is_set:
-                raise ConfigError(f"{name} is {getattr(self, name)}, which this trainer does not do; leave it out")
+                raise ConfigError(f"{name} is {value}, which this trainer does not do; {instead}")
+        one_pass: dict[str, Any] = {  # what keeps no graph for a second backward pass
+            _NAME.torch_compile: self.torch_compile,
+            f"{_NAME.gradient_checkpointing} with use_reentrant": self.gradient_checkpointing
+            and how.get("use_reentrant"),
+            "fp16": self.fp16,
+        }
+        for name, given in one_pass.items():
+            if given and self.log_gradient_cosine is not None:
+                raise ConfigError(f"{_NAME.log_gradient_cosine}: not with {name}; leave one of them out")
 
     def _check_batch(self) -> None:
         """Refuse pairs that cannot be told from each other: InfoNCE without a negative, shuffled targets without another
@@ -134,23 +143,22 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             )
         if not objective.makes_pairs or not single:
             return
-        if self.control == "shuffled":
-            raise ConfigError(
-                f"control=shuffled takes targets of other examples of the micro-batch, of one: raise {single[0]}"
-            )
-        if self.world_size > 1 or objective.several_pairs:
-            return
-        if self.jepa_loss == "infonce":
-            raise ConfigError(
-                f"{_NAME.jepa_loss}=infonce is 0 where a micro-batch has one pair to choose from: raise {single[0]}"
-            )
-        if self.regularizer != "none":
-            raise ConfigError(
-                f"regularizer={self.regularizer} compares pairs, and a micro-batch has one: raise {single[0]}"
-            )
+        alone = self.world_size == 1 and not objective.several_pairs
+        compared = {
+            f"{_NAME.control}=shuffled": self.control == "shuffled",
+            f"{_NAME.jepa_loss}=infonce": alone and self.jepa_loss == "infonce",
+            f"{_NAME.regularizer}={self.regularizer}": alone and self.regularizer != "none",
+        }
+        for name, is_set in compared.items():
+            if is_set:
+                raise ConfigError(f"{name} compares the examples of a micro-batch, and it has one: raise {single[0]}")
 
     def _check_sizes(self) -> None:
-        """Refuse numbers out of their range, which the Trainer would fail on later."""
+        """Refuse numbers out of their range, which the Trainer would fail on later.
+
+        Raises:
+            ConfigError: a number out of its bounds, or numbers that give no step.
+        """
         for name in options_of(transformers.TrainingArguments):
             one, value = options_of(JEPAConfig)[name], getattr(self, name)
             if one.group is not None:
@@ -158,9 +166,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             kinds = {one.hint, *get_args(one.hint)}
             if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
                 continue
-            lowest = -math.inf if one.bounds else 0
+            lowest = -math.inf if one.bounds else int(name in _AT_LEAST_ONE)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
-                raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}")
+                raise ConfigError(f"{name} is {value!r}; it must be a number, at least {lowest} and at most {_MOST}")
         epochs, steps, workers = _NAME.num_train_epochs, _NAME.max_steps, _NAME.dataloader_num_workers
         if self.num_train_epochs <= 0 and self.max_steps < 0:
             raise ConfigError(f"{epochs} is {self.num_train_epochs}; give a positive number, or {steps}")

@@ -1,9 +1,10 @@
-"""The data sets of a run as examples: one of them or several, stored or streamed, to train or to evaluate on. No torch."""
+"""The data sets of a run as examples: one of them or several, stored or streamed, to train or to evaluate on. No torch,
+but for the loader of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -12,61 +13,57 @@ from stepjepa.data.dataset import ExampleStore, cache_key, load_cached, save_cac
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import StepRules, StepSplitter, make_splitter, rules_for
-from stepjepa.data.streaming import ExampleStream, RowStream, StreamStart, Window
+from stepjepa.data.steps import StepSplitter, make_splitter, rules_for
+from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.batches import DrawnExamples, ExampleDraw, Mixture, StreamedExamples
+from stepjepa.training.batches import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator
 from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.utils.files import read_json, write_json
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
     from transformers import PreTrainedTokenizerBase
 
     from stepjepa.training.config import JEPAConfig
 
 _NAME = Names(JEPAOptions, TrainerOptions)
-
-
-def encode_options(options: JEPAOptions, positions: int | None = None, rules: StepRules | None = None) -> EncodeOptions:
-    """How rows become examples under `options`.
-
-    Args:
-        positions: positions that the model has, None for rotary ones.
-        rules: how steps are found, where that was settled on a data set; without them ``auto`` takes a row's own steps and
-            decides for every other answer by itself.
-    """
-    objective = objective_of(options)
-    return EncodeOptions.of(
-        options,
-        objective=objective if objective.makes_pairs else None,
-        rules=rules or _step_rules((), options, make_splitter("auto", options.step_separator)),
-        max_positions=positions,
-    )
+_KEPT_STARTS = 64  # windows of a stream, of which a checkpoint takes one
+_STREAM = "stream_{}.json"
 
 
 def settings_for(
-    rows: RowSource, options: JEPAOptions, positions: int | None = None, splitter: StepSplitter | None = None
+    rows: Iterable[tuple[int, Any]],
+    options: JEPAOptions,
+    positions: int | None = None,
+    splitter: StepSplitter | None = None,
 ) -> EncodeOptions:
     """How the rows of one data set become examples; with ``step_splitter=auto`` its first rows settle the splitter.
 
     Args:
+        rows: of the data set, with their numbers; none where nothing is to be settled on them.
+        options: of the run.
         positions: positions that the model has, None for rotary ones.
         splitter: the one that ``auto`` was settled on before, on the data set that this one is read like.
+
+    Raises:
+        ConfigError, DataError: as `rules_for`.
     """
-    settings = encode_options(options, positions, _step_rules(rows, options, splitter))
-    if positions is None:
-        return settings
-    inserted = options.predictors or 0 if options.forward == "inline" and settings.objective else 0
-    return replace(settings, max_length=min(settings.max_length, positions - inserted))
-
-
-def _step_rules(
-    rows: Iterable[tuple[int, Any]], options: JEPAOptions, splitter: StepSplitter | None = None
-) -> StepRules:
     if not find_objective(options.objective)(options).needs_steps:
         splitter = splitter or make_splitter("separator")  # nobody asks for steps
-    return rules_for(
-        rows, options.step_splitter, options.step_separator, options.steps_column, options.columns, splitter
+    objective, length = objective_of(options), options.max_length
+    if positions is not None:
+        inserted = options.predictors or 0 if options.forward == "inline" and objective.makes_pairs else 0
+        length = min(length, positions - inserted)
+    return EncodeOptions.of(
+        options,
+        objective=objective if objective.makes_pairs else None,
+        rules=rules_for(
+            rows, options.step_splitter, options.step_separator, options.steps_column, options.columns, splitter
+        ),
+        max_positions=positions,
+        max_length=length,
     )
 
 
@@ -117,20 +114,13 @@ def encode(
 
 def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
     """The error for data of which `what` (``no example has``) a pair."""
-    plain = f"--{_NAME.objective} regular"
     reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
-    if "horizon_beyond_answer" in report.examples_without_pairs:
-        horizons = ", ".join(map(str, options.horizons))
-        advice = f"no answer has a step that far on: lower the horizon (now {horizons})"
-    elif "view_refused" in report.examples_without_pairs:
-        advice = f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
-    elif report.first_without_target:
-        advice = f"name a column that holds text with --{_NAME.jepa_target_column}"
-    elif find_objective(options.objective)(options).needs_steps:
-        advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {plain}"
-    else:
-        advice = f"raise --{_NAME.max_length}, or train with {plain}"
-    return DataError(f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}")
+    steps = find_objective(options.objective)(options).needs_steps
+    check = f"--{_NAME.step_splitter} and --{_NAME.step_separator}" if steps else f"--{_NAME.max_length}"
+    return DataError(
+        f"{report.source}: {what} a pair for {options.objective} ({reasons}); check {check}, or train with "
+        f"--{_NAME.objective} regular"
+    )
 
 
 class Sources(NamedTuple):
@@ -139,20 +129,117 @@ class Sources(NamedTuple):
     sources: Sequence[object]
 
 
-class PairedStream(ExampleStream):
-    """A stream that refuses data without a single pair as soon as one window of it was read."""
+class StreamedExamples:
+    """What `DrawnExamples` is for a stream: micro-batches without end, shuffled window by window.
 
-    def __init__(self, rows: RowStream, encoders: Sequence[Any], options: JEPAOptions):
-        super().__init__(rows, encoders, options.dataset_num_proc, options.engine)
-        self.options = options
+    The rows are dealt out into as many shares as the run had processes when it began. Each share gives its part of every
+    optimizer step, and a process reads the shares that its own examples of the step are from: which examples a step has, and
+    in which order, stays when a run is resumed on another number of processes.
 
-    def windows(self, size: int, start: StreamStart | None = None, step: int = 1) -> Iterator[Window]:
-        """See `ExampleStream.windows`."""
-        for begin, window in super().windows(size, start, step):
-            if objective_of(self.options).makes_pairs and not any(report.pairs for report in self.reports):
-                seen = max(self.reports, key=lambda report: report.examples)
-                raise without_pairs(self.options, seen, f"none of the first {seen.examples} examples has")
-            yield begin, window
+    Args:
+        stream: the examples.
+        draw: what is random about them.
+        args: of the run: the size of a window, the order in it, this process and the number of them.
+    """
+
+    def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
+        self.stream, self.draw, self.args = stream, draw, args
+        self._seen, self._shares = 0, args.world_size
+        # Of each share: steps before a window -> where the window begins.
+        self._resumed: dict[int, tuple[int, StreamStart]] = {}
+        self._starts: dict[int, dict[int, StreamStart]] = {}
+
+    def batches(self, size: int) -> Iterator[list[Example] | None]:
+        """Micro-batches of `size` examples; None for those that the resumed run has trained on.
+
+        Raises:
+            ConfigError: a stream that Ray encodes was begun on more processes.
+            DataError: not a single pair in the first window.
+        """
+        seen, accumulation, process = self._seen, self.args.gradient_accumulation_steps, self.args.process_index
+        own = size * accumulation  # examples of a step
+        each = own * self.args.world_size // self._shares
+        shares = range(process * own // each, ((process + 1) * own - 1) // each + 1)
+        if len(shares) > 1 and self.stream.engine == "ray":  # each would hold its part of the cluster for good
+            raise ConfigError(
+                f"--{_NAME.engine} ray encodes a stream on as many processes as began the run ({self._shares}); resume with "
+                f"as many, or with --{_NAME.engine} processes"
+            )
+        skipped = process * own - shares.start * each  # of the first share, which other processes take
+        self._starts.clear()
+        for number, parts in enumerate(zip(*(self._steps(share, each) for share in shares), strict=True), 1):
+            if number <= seen:
+                yield from [None] * accumulation
+                continue
+            examples = [
+                self.draw(one.example, one.passes, one.row, one.source)
+                for one in [one for part in parts for one in part][skipped : skipped + own]
+            ]
+            yield from (examples[first : first + size] for first in range(0, own, size))
+
+    def _steps(self, share: int, size: int) -> Iterator[list[Streamed]]:
+        """What a share gives to every optimizer step: `size` examples, nothing before the window where it resumes."""
+        number, start = self._resumed.get(share, (0, None))
+        yield from [[]] * number
+        starts = self._starts[share] = {}
+        window_size = -(-self.args.shuffle_buffer // size) * size
+        for begin, window in self.stream.part(share, self._shares).windows(window_size, start, size):
+            if self.draw.objective.makes_pairs and not any(report.pairs for report in self.stream.reports):
+                read = max(self.stream.reports, key=lambda report: report.examples)
+                raise without_pairs(self.args, read, f"none of the first {read.examples} examples has")
+            starts[number] = begin
+            while len(starts) > _KEPT_STARTS:
+                del starts[min(starts)]
+            window = self._ordered(window, share, begin.window, size)
+            for first in range(0, len(window), size):
+                number += 1
+                yield window[first : first + size]
+
+    def _ordered(self, window: list[Streamed], share: int, number: int, step: int) -> list[Streamed]:
+        """The examples of a share's window, `step` of them an optimizer step, in the order of training."""
+        strategy = self.args.train_sampling_strategy
+        if strategy == "sequential":
+            return window
+        order = generator(self.draw.seed, number, share, WINDOW).permutation(len(window)).tolist()
+        if strategy == "group_by_length":
+            groups = [order[first : first + step] for first in range(0, len(order), step)]
+            order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.trunk))]
+        return [window[index] for index in order]
+
+    def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:
+        """Collated micro-batches of `size` examples, those of this process; None for those to pass over."""
+        from torch.utils.data import DataLoader, IterableDataset
+
+        class Batches(IterableDataset):
+            """For a loader without batching of its own."""
+
+            def __iter__(_) -> Iterator[list[Example] | None]:
+                return self.batches(size)
+
+        def collate(examples: list[Example] | None) -> Any:
+            return None if examples is None else collator(examples)
+
+        return DataLoader(Batches(), batch_size=None, collate_fn=collate)
+
+    # Where a run resumes
+
+    def save(self, folder: str | Path, steps: int) -> None:
+        """Write where the shares are after so many optimizer steps, those whose first example this process takes."""
+        for share, starts in self._starts.items():
+            if share * self.args.world_size // self._shares == self.args.process_index:
+                first = max(number for number in starts if number <= steps)
+                record = {"shares": self._shares, "first_step": first, "start": list(starts[first])}
+                write_json(Path(folder) / _STREAM.format(share), record, indent=None)
+
+    def resume(self, folder: str | Path | None, steps: int = 0) -> None:
+        """Begin after so many optimizer steps of the run that wrote the checkpoint `folder`; None begins at the first."""
+        self._seen, self._shares, self._resumed = steps, self.args.world_size, {}
+        if folder is not None:
+            self._shares = read_json(Path(folder) / _STREAM.format(0))["shares"]
+            records = [read_json(Path(folder) / _STREAM.format(share)) for share in range(self._shares)]
+            self._resumed = {
+                n: (one["first_step"], StreamStart.of_record(one["start"])) for n, one in enumerate(records)
+            }
 
 
 class ExampleReader:
@@ -237,7 +324,8 @@ class ExampleReader:
         encoders = [
             make_encoder(one, self.tokenizer, renderer, settings_for(one, args, self.positions)) for one in sources
         ]
-        stream = PairedStream(RowStream(sources, args.mixing_weights), encoders, args)
+        rows = RowStream(sources, args.mixing_weights)
+        stream = ExampleStream(rows, encoders, args.dataset_num_proc, args.engine)
         for name, source, encoder, report in zip(names, sources, encoders, stream.reports, strict=True):
             report.fingerprint, report.steps = source.fingerprint, encoder.new_counts()
             self.reports[name] = report

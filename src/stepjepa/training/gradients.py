@@ -11,39 +11,12 @@ chunked cross-entropy computes once only.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError
 from stepjepa.modeling.parts import backbone, causal_lm, decoder_layers, name_of
-from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import GRADIENT_COSINE, LAYER_COSINE
-
-_NAME = Names(JEPAConfig)
-
-
-def check_measurable(args: JEPAConfig, sharded: bool) -> None:
-    """See that a run's gradients can be taken apart.
-
-    Raises:
-        ConfigError: they are sharded, compiled, or in fp16, or checkpointed in the form that knows one backward pass only.
-    """
-    if args.log_gradient_cosine is None:
-        return
-    how: Any = args.gradient_checkpointing_kwargs or {}
-    reentrant = args.gradient_checkpointing and how.get("use_reentrant")
-    why = (
-        "the weights are sharded; use DDP" if sharded
-        else f"{_NAME.torch_compile} keeps no graph for a second pass; leave one of them out" if args.torch_compile
-        else "checkpointing with use_reentrant knows one backward pass; set use_reentrant to false" if reentrant
-        else "fp16 scales the gradients; use bf16" if args.fp16
-        else None
-    )  # fmt: skip
-    if why:
-        raise ConfigError(f"{_NAME.log_gradient_cosine}: {why}")
 
 
 class GradientCosine:

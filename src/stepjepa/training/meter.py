@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 
@@ -409,7 +408,7 @@ class RunDisplay(TrainerCallback):
             TextColumn("{task.description}{task.completed}/{task.total}", markup=False),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
             TextColumn("{task.fields[note]}", markup=False, table_column=note),
-            TimeLeft(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
             console=console,
             auto_refresh=False,
             expand=True,
@@ -427,14 +426,3 @@ class RunDisplay(TrainerCallback):
         for handler, _ in self._redirected:
             handler.setStream(sys.stderr)
         return progress
-
-
-class TimeLeft(ProgressColumn):
-    """Time left, by the time that the last steps took; at the end, the time since the start."""
-
-    def render(self, task: Task) -> Text:
-        """See `ProgressColumn`."""
-        if task.finished:
-            return Text(f"{clock(task.finished_time or 0.0)} taken")
-        left = task.time_remaining
-        return Text("-:--:-- left" if left is None else f"{clock(left)} left")

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,15 +17,14 @@ from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release
-from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
 from stepjepa.modeling.load import add_lora, check_lora, is_preset, load_tokenizer, own_configs
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
-from stepjepa.training.batches import Draw, DrawnExamples, StreamedExamples
-from stepjepa.training.encoding import Sources
+from stepjepa.training.batches import DrawnExamples
+from stepjepa.training.encoding import Sources, StreamedExamples
 from stepjepa.training.options import JEPAOptions
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("stepjepa")
 Collator = Callable[[list[Example]], Batch]
-SAMPLED_BATCHES = 64  # that the ratio of equal compute is taken over
 
 
 @dataclass(frozen=True)
@@ -164,47 +161,6 @@ def tokenizer_for(name: str, train_dataset: object, options: JEPAOptions) -> tup
         train_dataset = list(train_dataset)
     sources = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
     return load_tokenizer(name, texts_of(sources, options.columns)), train_dataset
-
-
-# The number of steps
-
-
-class EqualCompute(NamedTuple):
-    """A run at the compute of a regular one (``--same_flop``).
-
-    Attributes:
-        regular_steps: optimizer steps of the regular run.
-        ratio: FLOPs of a step of this run over one of the regular run.
-    """
-
-    regular_steps: int
-    ratio: float
-
-    @property
-    def steps(self) -> int:
-        """As many as cost what those of the regular run cost, at least one."""
-        return max(1, round(self.regular_steps / self.ratio))
-
-
-def cost_over_regular(
-    dataset: DrawnExamples, collator: Collator, cost: ModelCost, batch_size: int, order: Iterable[Draw]
-) -> float:
-    """FLOPs of this run's first `SAMPLED_BATCHES` batches over those of the same examples without pairs, with padding.
-
-    Args:
-        cost: of its model; the predictor head, which a regular run does not have, costs nothing without pairs.
-        batch_size: examples of a micro-batch.
-        order: of the examples, as for training.
-    """
-    draws = iter(order)
-    own = regular = 0.0
-    for _ in range(SAMPLED_BATCHES):
-        examples = [dataset[draw] for draw in islice(draws, batch_size)]
-        if not examples:
-            break
-        own += sum(batch_flops(collator(examples), cost).values())
-        regular += sum(batch_flops(collator([example.plain() for example in examples]), cost).values())
-    return own / regular
 
 
 def planned_steps(args: TrainingArguments, examples: int, processes: int) -> int:

@@ -93,13 +93,26 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
             lines = [f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"]
             lines += report.steps.lines()
         parts.append((name, [line.removeprefix("  ") for line in lines]))
-    parts += [("mix", mixing_lines(trainer)), ("model", [model_line(trainer, run)]), ("loss", [method_line(trainer)])]
+    model: Any = trainer.model
+    trained, every = model.num_parameters(only_trainable=True), model.num_parameters()
+    kind = ", LoRA" if run.lora else ""
+    size = f"{run.model_name}: {every:,} parameters, {trained:,} trained ({100 * trained / every:.3g} %{kind})"
+    objective, loss = trainer.setup.objective, "LM loss alone"
+    if objective.makes_pairs:
+        loss = loss_line(args)
+    elif find_objective(args.objective).makes_pairs:
+        loss += f" (lbd is 0: trains exactly like {objective.name})"
+    loss = f"{args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}"
+    parts += [("mix", mixing_lines(trainer)), ("model", [size]), ("loss", [loss])]
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
-        steps = f"{trainer.equal_compute.steps} steps for {regular} regular ones"
+        steps = f"{trainer.requested_steps} steps for {regular} regular ones"
         parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {steps}"]))
     parts += [("steps", [steps_line(trainer)]), ("tokens", [tokens_line(trainer, first_batches(trainer))])]
-    parts.append(("output", output_lines(trainer, checkpoint)))
+    resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
+    files = "model and tokenizer, resolved.yaml, run.json, data_report.json, metrics.json"
+    logs = [f"logs to {', '.join(args.report_to)}"] if args.report_to else []
+    parts.append(("output", [f"{args.output_dir}{resumed}: {files}", checkpoints_line(args), *logs]))
     said = labelled(parts, width)
     return "\n".join([*said, "words:", *legend(words(trainer, " ".join(said)))])
 
@@ -154,25 +167,6 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
                 text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
             texts.append(text)
     return texts
-
-
-def model_line(trainer: JEPATrainer, run: RunOptions) -> str:
-    """The model's name and how much of it is trained."""
-    model: Any = trainer.model
-    trained, every = model.num_parameters(only_trainable=True), model.num_parameters()
-    kind = ", LoRA" if run.lora else ""
-    return f"{run.model_name}: {every:,} parameters, {trained:,} trained ({100 * trained / every:.3g} %{kind})"
-
-
-def method_line(trainer: JEPATrainer) -> str:
-    """Objective, loss, forward and learning rate."""
-    args, objective = trainer.args, trainer.setup.objective
-    loss = "LM loss alone"
-    if objective.makes_pairs:
-        loss = loss_line(args)
-    elif find_objective(args.objective).makes_pairs:
-        loss += f" (lbd is 0: trains exactly like {objective.name})"
-    return f"{args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}"
 
 
 def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
@@ -243,19 +237,6 @@ def tokens_line(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:
     total = counts.total()
     kinds = ", ".join(f"{name} {n * scale:,.0f} ({n / total:.0%})" for name, n in counts.items() if n)
     return f"{total * scale:,.0f} a step: {kinds}; mean of {len(batches)} micro-batches"
-
-
-def output_lines(trainer: JEPATrainer, checkpoint: Path | None) -> list[str]:
-    """Which files the run writes, how often, and where its logs go."""
-    args = trainer.args
-    resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
-    lines = [
-        f"{args.output_dir}{resumed}: model and tokenizer, resolved.yaml, run.json, data_report.json, metrics.json",
-        checkpoints_line(args),
-    ]
-    if args.report_to:
-        lines.append(f"logs to {', '.join(args.report_to)}")
-    return lines
 
 
 def checkpoints_line(args: JEPAConfig) -> str:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,11 +37,11 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.modeling.sharding import gathered
-from stepjepa.training.batches import EpochSampler, StreamedExamples
+from stepjepa.training.batches import EpochSampler
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
-from stepjepa.training.encoding import ExampleReader, chat_tokenizer
-from stepjepa.training.gradients import GradientCosine, check_measurable
+from stepjepa.training.encoding import ExampleReader, StreamedExamples, chat_tokenizer
+from stepjepa.training.gradients import GradientCosine
 from stepjepa.training.meter import (
     MEANS,
     FiniteWatch,
@@ -52,19 +53,13 @@ from stepjepa.training.meter import (
     precise_dtype,
     total_loss,
 )
-from stepjepa.training.setup import (
-    EqualCompute,
-    cost_over_regular,
-    make_collator,
-    planned_steps,
-    set_up_model,
-    tokenizer_for,
-)
+from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
 _NAME = Names(JEPAConfig)
+SAMPLED_BATCHES = 64  # that the cost of a step is taken over
 # Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
 ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 
@@ -187,7 +182,6 @@ class JEPATrainer(CheckpointedTrainer):
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
             self._set_up_sharding(trained)
-        check_measurable(args, sharded)
         self._gradients: GradientCosine | None = None
         self._cosines: dict[str, float] = {}
         if self.setup.objective.makes_pairs and args.target_encoder == "ema":
@@ -210,6 +204,8 @@ class JEPATrainer(CheckpointedTrainer):
                 f"--{_NAME.fsdp}: accelerate shards no weights on {self.args.device.type}, and each process would hold "
                 "all of them (DDP); leave it out"
             )
+        if self.args.log_gradient_cosine is not None:
+            raise ConfigError(f"{_NAME.log_gradient_cosine}: not where the weights are sharded; use DDP")
         if not self.accelerator.is_fsdp2:
             raise ConfigError(f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2")
         plugin, inner = self.accelerator.state.fsdp_plugin, causal_lm(model)
@@ -311,7 +307,8 @@ class JEPATrainer(CheckpointedTrainer):
         lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
         named = dict(zip(self._meter.names, counts, strict=True))
         loss = total_loss(output.parts, named, lbd) * processes
-        if model.training and self._compares_gradients:
+        every = self.args.log_gradient_cosine if self.setup.objective.makes_pairs else None
+        if model.training and every is not None and (self.state.global_step + 1) % every == 0:
             self._gradients = self._gradients or GradientCosine(self.accelerator.unwrap_model(model))
             jepa = {name: part for name, part in output.parts.items() if name != LM}
             self._gradients.add(total_loss(jepa, named, 1.0) * processes)
@@ -324,12 +321,6 @@ class JEPATrainer(CheckpointedTrainer):
             lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
             self._cosines, self._gradients = self._gradients.cosines(lbd, self.accelerator), None
         return loss
-
-    @property
-    def _compares_gradients(self) -> bool:
-        """Whether the optimizer step under way is one whose gradients are compared."""
-        every = self.args.log_gradient_cosine
-        return every is not None and self.setup.objective.makes_pairs and (self.state.global_step + 1) % every == 0
 
     def _maybe_log_save_evaluate(
         self,
@@ -376,20 +367,28 @@ class JEPATrainer(CheckpointedTrainer):
         return sum(flops.values())
 
     @cached_property
-    def equal_compute(self) -> EqualCompute:
-        """The length of this run at which it costs what a regular run of the given length costs."""
+    def equal_compute(self) -> tuple[int, float]:
+        """Optimizer steps of a regular run of the given length, and the FLOPs of a step of this run over those of a regular
+        one: over the first batches, padding included, each with and without its pairs."""
         dataset: Any = self.train_dataset
-        collator: Any = self.data_collator
-        args, order = self.args, self._order(dataset)
-        ratio = cost_over_regular(dataset, collator, self._cost, args.train_batch_size, order)
-        return EqualCompute(planned_steps(args, len(dataset), self.accelerator.num_processes), ratio)
+        collate: Any = self.data_collator
+        draws = iter(self._order(dataset))
+        own = regular = 0.0
+        for _ in range(SAMPLED_BATCHES):
+            examples = [dataset[draw] for draw in islice(draws, self.args.train_batch_size)]
+            if not examples:
+                break
+            own += sum(batch_flops(collate(examples), self._cost).values())
+            regular += sum(batch_flops(collate([example.plain() for example in examples]), self._cost).values())
+        return planned_steps(self.args, len(dataset), self.accelerator.num_processes), own / regular
 
     @property
-    def requested_steps(self) -> int:
-        """Optimizer steps that the options and the data ask for."""
+    def requested_steps(self) -> int:  # type: ignore[override]
+        """Optimizer steps that the options and the data ask for; at equal compute as many as cost the same."""
         dataset: Any = self.train_dataset
         if self.at_equal_compute:
-            return self.equal_compute.steps
+            steps, ratio = self.equal_compute
+            return max(1, round(steps / ratio))
         size = 0 if isinstance(dataset, StreamedExamples) else len(dataset)
         return planned_steps(self.args, size, self.accelerator.num_processes)
 
