@@ -12,7 +12,7 @@ import pytest
 
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.report import DataReport, listed_files
-from stepjepa.data.sources import Part, RowSource, csv_rows
+from stepjepa.data.sources import Part, RowSource, file_rows
 from stepjepa.errors import DataError, RowError
 from support.checks import check_format
 
@@ -339,7 +339,7 @@ def test_a_file_that_changes(tmp_path, change, suffix):
 def test_csv_goes_on_behind_a_broken_row(tmp_path):
     file = tmp_path / "a.csv"
     file.write_bytes(b'a,b\n1,2\n"x"y,3\n\xe9,4\n5\n6,"long\nvalue"\n7,8,9\n' + b"10," + b"z" * 200_000 + b"\n")
-    found = [(number, getattr(row, "reason", row)) for number, row in csv_rows(file)]
+    found = [(number, getattr(row, "reason", row)) for number, row in file_rows(file, keep_faults=True)]
     assert found == [
         (2, {"a": "1", "b": "2"}),
         (3, "broken_csv"),
@@ -349,5 +349,5 @@ def test_csv_goes_on_behind_a_broken_row(tmp_path):
         (8, "broken_csv"),
         (9, {"a": "10", "b": "z" * 200_000}),
     ]
-    with pytest.raises(DataError, match=r"a\.csv line 9: the line has more than 1000 bytes"):
-        list(csv_rows(file, 1000))
+    with pytest.raises(DataError, match=r"a\.csv line 9: the line has more than 1,000 bytes"):
+        list(file_rows(file, limit=1000, keep_faults=True))

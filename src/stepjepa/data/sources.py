@@ -216,45 +216,53 @@ def _did_you_mean(path: Path) -> str:
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
-def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
+def file_rows(
+    path: Path,
+    part: Part = EVERY_ROW,
+    limit: int = MAX_LINE_BYTES,
+    text: bool = False,
+    keep_faults: bool = False,
+) -> Iterator[tuple[int, Any]]:
     """(number, row) of a file that must stay as it is meanwhile. Lines count from 1, rows of a Parquet file from 0.
 
+    Args:
+        limit: bytes that a line may have.
+        text: lines are rows as they are, not JSON.
+        keep_faults: a row that cannot be read comes as its `RowError`, and those after it are read.
+
     Raises:
-        DataError: the file cannot be read, is broken, or changes.
+        DataError: the file cannot be read or changes, or a row of it is broken.
     """
-    read = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _json_lines)
+    kind = "" if text else path.suffix.lower()
+    if kind == ".parquet":
+        rows = _parquet(path, part)
+    else:
+        rows = _csv(path, limit) if kind == ".csv" else _lines(path, part, limit, text)
     with reading(path), unchanged(path):
-        yield from read(path, part)
+        for number, row in rows:
+            if isinstance(row, RowError) and not keep_faults and number in part:
+                raise DataError(f"{path} line {number}: {row}")
+            if number in part:
+                yield number, row
 
 
-def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+def _lines(path: Path, part: Part, limit: int, as_text: bool) -> Iterator[tuple[int, Any]]:
+    """Rows of a file of lines; blank ones are none, and of another part only the first is looked at."""
     first = True
     with open(path, "rb") as file:
-        for number, raw in enumerate(read_lines(file), 1):
+        for number, raw in enumerate(read_lines(file, limit), 1):
             if not first and number not in part:
                 continue
             try:
-                text = line_text(raw)
+                text = line_text(raw, limit)
                 if not text:
                     continue
-                if first and text[0] == "[":
-                    raise RowError("json_array", JSON_ARRAY)
+                if first and text[0] == "[" and not as_text:
+                    raise DataError(f"{path} line {number}: {JSON_ARRAY}")
                 first = False
-                if number not in part:
-                    continue
-                row = line_value(text, raw)
+                yield number, text if as_text else line_value(text, raw)
             except RowError as error:
-                raise DataError(f"{path} line {number}: {error}") from None
-            yield number, row
-
-
-def _csv(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
-    for number, row in csv_rows(path):
-        if number not in part:
-            continue
-        if isinstance(row, RowError):
-            raise DataError(f"{path} line {number}: {row}")
-        yield number, row
+                yield number, error
 
 
 def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -278,12 +286,11 @@ def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path}: cannot be read after row {number} ({why}); copy or write it again") from None
 
 
-def csv_rows(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, dict[str, str] | RowError]]:
+def _csv(path: Path, limit: int) -> Iterator[tuple[int, dict[str, str] | RowError]]:
     """(line on which it begins, row or what is wrong with it) of every row of a CSV file; all values are text.
 
     Raises:
         DataError: a header that is missing, broken or names a column twice, or a line of more than `limit` bytes.
-        OSError: the file cannot be read.
     """
     csv.field_size_limit(max(csv.field_size_limit(), limit))  # the module's own limit is shorter than many answers
     header: list[str] = []
@@ -316,10 +323,7 @@ def csv_rows(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, dic
 def _csv_lines(file: BinaryIO, path: Path, limit: int) -> Iterator[str]:
     for number, raw in enumerate(read_lines(file, limit), 1):
         if len(raw) > limit:
-            try:
-                line_text(raw, limit)
-            except RowError as error:
-                raise DataError(f"{path} line {number}: {error}") from None
+            raise DataError(f"{path} line {number}: the line has more than {limit:,} bytes; one row a line is expected")
         text = raw.decode("utf-8", "surrogateescape")  # what is not UTF-8 is found with its row
         yield text.removeprefix("\ufeff") if number == 1 else text
 
