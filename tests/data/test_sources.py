@@ -211,7 +211,7 @@ def test_csv(cache):
         ("question,answer\na,b\nc\n", 3, "the row has 1 fields, the header names 2 columns"),
         ('question,answer\na,"b\nc', 2, "broken CSV (unexpected end of data); a quote may lack its partner"),
         ('question,answer\na,"b"c\n', 2, "broken CSV"),
-        ("question,answer,answer\na,b,c\n", 1, "two columns are called 'answer'; rename one"),
+        ("question,answer,answer\na,b,c\n", 1, "two columns have one name; rename one"),
     ],
 )
 def test_broken_csv_names_the_line(tmp_path, content, line, what):
@@ -349,5 +349,3 @@ def test_csv_goes_on_behind_a_broken_row(tmp_path):
         (8, "broken_csv"),
         (9, {"a": "10", "b": "z" * 200_000}),
     ]
-    with pytest.raises(DataError, match=r"a\.csv line 9: the line has more than 1,000 bytes"):
-        list(file_rows(file, limit=1000, keep_faults=True))

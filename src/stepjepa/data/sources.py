@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from stepjepa.config.values import nearest
 from stepjepa.data.chat import row_to_messages
@@ -236,8 +236,10 @@ def file_rows(
     kind = "" if text else path.suffix.lower()
     if kind == ".parquet":
         rows = _parquet(path, part)
+    elif kind == ".csv":
+        rows = _csv(path)
     else:
-        rows = _csv(path, limit) if kind == ".csv" else _lines(path, part, limit, text)
+        rows = _lines(path, part, limit, text)
     with reading(path), unchanged(path):
         for number, row in rows:
             if isinstance(row, RowError) and not keep_faults and number in part:
@@ -286,57 +288,34 @@ def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path}: cannot be read after row {number} ({why}); copy or write it again") from None
 
 
-def _csv(path: Path, limit: int) -> Iterator[tuple[int, dict[str, str] | RowError]]:
+def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | RowError]]:
     """(line on which it begins, row or what is wrong with it) of every row of a CSV file; all values are text.
 
     Raises:
-        DataError: a header that is missing, broken or names a column twice, or a line of more than `limit` bytes.
+        DataError: a header that is missing, broken or names a column twice.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), limit))  # the module's own limit is shorter than many answers
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # the module's own is shorter than many answers
     header: list[str] = []
-    with open(path, "rb") as file:
-        reader = csv.reader(_csv_lines(file, path, limit), strict=True)
-        while True:
-            start = reader.line_num + 1
-            row: dict[str, str] | RowError
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader, more = csv.reader(file, strict=True), True
+        while more:
+            start, fields, wrong = reader.line_num + 1, list[str](), None
             try:
                 fields = next(reader)
-                row = _csv_row(fields, header)
             except StopIteration:
-                break
+                more = False
             except csv.Error as error:
-                row = RowError("broken_csv", f"broken CSV ({error}); a quote may lack its partner")
-            if header:
-                if row:
-                    yield start, row
-            elif isinstance(row, RowError):
-                raise DataError(f"{path} line {start}: {row}")
-            elif "".join(fields).strip():
+                wrong = RowError("broken_csv", f"broken CSV ({error}); a quote may lack its partner")
+            if fields and lone_surrogate("".join(fields)):
+                wrong = RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
+            elif fields and header and len(fields) != len(header):
+                what = f"the row has {len(fields)} fields, the header names {len(header)} columns"
+                wrong = RowError("broken_csv", what)
+            if header and (fields or wrong):
+                yield start, wrong or dict(zip(header, fields, strict=True))
+            elif fields or wrong:
+                if wrong or len(set(fields)) < len(fields):
+                    raise DataError(f"{path} line {start}: {wrong or 'two columns have one name; rename one'}")
                 header = fields
-                twice = [name for name in header if header.count(name) > 1]
-                if twice:
-                    raise DataError(f"{path} line {start}: two columns are called {twice[0][:40]!r}; rename one")
     if not header:
         raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")
-
-
-def _csv_lines(file: BinaryIO, path: Path, limit: int) -> Iterator[str]:
-    for number, raw in enumerate(read_lines(file, limit), 1):
-        if len(raw) > limit:
-            raise DataError(f"{path} line {number}: the line has more than {limit:,} bytes; one row a line is expected")
-        text = raw.decode("utf-8", "surrogateescape")  # what is not UTF-8 is found with its row
-        yield text.removeprefix("\ufeff") if number == 1 else text
-
-
-def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
-    """A row; {} for a blank line and for the header."""
-    text = "".join(fields)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
-    if not header or (not text.strip() and len(fields) < len(header)):
-        return {}
-    if len(fields) != len(header):
-        return RowError("broken_csv", f"the row has {len(fields)} fields, the header names {len(header)} columns")
-    return dict(zip(header, fields, strict=True))
