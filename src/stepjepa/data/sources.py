@@ -234,6 +234,7 @@ def file_rows(
         DataError: the file cannot be read or changes, or a row of it is broken.
     """
     kind = "" if text else path.suffix.lower()
+    rows: Iterator[tuple[int, Any]]
     if kind == ".parquet":
         rows = _parquet(path, part)
     elif kind == ".csv":

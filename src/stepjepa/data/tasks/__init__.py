@@ -24,11 +24,11 @@ Row = dict[str, Any]
 
 TASKS = {  # name -> module:class in this package
     "arithmetic": "arithmetic:Arithmetic",
-    "path_star": "graphs:PathStar",
-    "shortest_path": "graphs:ShortestPath",
-    "a5": "permutations:A5",
-    "s5": "permutations:S5",
-    "countdown": "countdown:Countdown",
+    "path_star": "puzzles:PathStar",
+    "shortest_path": "puzzles:ShortestPath",
+    "a5": "puzzles:A5",
+    "s5": "puzzles:S5",
+    "countdown": "puzzles:Countdown",
 }
 
 
