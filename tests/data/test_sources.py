@@ -116,7 +116,7 @@ def test_other_things_that_are_no_data(tmp_path):
         (tmp_path / name).write_bytes(gzip.compress(LINE.encode()))
         assert "compressed with gzip; unpack it first (gunzip -k" in error_of(tmp_path / name)
     (tmp_path / "empty").mkdir()
-    assert "the folder is empty" in error_of(tmp_path / "empty")
+    assert "empty: cannot be read (" in error_of(tmp_path / "empty")
     assert "data of type int cannot be read" in error_of(7)
     assert "no split 'train' (found: messages); name one of them, or give a list of rows" in error_of(
         {"messages": [MESSAGES]}

@@ -166,11 +166,9 @@ class RowSource:
 
 
 def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
-    suffix = path.suffix.lower()
-    if path.is_dir() and not any(path.iterdir()):
-        raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
     # The Hub knows names of one or two parts only.
-    is_path = suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
+    is_file = path.suffix.lower() in FILE_SUFFIXES
+    is_path = is_file or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{_did_you_mean(path)}")
     if path.is_file():
@@ -191,11 +189,8 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     except Exception as error:
         cause: BaseException = error.__cause__ or error  # datasets wraps what really went wrong
         why = (str(cause).splitlines() or [type(cause).__name__])[0]
-        if path.exists():
-            raise DataError(f"{name}: cannot be read ({why})") from None
-        raise DataError(
-            f"{name}: neither a file here nor a data set that could be loaded ({why}){_did_you_mean(path)}"
-        ) from None
+        what = "cannot be read" if path.exists() else "neither a file here nor a data set that could be loaded"
+        raise DataError(f"{name}: {what} ({why}){'' if path.exists() else _did_you_mean(path)}") from None
 
 
 def _is_saved(folder: Path) -> bool:

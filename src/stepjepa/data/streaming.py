@@ -26,14 +26,8 @@ _NAME = Names(ReadingOptions)
 
 
 class Cursor(NamedTuple):
-    """How far one group of data sets was read.
-
-    Attributes:
-        passes: how often all of the group was read.
-        member: the data set of the group that is being read.
-        start: the number of the first row not yet read.
-        taken: rows read in all.
-    """
+    """How far one group of data sets was read: `passes` times, now its data set `member` up to row `start`; `taken` rows in
+    all."""
 
     passes: int = 0
     member: int = 0
@@ -42,13 +36,8 @@ class Cursor(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """Where a window of examples begins.
-
-    Attributes:
-        window: its number.
-        cursors: where the reading of its first chunk begins, for every group.
-        dropped: examples of that chunk that belong to the window before.
-    """
+    """Where window number `window` begins: the cursors of every group before its first chunk, of which `dropped` examples
+    belong to the window before."""
 
     window: int
     cursors: tuple[Cursor, ...]
@@ -62,14 +51,8 @@ class StreamStart(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """One example of a stream, and what identifies it.
-
-    Attributes:
-        example: itself.
-        source: its data set's number.
-        passes: how often that was read before.
-        row: its row's number times 2^16, plus its own among those of the row.
-    """
+    """One example of a stream: its data set's number, how often that was read before, and its row's number times 2^16 plus
+    its own among those of the row."""
 
     example: Example
     source: int

@@ -39,11 +39,7 @@ _SPELT: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()  # tokens
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make sure that the tokenizer says where its tokens are in a text.
-
-    Raises:
-        ConfigError: it does not: a slow one.
-    """
+    """Make sure that the tokenizer says where its tokens are in a text; raises ConfigError for a slow one."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
             f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is a slow one and gives no "
@@ -56,9 +52,6 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     """Token ids and last-character positions of each text.
 
     No special tokens are added: the chat template has written them, so there is never a second BOS.
-
-    Args:
-        tokenizer: one that `check_tokenizer` lets pass.
 
     Returns:
         For each text: ids (T,) int32, and the index of each token's last character (T,) int64, never decreasing.
@@ -313,11 +306,10 @@ def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | np.
 
 
 def _checked_ids(values: Any, vocabulary: int) -> np.ndarray:
-    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, (str, bytes)) or not len(values):
-        raise RowError("content_not_text", "'input_ids' is no list of token ids")
-    if any(type(value) is bool or not isinstance(value, (int, np.integer)) for value in values):
-        raise RowError("content_not_text", "'input_ids' holds something that is no whole number")
-    if min(values) < 0 or max(values) >= vocabulary:
-        wrong = min(values) if min(values) < 0 else max(values)
+    listed = isinstance(values, (list, tuple, np.ndarray)) and len(values)
+    if not listed or any(type(value) is bool or not isinstance(value, (int, np.integer)) for value in values):
+        raise RowError("content_not_text", "'input_ids' is no list of token ids, which are whole numbers")
+    wrong = min(values) if min(values) < 0 else max(values)
+    if not 0 <= wrong < vocabulary:
         raise RowError("unknown_token", f"'input_ids' holds {wrong}; the tokenizer has ids 0 to {vocabulary - 1}")
     return np.asarray(values, dtype=np.int32)

@@ -1,15 +1,13 @@
 r"""The steps of a row: those that it holds itself, else those that a splitter finds in its answers.
 
-`steps_of` is the one place that answers what the steps of a row are; `rules_for` decides for a data set how it answers.
-
+`steps_of` is the one place that answers what the steps of a row are; `rules_for` decides for a data set how it does.
 A splitter's `spans` cover a text in order and without overlap, the separator belongs to the step that it ends, and a text
 without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Steps are found in the
 answer's text, never in token ids, because tokenizers merge ``.\n\n`` into one token.
 
 A row may hold its steps in a column (as `stepjepa prepare` writes it): a list of texts that are in its last answer one after
 the other. What precedes the first one belongs to it, what follows a step to that step, so that spans cover the answer.
-`TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the row, and a number that is not the one
-found is counted.
+`TOTAL_COLUMN` may say how many steps that answer has; a number that is not the one found is counted.
 """
 
 from __future__ import annotations
@@ -185,9 +183,8 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
     """The splitter that a data set is read with: the one of `SPLITTERS` that serves most answers, ``separator`` if no other
     serves more; ``auto``, which decides for every answer by itself, where none serves two thirds of those with steps.
 
-    A splitter serves an answer of a known number of steps (given with it) if it finds that number, and ``separator`` is
-    taken at once if no other finds it more often. Of the other answers it serves those of its style (`style_and_spans`);
-    ``separator`` also those with marks or headings whose paragraphs would be steps without them.
+    A splitter serves an answer of a known number of steps if it finds that number, and other ones of its style
+    (`style_and_spans`); ``separator`` also those with marks or headings whose paragraphs would be steps without them.
     """
     auto = make_splitter("auto", separator)
     splitters = {name: make_splitter(name, separator) for name in SPLITTERS}
@@ -366,8 +363,7 @@ def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     """Spans of steps that are known already, such as those of a column, found one after the other in `text`.
 
-    White space at a step's ends does not count, and runs of it inside may differ. What precedes the first step belongs to
-    it, what is between two to the one before. Such steps may cut thinking blocks, code and maths.
+    White space at a step's ends does not count, and runs of it inside may differ. Such steps may cut blocks.
 
     Raises:
         RowError: a step is not in `text` after the one before.
