@@ -53,10 +53,7 @@ class TokenChat(NamedTuple):
     """A chat as an objective gets it.
 
     Attributes:
-        ids: its tokens, (T,) int32 before any cut.
-        trunk: those that are kept.
-        turns: its assistant turns, in tokens.
-        messages: as ``{"role", "content"}``.
+        ids: its tokens, (T,) int32 before any cut; `trunk`: those that are kept.
         tokenizer, renderer: to write and tokenise other texts.
         target: the text of the target view of the last answer, which alone is in `turns` then; None for views of the chat.
         labels: what the LM loss is computed on, as spans of `trunk`.
@@ -169,11 +166,7 @@ def chat_of(row: object, options: EncodeOptions) -> list[dict[str, str]]:
 
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
-    """A row rendered, with its steps where the objective needs them.
-
-    Raises:
-        RowError: the row holds no chat, or not the steps that it must hold, or the template refuses it.
-    """
+    """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
     messages = chat_of(row, options)
     read, objective = ReadChat(messages, renderer.render(messages), None), options.objective
     if objective is not None and objective.target_column:
@@ -245,12 +238,7 @@ class RowEncoder:
         return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
     def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
-        """The examples of a chunk.
-
-        Raises:
-            DataError: with ``strict`` the first row that cannot be used.
-            ConfigError: chats without a template.
-        """
+        """The examples of a chunk; DataError with ``strict_data`` for the first row that cannot be used."""
         report = DataReport(self.name, steps=self.new_counts())
         digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
         for index, (place, row) in enumerate(rows):
@@ -432,11 +420,7 @@ def encode_dataset(
 
     Args:
         source: what `RowSource` takes.
-        renderer: see `RowEncoder`.
         processes, engine: that encode, and where they are; the examples are the same for any.
-
-    Returns:
-        The examples and the report on them.
 
     Raises:
         DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
