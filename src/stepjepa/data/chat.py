@@ -249,11 +249,7 @@ def with_template(
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of the tokenizer's chat template.
-
-    Raises:
-        ConfigError: there is none, or none among several that is the default, or the tokenizer uses none.
-    """
+    """The text of the tokenizer's chat template; ConfigError where it has or uses none."""
     name = getattr(tokenizer, "name_or_path", "") or "this model"
     try:
         return tokenizer.get_chat_template()
@@ -302,11 +298,7 @@ class ChatRenderer:
         self._fold_system: bool | None = None
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
-
-        Raises:
-            RowError: it refuses them.
-        """
+        """The template's text for `messages`, as it writes it on `DEFAULT_DATE`; RowError where it refuses them."""
         try:
             return self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs

@@ -75,7 +75,6 @@ class RowStream:
     """The rows of several data sets without end.
 
     Attributes:
-        sources: the data sets.
         weights: rows are taken in this proportion; None reads one data set after the other.
         shard, shards: only those rows whose number leaves the remainder `shard` are read.
     """
@@ -149,12 +148,7 @@ def _encode(
 
 
 class ExampleStream:
-    """Windows of examples.
-
-    Args:
-        rows: where they come from.
-        encoders: one for every data set.
-        processes, engine: that encode ahead of what is taken, and where they are; see `mapped`.
+    """Windows of examples, encoded ahead of what is taken (see `mapped`) by an encoder for every data set.
 
     Attributes:
         reports: on what was read so far, for every data set; what is read again counts again.

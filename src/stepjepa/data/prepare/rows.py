@@ -52,10 +52,7 @@ class Dropped(NamedTuple):
 
 
 class Converter:
-    """Prepares rows.
-
-    Args:
-        form: the rows' format and columns.
+    """Prepares rows of one format.
 
     Attributes:
         least: `length` of a step at least.
@@ -119,11 +116,7 @@ class Converter:
         return Kept(number, data, key, len(steps), short, "\\boxed" in content, example.question[:_SHOWN])
 
     def steps_of(self, example: RawExample) -> tuple[list[str], int]:
-        """The steps, the final answer at the end of the last one, and how many pieces were too short to be steps.
-
-        Raises:
-            RowError: the response is nothing but thoughts.
-        """
+        """The steps, the final answer at the end of the last one, and how many pieces were too short to be steps."""
         pieces = example.pieces
         if pieces is None:
             parts = response_parts(example.response, self._options.keep_thinking)

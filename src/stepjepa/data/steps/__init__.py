@@ -46,11 +46,7 @@ _MARKED = {"numbered": numbered, "connectives": connected, "headings": headed}  
 
 @dataclass(frozen=True)
 class StepSplitter:
-    r"""Cuts a text into steps.
-
-    Attributes:
-        name: one of `STYLES`.
-        separator: where `reads_separator`; of ``regex`` the pattern.
+    """Cuts a text into steps in one of the `STYLES`; `separator` is the pattern of ``regex``.
 
     Raises:
         ConfigError: unknown name, an empty separator, or no pattern or a broken one.
@@ -73,11 +69,8 @@ class StepSplitter:
         return self.name in ("separator", "auto", "regex")
 
     def spans(self, text: str) -> list[CharSpan]:
-        """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text.
-
-        Raises:
-            ConfigError: the pattern of ``regex`` takes too long for this text.
-        """
+        """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text. ConfigError where
+        the pattern of ``regex`` takes too long for it."""
         source = Text(text)
         match self.name:
             case "separator":
@@ -160,11 +153,8 @@ def matched(text: Text, pattern: str) -> list[CharSpan]:
 
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> Any:
-    """The pattern, compiled by `regex`: unlike that of `re`, its search can have a time limit.
-
-    Raises:
-        ConfigError: the pattern is missing or broken, or matches an empty text.
-    """
+    """The pattern, compiled by `regex`: unlike that of `re`, its search can have a time limit. ConfigError without a usable
+    one."""
     if not pattern:
         raise ConfigError(f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'")
     import regex
@@ -313,10 +303,7 @@ class RowSteps(NamedTuple):
 
 
 def steps_of(row: object, answers: Sequence[str], rules: StepRules) -> RowSteps:
-    """The steps of a row.
-
-    Args:
-        answers: its assistant messages in order, as they are read: of the row, or as a chat template writes them.
+    """The steps of a row, whose assistant messages are given in order: of the row, or as a chat template writes them.
 
     Raises:
         RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
@@ -413,14 +400,8 @@ def rules_for(
     Args:
         source: a `RowSource`; read with ``auto`` alone.
         name: one of `STYLES`, or `LISTED`.
-        separator: see `make_splitter`.
         column: the column that may hold a row's steps, for ``auto`` and `LISTED`.
-        columns: the two columns that make a chat, None for the known names.
         splitter: the one that was chosen for another data set of the run.
-
-    Raises:
-        ConfigError: an unknown splitter, or one that cannot be used.
-        DataError: the source cannot be read.
     """
     if name == LISTED:
         return StepRules(make_splitter("separator"), column, True)
