@@ -38,7 +38,7 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "  Format: gsm8k (recognised: 2 of the first 2 rows have answers that end in '#### ...')",
         "  Rows: 3 read, 2 kept, 1 dropped",
         "    dropped 1: broken JSON (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
-        "quotes at character 2); one JSON object per line is expected; {)",
+        "quotes at character 2); one JSON object per line is expected)",
         "  Steps a row: 2 in 2",
         f"  System prompt: {SYSTEM_PROMPT} (--system_prompt TEXT, or none)",
         "  out/train.jsonl: 2 rows",

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from stepjepa.data.tasks import TASKS, arithmetic, generate_rows, generate_split, make_task, task_class
-from stepjepa.data.tasks.permutations import group_of
+from stepjepa.data.tasks.puzzles import group_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import make_metric
 from stepjepa.modeling.load import load_tokenizer

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import signal
-import threading
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -55,19 +54,11 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 
 # A chat beyond these is no row to train on, but a file that is read wrongly; finding its messages takes minutes.
 MOST_MESSAGES, MOST_CHARACTERS = 2_000, 10_000_000  # of a chat; of a message
-TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
 _DEFAULT_DAY = datetime(2024, 7, 26)
 _DIRECTIVES = "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-j %-M %-m %-S".split()
-
-# The arguments of `apply_chat_template` that are not the template's.
-_RESERVED = {
-    *("conversation", "conversations", "messages", "chat_template", "add_generation_prompt", "continue_final_message"),
-    *("tokenize", "tokenizer_kwargs", "sanitize_control_tokens", "padding", "truncation", "max_length"),
-    *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
-}
 
 
 @dataclass(frozen=True)
@@ -258,11 +249,7 @@ def with_template(
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of the tokenizer's chat template.
-
-    Raises:
-        ConfigError: there is none, or none among several that is the default, or the tokenizer uses none.
-    """
+    """The text of the tokenizer's chat template; ConfigError where it has or uses none."""
     name = getattr(tokenizer, "name_or_path", "") or "this model"
     try:
         return tokenizer.get_chat_template()
@@ -293,7 +280,8 @@ class ChatRenderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None):
-        taken = sorted(_RESERVED.intersection(template_kwargs or ()))
+        own = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"tools", "documents"}
+        taken = sorted(own.intersection(template_kwargs or ()))
         if taken:
             raise ConfigError(
                 f"{_NAME.chat_template_kwargs}: {', '.join(taken)} cannot be set; give what the chat template reads, such "
@@ -310,24 +298,14 @@ class ChatRenderer:
         self._fold_system: bool | None = None
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
-
-        Raises:
-            ConfigError: the template does not end.
-            RowError: it refuses them.
-        """
-        with _time_limit(
-            f"the chat template does not end: {len(messages)} messages took more than {TEMPLATE_SECONDS} s"
-        ):
-            try:
-                return self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
-                )
-            except ConfigError:
-                raise
-            except Exception as error:  # jinja2 raises its own and the template's errors
-                why = str(error) or type(error).__name__
-                raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
+        """The template's text for `messages`, as it writes it on `DEFAULT_DATE`; RowError where it refuses them."""
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+            )
+        except Exception as error:  # jinja2 raises its own and the template's errors
+            why = str(error) or type(error).__name__
+            raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text up to where the assistant is to answer `messages` (which end with the user's)."""
@@ -435,26 +413,6 @@ class ChatRenderer:
             start = next((start for start in range(len(header)) if prompt.startswith(header[start:])), len(header))
             if start < len(header):
                 yield closed + header[start:]
-
-
-@contextlib.contextmanager
-def _time_limit(words: str) -> Iterator[None]:
-    """Raise ConfigError after `TEMPLATE_SECONDS` of this process's time; in other threads than the main one, and where the
-    system has no such timer, there is no limit."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def _mark(index: int) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -15,7 +14,6 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, row_to_messages
-from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import (
     DataOptions,
     ReadingOptions,
@@ -39,7 +37,7 @@ from stepjepa.data.tokens import (
     token_span,
     turn_marks,
 )
-from stepjepa.data.types import Example, PairsFound, Span, Turn
+from stepjepa.data.types import Example, ExampleStore, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError, no_rows
 from stepjepa.utils.parallel import Engine, mapped
 
@@ -55,10 +53,7 @@ class TokenChat(NamedTuple):
     """A chat as an objective gets it.
 
     Attributes:
-        ids: its tokens, (T,) int32 before any cut.
-        trunk: those that are kept.
-        turns: its assistant turns, in tokens.
-        messages: as ``{"role", "content"}``.
+        ids: its tokens, (T,) int32 before any cut; `trunk`: those that are kept.
         tokenizer, renderer: to write and tokenise other texts.
         target: the text of the target view of the last answer, which alone is in `turns` then; None for views of the chat.
         labels: what the LM loss is computed on, as spans of `trunk`.
@@ -154,11 +149,11 @@ class ReadChat(NamedTuple):
         return [span for span in self.rendered.spans if span.role == "assistant"]
 
     @property
-    def digest(self) -> bytes:
-        """Of the messages, and of the steps and the target's text where they matter."""
+    def content(self) -> bytes:
+        """The messages, and the steps and the target's text where they matter."""
         parts: Any = self.messages if self.steps is None else [self.messages, self.steps.spans]
         parts = [parts, self.target] if isinstance(self.target, str) else parts
-        return hashlib.sha256(json.dumps(parts).encode()).digest()
+        return json.dumps(parts).encode()
 
 
 def chat_of(row: object, options: EncodeOptions) -> list[dict[str, str]]:
@@ -171,11 +166,7 @@ def chat_of(row: object, options: EncodeOptions) -> list[dict[str, str]]:
 
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
-    """A row rendered, with its steps where the objective needs them.
-
-    Raises:
-        RowError: the row holds no chat, or not the steps that it must hold, or the template refuses it.
-    """
+    """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
     messages = chat_of(row, options)
     read, objective = ReadChat(messages, renderer.render(messages), None), options.objective
     if objective is not None and objective.target_column:
@@ -193,7 +184,7 @@ class Encoded(NamedTuple):
         counts: examples of each row: 0 for one that is refused, several for a long text.
         store: the examples, in the rows' order.
         report: on these rows alone.
-        digest: those of what each row holds, one after the other.
+        digest: those of what each row holds, one after the other; empty unless the encoder makes them.
     """
 
     counts: list[int]
@@ -209,6 +200,7 @@ class RowEncoder:
     Attributes:
         renderer: None where the tokenizer has no chat template, which plain text does not need.
         streams: whether the data set is one of plain text, not of chats.
+        digests: whether digests of what the rows hold are made.
 
     Raises:
         ConfigError: a tokenizer that cannot be used.
@@ -219,6 +211,7 @@ class RowEncoder:
     renderer: ChatRenderer | None
     options: EncodeOptions
     streams: bool
+    digests: bool = False
 
     def __post_init__(self) -> None:
         check_tokenizer(self.tokenizer)
@@ -245,33 +238,19 @@ class RowEncoder:
         return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
     def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
-        """The examples of a chunk.
-
-        Raises:
-            DataError: with ``strict`` the first row that cannot be used.
-            ConfigError: chats without a template.
-        """
-        collecting = gc.isenabled()
-        gc.disable()  # it would look through a chunk's many small tuples again and again and find nothing
-        try:
-            return self._encode(rows)
-        finally:
-            if collecting:
-                gc.enable()
-
-    def _encode(self, rows: Sequence[PlacedRow]) -> Encoded:
+        """The examples of a chunk; DataError with ``strict_data`` for the first row that cannot be used."""
         report = DataReport(self.name, steps=self.new_counts())
         digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
         for index, (place, row) in enumerate(rows):
             try:
                 if self.streams and is_stream(row):
-                    ids = stream_ids(row, self.tokenizer)
-                    work.append((index, place, ids))
-                    digests.append(hashlib.sha256(ids.tobytes()).digest())
+                    item: np.ndarray | ReadChat = stream_ids(row, self.tokenizer)
                 else:
-                    chat = read_chat(row, self.chats, self.options)
-                    work.append((index, place, chat))
-                    digests.append(chat.digest)
+                    item = read_chat(row, self.chats, self.options)
+                work.append((index, place, item))
+                if self.digests:
+                    content = item.content if isinstance(item, ReadChat) else item.tobytes()
+                    digests.append(hashlib.sha256(content).digest())
             except RowError as error:
                 self._refuse(error, place, report)
         # All texts of a chunk are tokenised in one call.
@@ -349,10 +328,8 @@ class RowEncoder:
             )
         if max(turn.label_stop for turn in turns) > limit:
             if self.options.strict_data:
-                raise DataError(
-                    f"{place}: the chat has {len(ids)} tokens and {_NAME.max_length} is {limit}, so the answer would be "
-                    f"cut; raise --{_NAME.max_length} or drop --{_NAME.strict_data}"
-                )
+                what = f"the chat has {len(ids)} tokens, and the answer would be cut; raise --{_NAME.max_length}"
+                raise RowError("answer_truncated", what)
             report.answers_truncated += 1
         trunk, found = ids[:limit], PairsFound()
         if isinstance(chat.target, RowError):
@@ -443,18 +420,14 @@ def encode_dataset(
 
     Args:
         source: what `RowSource` takes.
-        renderer: see `RowEncoder`.
         processes, engine: that encode, and where they are; the examples are the same for any.
-
-    Returns:
-        The examples and the report on them.
 
     Raises:
         DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
         ConfigError: a slow tokenizer, or chats without a template.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
-    encoder = make_encoder(rows, tokenizer, renderer, options)
+    encoder = replace(make_encoder(rows, tokenizer, renderer, options), digests=True)
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])

@@ -26,14 +26,8 @@ _NAME = Names(ReadingOptions)
 
 
 class Cursor(NamedTuple):
-    """How far one group of data sets was read.
-
-    Attributes:
-        passes: how often all of the group was read.
-        member: the data set of the group that is being read.
-        start: the number of the first row not yet read.
-        taken: rows read in all.
-    """
+    """How far one group of data sets was read: `passes` times, now its data set `member` up to row `start`; `taken` rows in
+    all."""
 
     passes: int = 0
     member: int = 0
@@ -42,13 +36,8 @@ class Cursor(NamedTuple):
 
 
 class StreamStart(NamedTuple):
-    """Where a window of examples begins.
-
-    Attributes:
-        window: its number.
-        cursors: where the reading of its first chunk begins, for every group.
-        dropped: examples of that chunk that belong to the window before.
-    """
+    """Where window number `window` begins: the cursors of every group before its first chunk, of which `dropped` examples
+    belong to the window before."""
 
     window: int
     cursors: tuple[Cursor, ...]
@@ -62,14 +51,8 @@ class StreamStart(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """One example of a stream, and what identifies it.
-
-    Attributes:
-        example: itself.
-        source: its data set's number.
-        passes: how often that was read before.
-        row: its row's number times 2^16, plus its own among those of the row.
-    """
+    """One example of a stream: its data set's number, how often that was read before, and its row's number times 2^16 plus
+    its own among those of the row."""
 
     example: Example
     source: int
@@ -92,7 +75,6 @@ class RowStream:
     """The rows of several data sets without end.
 
     Attributes:
-        sources: the data sets.
         weights: rows are taken in this proportion; None reads one data set after the other.
         shard, shards: only those rows whose number leaves the remainder `shard` are read.
     """
@@ -166,12 +148,7 @@ def _encode(
 
 
 class ExampleStream:
-    """Windows of examples.
-
-    Args:
-        rows: where they come from.
-        encoders: one for every data set.
-        processes, engine: that encode ahead of what is taken, and where they are; see `mapped`.
+    """Windows of examples, encoded ahead of what is taken (see `mapped`) by an encoder for every data set.
 
     Attributes:
         reports: on what was read so far, for every data set; what is read again counts again.

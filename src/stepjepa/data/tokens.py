@@ -39,11 +39,7 @@ _SPELT: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()  # tokens
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make sure that the tokenizer says where its tokens are in a text.
-
-    Raises:
-        ConfigError: it does not: a slow one.
-    """
+    """Make sure that the tokenizer says where its tokens are in a text; raises ConfigError for a slow one."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
             f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is a slow one and gives no "
@@ -56,9 +52,6 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     """Token ids and last-character positions of each text.
 
     No special tokens are added: the chat template has written them, so there is never a second BOS.
-
-    Args:
-        tokenizer: one that `check_tokenizer` lets pass.
 
     Returns:
         For each text: ids (T,) int32, and the index of each token's last character (T,) int64, never decreasing.
@@ -176,11 +169,8 @@ def token_span(last_character: Sequence[int] | np.ndarray, start: int, end: int)
 
 
 def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
-    """The token that a chat template writes after a last answer, None where that is no special one.
-
-    Raises:
-        RowError: the template refuses a chat of two messages.
-    """
+    """The token that a chat template writes after a last answer, None where that is no special one; RowError where the
+    template refuses a chat of two messages."""
     chat = renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
     tail = tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
     marks = turn_marks(tokenizer)
@@ -204,11 +194,9 @@ def kept_predictors(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 class Prompter:
-    """Turns chats into prompts of token ids.
+    """Turns chats into prompts of token ids, with a copy of the tokenizer where a chat template is given.
 
     Attributes:
-        tokenizer: the model's, a copy of it with the chat template where one is given.
-        renderer: writes its chats.
         end_of_turn: the token that its template writes after an answer, None where that is no special one.
 
     Raises:
@@ -229,11 +217,7 @@ class Prompter:
             self.end_of_turn = template_turn_end(tokenizer, self.renderer)
 
     def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The prompt of a chat that the assistant is to answer; the template writes all special tokens.
-
-        Raises:
-            ConfigError: the template refuses the chat.
-        """
+        """The prompt of a chat that the assistant is to answer; ConfigError where the template refuses it."""
         try:
             text = self.renderer.prompt(messages)
         except RowError as error:
@@ -264,11 +248,9 @@ def label_spans(
       token out, which is the end of turn. Kept for comparison: such a model is not taught to stop.
 
     Args:
-        mode: ``assistant``, ``all`` or ``reference``.
-        ids: (T,) the trunk.
+        ids: (T,) the trunk, of which `limit` tokens are kept.
         answers: each with the end of its turn.
         ends: ids of end-of-turn and padding tokens (``reference``).
-        limit: tokens of the trunk that are kept.
     """
     length = min(len(ids), limit)
     if mode == "assistant":
@@ -294,11 +276,8 @@ def stream_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> np
 
 
 def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | np.ndarray:
-    """What a row of plain text or token ids holds: the text, or the ids (T,) int32.
-
-    Raises:
-        RowError: no text, or ids that a tokenizer of so many tokens does not have.
-    """
+    """What a row of plain text or token ids holds: the text, or the ids (T,) int32; RowError where it holds no text, or ids
+    that a tokenizer of so many tokens does not have."""
     if row.get("input_ids") is not None:
         return _checked_ids(row["input_ids"], vocabulary)
     text = row["text"]
@@ -313,11 +292,10 @@ def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | np.
 
 
 def _checked_ids(values: Any, vocabulary: int) -> np.ndarray:
-    if not isinstance(values, (Sequence, np.ndarray)) or isinstance(values, (str, bytes)) or not len(values):
-        raise RowError("content_not_text", "'input_ids' is no list of token ids")
-    if any(type(value) is bool or not isinstance(value, (int, np.integer)) for value in values):
-        raise RowError("content_not_text", "'input_ids' holds something that is no whole number")
-    if min(values) < 0 or max(values) >= vocabulary:
-        wrong = min(values) if min(values) < 0 else max(values)
+    listed = isinstance(values, (list, tuple, np.ndarray)) and len(values)
+    if not listed or any(type(value) is bool or not isinstance(value, (int, np.integer)) for value in values):
+        raise RowError("content_not_text", "'input_ids' is no list of token ids, which are whole numbers")
+    wrong = min(values) if min(values) < 0 else max(values)
+    if not 0 <= wrong < vocabulary:
         raise RowError("unknown_token", f"'input_ids' holds {wrong}; the tokenizer has ids 0 to {vocabulary - 1}")
     return np.asarray(values, dtype=np.int32)

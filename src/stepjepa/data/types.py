@@ -11,7 +11,8 @@ Shapes: T tokens of a trunk, S of a segment, R rows, P pairs, M terms, N labelle
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,23 +63,16 @@ class Segment(NamedTuple):
         return len(self.ids) + self.slots
 
     def tokens(self, predictor_ids: Sequence[int]) -> np.ndarray:
-        """All its tokens, (S,) int32.
-
-        Args:
-            predictor_ids: of all groups, one group after the other, `slots` of each.
+        """All its tokens, (S,) int32; `predictor_ids` are those of all groups, one after the other, `slots` of each.
 
         Raises:
             ValueError: there are fewer.
         """
-        if not self.slots:
-            return self.ids
         first = self.group * self.slots
         own = np.asarray(predictor_ids[first : first + self.slots], np.int32)
         if len(own) < self.slots:
-            raise ValueError(
-                f"group {self.group} has {self.slots} predictor tokens, and {len(predictor_ids)} ids are given"
-            )
-        return np.concatenate([self.ids[: self.slot], own, self.ids[self.slot :]])
+            raise ValueError(f"{len(predictor_ids)} predictor ids are too few for {self.slots} of group {self.group}")
+        return np.insert(self.ids, self.slot, own)
 
 
 class Term(NamedTuple):
@@ -109,8 +103,7 @@ class Read(NamedTuple):
     @classmethod
     def mean(cls, segment: int, view: Span) -> Read:
         """The mean of the states of a segment's tokens [start, stop)."""
-        tokens = view.stop - view.start
-        return cls((Term(segment, view.start, 1 / tokens, tokens),))
+        return cls((Term(segment, view.start, 1 / (view.stop - view.start), view.stop - view.start),))
 
     @property
     def is_state(self) -> bool:
@@ -187,18 +180,17 @@ class Example(NamedTuple):
     def reach(self, pair: Pair, positions: bool) -> int:
         """Positions that the views of a pair take, counted from 0; of what stands on the trunk without `positions` the
         tokens that it takes there, whatever stands before it in the forest."""
-        reach = 0
+        ends = []
         for term in (*pair.source.terms, *pair.target.terms):
-            if term.segment == TRUNK:
-                reach = max(reach, term.token + term.tokens)
-                continue
-            segment = self.segments[term.segment - 1]
-            if positions:
-                end = segment.position + segment.length
+            segment = None if term.segment == TRUNK else self.segments[term.segment - 1]
+            if segment is None:
+                ends.append(term.token + term.tokens)
+            elif positions:
+                ends.append(segment.position + segment.length)
             else:
-                end = (segment.origin or 0) + segment.length if segment.attach == ISOLATED else segment.attach + 1
-            reach = max(reach, end)
-        return reach
+                isolated = segment.attach == ISOLATED
+                ends.append((segment.origin or 0) + segment.length if isolated else segment.attach + 1)
+        return max(ends)
 
     def segment(self, read: Read) -> Segment | None:
         """The segment of a read's first state; None for the trunk."""
@@ -212,6 +204,74 @@ class Example(NamedTuple):
         if segment is None or segment.attach != ISOLATED:
             return Span(0, self.sees(read) + 1)
         return None if segment.origin is None else Span(segment.origin, segment.origin + len(segment.ids))
+
+
+class ExampleStore(Sequence[Example]):
+    """Examples one after the other in a few flat arrays, which processes share and files hold without copies of objects.
+
+    Attributes:
+        arrays: ``ids`` of all trunks, ``segment_ids`` of all segments; ``structure``, uint8: the rest of each example as
+            JSON; ``edges`` (E + 1, 3) int64: where each example begins in these. They may be memory-mapped.
+        lengths: (E,) int64, tokens of each trunk.
+    """
+
+    TABLES = {"ids": np.int32, "segment_ids": np.int32, "structure": np.uint8}
+    ARRAYS = (*TABLES, "edges")
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self.arrays = dict(arrays)
+        self.lengths = np.diff(arrays["edges"][:, 0])
+
+    @classmethod
+    def of(cls, examples: Iterable[Example]) -> ExampleStore:
+        """A store of these examples."""
+        tables, edges = [bytearray() for _ in cls.TABLES], [[0] * len(cls.TABLES)]
+        for example in examples:
+            for ids in (segment.ids for segment in example.segments):
+                tables[1] += ids.astype(np.int32).tobytes()
+            places = [(len(segment.ids), *segment[1:]) for segment in example.segments]
+            tables[0] += np.asarray(example.trunk, np.int32).tobytes()
+            tables[2] += _written([example.labels, places, example.pairs, example.view_spans]).encode()
+            edges.append([*map(len, tables)])
+        kinds = zip(cls.TABLES.items(), tables, strict=True)
+        arrays = {name: np.frombuffer(table, dtype) for (name, dtype), table in kinds}
+        sizes = [np.dtype(dtype).itemsize for dtype in cls.TABLES.values()]
+        return cls({**arrays, "edges": np.array(edges, np.int64) // sizes})
+
+    @classmethod
+    def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
+        """One store of the examples of several, in their order."""
+        arrays = {name: np.concatenate([store.arrays[name] for store in stores]) for name in cls.TABLES}
+        sizes = [np.diff(store.arrays["edges"], axis=0) for store in stores]
+        start = np.zeros((1, len(cls.TABLES)), np.int64)
+        return cls({**arrays, "edges": np.concatenate([start, *sizes]).cumsum(axis=0)})
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
+        index = range(len(self))[index]
+        ids, tokens, structure, edges = (self.arrays[name] for name in self.ARRAYS)
+        (start, first, begin), (stop, _, end) = edges[index : index + 2].tolist()
+        labels, places, pairs, views = json.loads(structure[begin:end].tobytes())
+        segments = []
+        for length, *place in places:
+            segments.append(Segment(tokens[first : first + length], *place))
+            first += length
+
+        def read(terms: list[list[Any]], layer: int | None) -> Read:
+            return Read(tuple(Term(*term) for term in terms), layer)
+
+        return Example(
+            ids[start:stop],
+            tuple(Span(*span) for span in labels),
+            tuple(segments),
+            tuple(Pair(read(*source), read(*target), *more) for source, target, *more in pairs),
+            tuple((Span(*source), Span(*target)) for source, target in views),
+        )
+
+
+_written = json.JSONEncoder(separators=(",", ":"), default=np.generic.item).encode
 
 
 class PairsFound(NamedTuple):

@@ -1,15 +1,13 @@
 r"""The steps of a row: those that it holds itself, else those that a splitter finds in its answers.
 
-`steps_of` is the one place that answers what the steps of a row are; `rules_for` decides for a data set how it answers.
-
+`steps_of` is the one place that answers what the steps of a row are; `rules_for` decides for a data set how it does.
 A splitter's `spans` cover a text in order and without overlap, the separator belongs to the step that it ends, and a text
 without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Steps are found in the
 answer's text, never in token ids, because tokenizers merge ``.\n\n`` into one token.
 
 A row may hold its steps in a column (as `stepjepa prepare` writes it): a list of texts that are in its last answer one after
 the other. What precedes the first one belongs to it, what follows a step to that step, so that spans cover the answer.
-`TOTAL_COLUMN` may say how many steps that answer has; it decides nothing about the row, and a number that is not the one
-found is counted.
+`TOTAL_COLUMN` may say how many steps that answer has; a number that is not the one found is counted.
 """
 
 from __future__ import annotations
@@ -48,11 +46,7 @@ _MARKED = {"numbered": numbered, "connectives": connected, "headings": headed}  
 
 @dataclass(frozen=True)
 class StepSplitter:
-    r"""Cuts a text into steps.
-
-    Attributes:
-        name: one of `STYLES`.
-        separator: where `reads_separator`; of ``regex`` the pattern.
+    """Cuts a text into steps in one of the `STYLES`; `separator` is the pattern of ``regex``.
 
     Raises:
         ConfigError: unknown name, an empty separator, or no pattern or a broken one.
@@ -75,11 +69,8 @@ class StepSplitter:
         return self.name in ("separator", "auto", "regex")
 
     def spans(self, text: str) -> list[CharSpan]:
-        """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text.
-
-        Raises:
-            ConfigError: the pattern of ``regex`` takes too long for this text.
-        """
+        """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text. ConfigError where
+        the pattern of ``regex`` takes too long for it."""
         source = Text(text)
         match self.name:
             case "separator":
@@ -162,11 +153,8 @@ def matched(text: Text, pattern: str) -> list[CharSpan]:
 
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> Any:
-    """The pattern, compiled by `regex`: unlike that of `re`, its search can have a time limit.
-
-    Raises:
-        ConfigError: the pattern is missing or broken, or matches an empty text.
-    """
+    """The pattern, compiled by `regex`: unlike that of `re`, its search can have a time limit. ConfigError without a usable
+    one."""
     if not pattern:
         raise ConfigError(f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'")
     import regex
@@ -185,9 +173,8 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
     """The splitter that a data set is read with: the one of `SPLITTERS` that serves most answers, ``separator`` if no other
     serves more; ``auto``, which decides for every answer by itself, where none serves two thirds of those with steps.
 
-    A splitter serves an answer of a known number of steps (given with it) if it finds that number, and ``separator`` is
-    taken at once if no other finds it more often. Of the other answers it serves those of its style (`style_and_spans`);
-    ``separator`` also those with marks or headings whose paragraphs would be steps without them.
+    A splitter serves an answer of a known number of steps if it finds that number, and other ones of its style
+    (`style_and_spans`); ``separator`` also those with marks or headings whose paragraphs would be steps without them.
     """
     auto = make_splitter("auto", separator)
     splitters = {name: make_splitter(name, separator) for name in SPLITTERS}
@@ -230,10 +217,8 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
     text, paragraphs = source.text, separated(source, separator)
     if separator.strip() and len(paragraphs) > 1:
         return "separator", paragraphs
-    titled = f"\n{text}".count("\n#") > 1 or text.count("**") > 3 or text.count("__") > 3
-    likely = {"numbered": True, "connectives": len(paragraphs) > 1, "headings": titled}
     for style, find in _MARKED.items():
-        if likely[style] and len((found := find(source)).spans) > 1 and found.clear:
+        if len((found := find(source)).spans) > 1 and found.clear:
             return style, found.spans
     body = _body(text, paragraphs)
     # No blank line before the hashes: the data set writes steps on lines.
@@ -316,10 +301,7 @@ class RowSteps(NamedTuple):
 
 
 def steps_of(row: object, answers: Sequence[str], rules: StepRules) -> RowSteps:
-    """The steps of a row.
-
-    Args:
-        answers: its assistant messages in order, as they are read: of the row, or as a chat template writes them.
+    """The steps of a row, whose assistant messages are given in order: of the row, or as a chat template writes them.
 
     Raises:
         RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
@@ -366,8 +348,7 @@ def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     """Spans of steps that are known already, such as those of a column, found one after the other in `text`.
 
-    White space at a step's ends does not count, and runs of it inside may differ. What precedes the first step belongs to
-    it, what is between two to the one before. Such steps may cut thinking blocks, code and maths.
+    White space at a step's ends does not count, and runs of it inside may differ. Such steps may cut blocks.
 
     Raises:
         RowError: a step is not in `text` after the one before.
@@ -417,14 +398,8 @@ def rules_for(
     Args:
         source: a `RowSource`; read with ``auto`` alone.
         name: one of `STYLES`, or `LISTED`.
-        separator: see `make_splitter`.
         column: the column that may hold a row's steps, for ``auto`` and `LISTED`.
-        columns: the two columns that make a chat, None for the known names.
         splitter: the one that was chosen for another data set of the run.
-
-    Raises:
-        ConfigError: an unknown splitter, or one that cannot be used.
-        DataError: the source cannot be read.
     """
     if name == LISTED:
         return StepRules(make_splitter("separator"), column, True)

@@ -4,7 +4,7 @@ words that the splitters know."""
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -12,19 +12,22 @@ from typing import NamedTuple
 
 CharSpan = tuple[int, int]
 
-# Whatever opens or closes a block. A fence opens at the start of a line, or after the sign of a quote or a list item.
-_TOKEN = re.compile(
-    r"(?P<think><think(?:ing)?>|\[THINK\])"
-    r"|(?P<thought></think(?:ing)?>|\[/THINK\])"
-    r"|^[ \t>]*(?P<item>(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<fence>`{3,}|~{3,})(?=(?P<info>[^\n]*))"
-    r"|(?P<dollars>\$\$)"
-    r"|(?P<open>\\\[)|(?P<close>\\\])"
-    r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
+# A fence opens at the start of a line, or after the sign of a quote or a list item; thinking and code may not close.
+_BLOCK = re.compile(
+    r"(?P<think>(?:<think(?:ing)?>|\[THINK\]).*?(?:</think(?:ing)?>|\[/THINK\]|\Z))"
+    r"|^[ \t>]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<fence>(?:(?P<ticks>`{3,})(?=[^`\n]*$)|(?P<waves>~{3,}))"
+    r".*?(?:\n[ \t>]*(?(ticks)(?P=ticks)|(?P=waves))[`~]*[ \t]*$|\Z))"
+    r"|(?P<maths>\$\$.*?\$\$|\\\[(?:(?!\\\[).)*?\\\]"
+    r"|\\begin\{(?P<name>[A-Za-z]+\*?)\}(?:(?!\\begin\{(?P=name)).)*?\\end\{(?P=name)\})",
+    re.MULTILINE | re.DOTALL,
+)
+_THOUGHT = re.compile(r"(?P<open><think(?:ing)?>|\[THINK\])|</think(?:ing)?>|\[/THINK\]")
+_SIGNS = ("think", "THINK]", "```", "~~~", "$$", "\\[", "\\begin{")  # a text without any of them has no block
+# A line with a bar, the rule below it, and the lines with bars that follow.
+_BARS = re.compile(
+    r"^[^\n|]*\|[^\n]*\n[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$(?:\n[^\n|]*\|[^\n]*)*",
     re.MULTILINE,
 )
-_SIGNS = ("think", "THINK]", "```", "~~~", "$$", "\\[", "\\begin{")  # a text without any of them has no block
-_CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
-_TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
 
 _PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # its start: blank lines, or a heading
 _OPENING = re.compile(
@@ -53,14 +56,12 @@ class Paragraph(NamedTuple):
         width: columns of white space before it.
         kind: ``heading``, ``rule``, ``block`` (maths, code, a table, a quote, an item of a list), ``more`` (a small letter
             first: the paragraph before goes on) or ``prose``.
-        level: of the heading, else 0.
     """
 
     start: int
     end: int
     width: int
     kind: str
-    level: int
 
 
 class Text:
@@ -100,7 +101,9 @@ class Text:
     def blocks(self) -> list[CharSpan]:
         """All stretches that are never cut, in order of their starts."""
         blocks = [(start, end) for _, start, end in self._named_blocks]
-        return sorted([*blocks, *_tables(self.lines)]) if "|" in self.text and "-" in self.text else blocks
+        return (
+            sorted([*blocks, *(match.span() for match in _BARS.finditer(self.lines))]) if "|" in self.text else blocks
+        )
 
     @cached_property
     def _reach(self) -> tuple[list[int], list[int]]:
@@ -119,7 +122,7 @@ class Text:
             kind = match.lastgroup or "lead"
             if kind == "lead":
                 kind = "more" if flat[match.end() : match.end() + 1].islower() else "prose"
-            found.append(Paragraph(start, end, len(match["lead"].expandtabs(4)), kind, len(match["heading"] or "")))
+            found.append(Paragraph(start, end, len(match["lead"].expandtabs(4)), kind))
         return found
 
     def __contains__(self, position: int) -> bool:
@@ -151,58 +154,13 @@ class Text:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
-    """Kind, start and end of the blocks, in order; what is inside a block opens no other."""
-    tokens = list(_TOKEN.finditer(text))
-    kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
-    numbers: dict[tuple[str, str | None], list[int]] = {}  # of tokens by kind, of an environment's end by its name too
-    for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
-        numbers.setdefault((kind, token["end"]), []).append(at)
-    at = 0
-    if "thought" in kinds and "think" not in kinds[: kinds.index("thought")]:
-        at = kinds.index("thought") + 1  # the prompt, or nobody, opened the block
-        yield "think", 0, tokens[at - 1].end()
-    while at < len(tokens):
-        kind, token = kinds[at], tokens[at]
-        start, close = token.start(), None
-        if kind == "fence":
-            start = token.start("fence")
-            if "~" in token["fence"] or "`" not in token["info"]:
-                close = next((n for n in range(at + 1, len(tokens)) if _closes(tokens[n], token)), len(tokens))
-        elif kind in _CLOSED_BY:
-            closing = numbers.get((_CLOSED_BY[kind], token["begin"]), [])
-            first = bisect_right(closing, at)
-            close = closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
-        if close is not None:
-            end = len(text)
-            if close < len(tokens):
-                end = tokens[close].end() + (len(tokens[close]["info"]) if kind == "fence" else 0)
-            yield kind, start, end
-            at = close
-        at += 1
-
-
-def _closes(token: re.Match[str], fence: re.Match[str]) -> bool:
-    """Whether a token closes an opened fence: at least as long, and nothing else on its line."""
-    same = token["fence"] is not None and token["item"] is None and token["fence"].startswith(fence["fence"])
-    return same and not token["info"].rstrip(" \t").strip("`~")
-
-
-def _tables(text: str) -> Iterator[CharSpan]:
-    """Markdown tables: a line with a bar, the rule below it, and the lines with bars that follow."""
-    reached = 0
-    for rule in _TABLE_RULE.finditer(text):
-        start = text.rfind("\n", 0, max(rule.start() - 1, 0)) + 1
-        end = rule.end()
-        if rule.start() <= reached or "|" not in text[start : rule.start()]:
-            continue
-        while end < len(text):
-            stop = text.find("\n", end + 1)
-            stop = stop if stop >= 0 else len(text)
-            if "|" not in text[end + 1 : stop]:
-                break
-            end = stop
-        reached = end
-        yield start, end
+    """``think`` or "", start and end of the blocks, in order; what is inside a block opens no other."""
+    start, thought = 0, _THOUGHT.search(text)
+    if thought and not thought["open"]:  # the prompt, or nobody, opened the block
+        start = thought.end()
+        yield "think", 0, start
+    for match in _BLOCK.finditer(text, start):
+        yield "think" if match["think"] else "", *match.span("fence" if match["fence"] else 0)
 
 
 # Words
@@ -246,18 +204,13 @@ answer: final answer, answer, conclusion, summary, result, antwort, endergebnis,
     ответ, вывод, відповідь, odpowiedź, cevap, sonuç, antwoord, svar, jawaban, đáp số, đáp án, kết luận,
     最终答案, 答案, 结论, 答, 最終的な答え, 答え, 結論, 정답, 답, 결론, الجواب, الإجابة, उत्तर
 ending: in conclusion, to conclude, in summary, to summarize, to summarise, putting it all together
-so: therefore, thus, hence, so, consequently, accordingly, as a result, altogether, overall, in total, finally,
-    daher, somit, folglich, insgesamt, donc, ainsi, par conséquent, por tanto, por lo tanto, así, portanto, logo, assim,
-    quindi, dunque, pertanto, следовательно, поэтому, таким образом, итак, значит, отже, zatem, więc,
-    dolayısıyla, bu nedenle, dus, alltså, vậy, jadi, لذلك, إذن, अतः, इसलिए
-unspaced so: ∴, 因此, 所以, 综上, 故, よって, したがって, ゆえに, 따라서, 그러므로
 abbreviation: dr, mr, mrs, ms, prof, st, sr, jr, vs, e.g, i.e, eg, ie, cf, ca, approx, resp, al, incl, excl, z.b, u.a, d.h,
     bzw, vgl, evtl, inkl, p.ex, ex, mme, mlle, sra, dña, ud, uds, т.е
 before numbers: no, nos, nr, fig, figs, eq, eqs, sec, ch, vol, p, pp, pt, art, abb, tab, ref, refs, рис, стр, núm
 """
 # step: as in "Step 3:", "3. Schritt:", "第三步"; ordinal: "First step:"; number: "Step one:". Paragraphs that open with
 # `first`, `next` or `last` are the steps of ``connectives``; `unspaced` are those of scripts without spaces between words,
-# where no comma has to follow (a star is one). `answer` labels an answer; `ending` and `so` open a conclusion. A full stop
+# where no comma has to follow (a star is one). `answer` labels an answer; `ending` opens a conclusion. A full stop
 # after an `abbreviation` ends no sentence; after the last row, none where a number follows.
 WORDS = {
     use: list(dict.fromkeys(" ".join(word.split()) for word in words.split(",")))
@@ -268,15 +221,6 @@ WORDS = {
 def either(use: str) -> str:
     """A pattern for any of the words of a row; longer ones first."""
     return "|".join(re.escape(word) for word in sorted(WORDS[use], key=len, reverse=True))
-
-
-def first_letters(words: Iterable[str]) -> str:
-    """A pattern for the first two letters of words that start with an ASCII letter; others are let through."""
-    pairs: dict[str, str] = {}
-    for word in words:
-        if word[0].isascii():
-            pairs[word[0]] = pairs.get(word[0], "") + word[1:2].lower() + word[1:2].upper()
-    return "|".join(f"[{first}{first.upper()}][{re.escape(second)}]" for first, second in pairs.items())
 
 
 # Sentences

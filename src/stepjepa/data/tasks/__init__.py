@@ -24,11 +24,11 @@ Row = dict[str, Any]
 
 TASKS = {  # name -> module:class in this package
     "arithmetic": "arithmetic:Arithmetic",
-    "path_star": "graphs:PathStar",
-    "shortest_path": "graphs:ShortestPath",
-    "a5": "permutations:A5",
-    "s5": "permutations:S5",
-    "countdown": "countdown:Countdown",
+    "path_star": "puzzles:PathStar",
+    "shortest_path": "puzzles:ShortestPath",
+    "a5": "puzzles:A5",
+    "s5": "puzzles:S5",
+    "countdown": "puzzles:Countdown",
 }
 
 
@@ -85,11 +85,7 @@ class Task(ABC):
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task.
-
-    Raises:
-        ConfigError: there is no such task.
-    """
+    """The class of a task; ConfigError for an unknown name."""
     if name not in TASKS:
         raise ConfigError(f"unknown task {name!r}; did you mean {nearest(name, TASKS)!r}? Known: {', '.join(TASKS)}")
     module, _, found = TASKS[name].partition(":")
@@ -97,11 +93,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """A task with these options.
-
-    Raises:
-        ConfigError: no such task or option, or a value that cannot be used.
-    """
+    """A task with these options; ConfigError for an unknown name or option, or a value that cannot be used."""
     kind = task_class(name)
     for key in options:
         if key not in (known := options_of(kind)):
@@ -136,11 +128,7 @@ def generate_split(
 
     Args:
         seed: of the train rows, which are ``generate_rows(n_train, seed, task)``; that of the test is ``seed + HELD_OUT``.
-        task: arithmetic with its defaults when None.
-        test_task: of the test rows, as for words longer than those of training; `task` when None.
-
-    Raises:
-        ConfigError: the task has too few instances.
+        task: arithmetic with its defaults when None; `test_task`: of the test rows, the same when None.
     """
     task = task or make_task("arithmetic")
     train = generate_rows(n_train, seed, task)
@@ -148,11 +136,8 @@ def generate_split(
 
 
 def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[Row]:
-    """The first `n` rows of a seed whose instances are not in `seen`, which takes them up.
-
-    Raises:
-        ConfigError: the task has too few instances.
-    """
+    """The first `n` rows of a seed whose instances are not in `seen`, which takes them up; ConfigError where the task has
+    too few."""
     rows = list[Row]()
     for drawn in range(21 * n + len(seen) + TRIES):
         if len(rows) == n:
