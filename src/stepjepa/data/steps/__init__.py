@@ -217,8 +217,10 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
     text, paragraphs = source.text, separated(source, separator)
     if separator.strip() and len(paragraphs) > 1:
         return "separator", paragraphs
+    titled = f"\n{text}".count("\n#") > 1 or text.count("**") > 3 or text.count("__") > 3
+    likely = {"numbered": True, "connectives": len(paragraphs) > 1, "headings": titled}
     for style, find in _MARKED.items():
-        if len((found := find(source)).spans) > 1 and found.clear:
+        if likely[style] and len((found := find(source)).spans) > 1 and found.clear:
             return style, found.spans
     body = _body(text, paragraphs)
     # No blank line before the hashes: the data set writes steps on lines.
