@@ -135,7 +135,8 @@ def form_of(row: Mapping[str, object]) -> Form:
         asked, answered = row.get(form.question) is not None, row.get(form.answer) is not None
         return asked and answered, form.question in row and form.answer in row, asked
 
-    return max(FORMS, key=fit)
+    filled = (form for form in FORMS if row.get(form.question) is not None and row.get(form.answer) is not None)
+    return next(filled, None) or max(FORMS, key=fit)
 
 
 def asked_in(row: Mapping[str, object], question: str, context: str) -> object:

@@ -37,6 +37,7 @@ _EMOJI = "[\u2190-\u23ff\u2500-\u2775\u2780-\u2bff\ufe0f\u200d\U0001f000-\U0001f
 _MARKER = re.compile(
     rf"""
     \n(?P<lead>[ \t>]*)(?=[^\s>])
+    (?![A-Za-z]{{2,}}[ ][a-z]{{2,}}[ ][^:(\u2013\u2014-])  # two words: prose, most often
     (?:[-*+\u2022\u2013\u2014][ \t]+)?
     (?P<heading>\#{{1,6}}[ \t]*)?
     (?:{_EMOJI}{{1,6}}[ \t]*)?
@@ -358,12 +359,24 @@ class _Lists:
 
     def _ending(self, items: list[Marker], end: int) -> list[Paragraph]:
         """The paragraphs after the last item that do not belong to it."""
-        usual = max((len(self.counted(left, right.start)) for left, right in pairwise(items)), default=0)
-        parts = self.counted(items[-1], end)
+        parts = self._after_title(items[-1], end)
+        if not parts:
+            return []
+        counts = [len(self._after_title(left, right.start)) for left, right in pairwise(items)]
+        usual = max(counts, default=0)
         for number, part in enumerate(parts):
             if number >= usual or part.kind == "heading" or _LABEL.match(self.flat, part.start):
                 return parts[number:]
         return []
+
+    def _after_title(self, marker: Marker, end: int) -> list[Paragraph]:
+        """`counted` without the paragraph that a title, or words with a colon, introduce right before it."""
+        parts = self.counted(marker, end)
+        if parts and parts[0].kind == "prose" and parts[:1] == self._within(marker.start + 1, end)[:1]:
+            title = self.flat[marker.start : parts[0].start].strip()
+            if _introduces(title) or (marker.level and "\n" not in title):
+                return parts[1:]
+        return parts
 
     def _between(self, last: Marker, opened: int, ending: list[Paragraph]) -> list[int]:
         """Where the next list begins: with what stands before it and does not belong to the last item, or introduces it."""
