@@ -63,16 +63,23 @@ class Segment(NamedTuple):
         return len(self.ids) + self.slots
 
     def tokens(self, predictor_ids: Sequence[int]) -> np.ndarray:
-        """All its tokens, (S,) int32; `predictor_ids` are those of all groups, one after the other, `slots` of each.
+        """All its tokens, (S,) int32.
+
+        Args:
+            predictor_ids: of all groups, one group after the other, `slots` of each.
 
         Raises:
             ValueError: there are fewer.
         """
+        if not self.slots:
+            return self.ids
         first = self.group * self.slots
         own = np.asarray(predictor_ids[first : first + self.slots], np.int32)
         if len(own) < self.slots:
-            raise ValueError(f"{len(predictor_ids)} predictor ids are too few for {self.slots} of group {self.group}")
-        return np.insert(self.ids, self.slot, own)
+            raise ValueError(
+                f"group {self.group} has {self.slots} predictor tokens, and {len(predictor_ids)} ids are given"
+            )
+        return np.concatenate([self.ids[: self.slot], own, self.ids[self.slot :]])
 
 
 class Term(NamedTuple):
@@ -103,7 +110,14 @@ class Read(NamedTuple):
     @classmethod
     def mean(cls, segment: int, view: Span) -> Read:
         """The mean of the states of a segment's tokens [start, stop)."""
-        return cls((Term(segment, view.start, 1 / (view.stop - view.start), view.stop - view.start),))
+        tokens = view.stop - view.start
+        return cls((Term(segment, view.start, 1 / tokens, tokens),))
+
+    @classmethod
+    def of_record(cls, record: Sequence[Any]) -> Read:
+        """What a read, written as JSON, holds."""
+        terms, layer = record
+        return cls(tuple(Term(*term) for term in terms), layer)
 
     @property
     def is_state(self) -> bool:
@@ -180,17 +194,18 @@ class Example(NamedTuple):
     def reach(self, pair: Pair, positions: bool) -> int:
         """Positions that the views of a pair take, counted from 0; of what stands on the trunk without `positions` the
         tokens that it takes there, whatever stands before it in the forest."""
-        ends = []
+        reach = 0
         for term in (*pair.source.terms, *pair.target.terms):
-            segment = None if term.segment == TRUNK else self.segments[term.segment - 1]
-            if segment is None:
-                ends.append(term.token + term.tokens)
-            elif positions:
-                ends.append(segment.position + segment.length)
+            if term.segment == TRUNK:
+                reach = max(reach, term.token + term.tokens)
+                continue
+            segment = self.segments[term.segment - 1]
+            if positions:
+                end = segment.position + segment.length
             else:
-                isolated = segment.attach == ISOLATED
-                ends.append((segment.origin or 0) + segment.length if isolated else segment.attach + 1)
-        return max(ends)
+                end = (segment.origin or 0) + segment.length if segment.attach == ISOLATED else segment.attach + 1
+            reach = max(reach, end)
+        return reach
 
     def segment(self, read: Read) -> Segment | None:
         """The segment of a read's first state; None for the trunk."""
@@ -258,15 +273,11 @@ class ExampleStore(Sequence[Example]):
         for length, *place in places:
             segments.append(Segment(tokens[first : first + length], *place))
             first += length
-
-        def read(terms: list[list[Any]], layer: int | None) -> Read:
-            return Read(tuple(Term(*term) for term in terms), layer)
-
         return Example(
             ids[start:stop],
             tuple(Span(*span) for span in labels),
             tuple(segments),
-            tuple(Pair(read(*source), read(*target), *more) for source, target, *more in pairs),
+            tuple(Pair(Read.of_record(source), Read.of_record(target), *more) for source, target, *more in pairs),
             tuple((Span(*source), Span(*target)) for source, target in views),
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepjepa.data.steps.text import WORDS, CharSpan, Paragraph, Text, either
+from stepjepa.data.steps.text import WORDS, CharSpan, Paragraph, Text, either, first_letters
 
 _CJK = "一二三四五六七八九十"
 _ROMAN = [tens + ones for tens in ("", "x", "xx") for ones in " i ii iii iv v vi vii viii ix".split(" ")][1:] + ["xxx"]
@@ -22,6 +22,7 @@ _ROMAN_VALUES = {numeral: value for value, numeral in enumerate(_ROMAN, start=1)
 _LETTERS = {letter: value for value, letter in enumerate("abcdefghijklmnopqrstuvwxyz", start=1)}
 _VALUES = _LETTERS | _ROMAN_VALUES | {word: value for value, word in enumerate(WORDS["number"], start=1)}
 _NUMERAL = rf"\d{{1,3}}|[{_CJK}]{{1,3}}|(?<=[ \t(#])(?:[IVX]{{1,5}}|[A-Z]|(?i:{either('number')}))"
+_STEP_LETTERS = first_letters(WORDS["step"] + WORDS["ordinal"])
 _STEP = rf"(?=[^\W\d_])(?i:{either('step')})"
 # After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
 _SIGN_AFTER = (
@@ -36,9 +37,9 @@ _EMOJI = "[\u2190-\u23ff\u2500-\u2775\u2780-\u2bff\ufe0f\u200d\U0001f000-\U0001f
 # One line's start. The line feed is part of it (a text is searched with one in front), which makes the search fast.
 _MARKER = re.compile(
     rf"""
-    \n(?P<lead>[ \t>]*)(?=[^\s>])
+    \n(?P<lead>[ \t>]*)(?=[^\s>A-Za-z]|[A-Za-z][^A-Za-z]|[ivxIVX]{{2,5}}[.)]|{_STEP_LETTERS})
     (?![A-Za-z]{{2,}}[ ][a-z]{{2,}}[ ][^:(\u2013\u2014-])  # two words: prose, most often
-    (?:[-*+\u2022\u2013\u2014][ \t]+)?
+    (?P<bullet>[-*+\u2022\u2013\u2014][ \t]+)?
     (?P<heading>\#{{1,6}}[ \t]*)?
     (?:{_EMOJI}{{1,6}}[ \t]*)?
     (?P<bold>\*{{1,3}}|_{{1,3}}|\\textbf\{{|<(?:b|strong)>)?
@@ -92,7 +93,9 @@ def find_markers(text: Text) -> list[Marker]:
         start = match.start()
         if start in text:
             continue
-        lead, heading, bold = match.group("lead", "heading", "bold")
+        lead, bullet, heading, bold, step = match.group("lead", "bullet", "heading", "bold", "step")
+        if bullet and step is None and not bold:
+            continue  # "- 3. a" is an item of a list, whatever stands in it
         width = len(lead.replace(">", " ").expandtabs(4))
         level, strength = heading.count("#") if heading else 0, 3 if heading else 2 if bold else 1
         for family, value in _readings(match):
@@ -177,7 +180,14 @@ def _equations(text: str, lists: list[list[Marker]]) -> bool:
 
 
 def _step_lists(steps: list[Marker]) -> list[list[Marker]]:
-    """Step words: a first one opens another list."""
+    """Step words: where some are headings or bold and count up, plain ones are inside their steps."""
+    for strength in (3, 2):
+        strong = [marker for marker in steps if marker.strength == strength]
+        values = [marker.value for marker in strong]
+        up = all(b == 1 or (a is not None and b == a + 1) for a, b in pairwise(values))
+        if len(strong) > 1 and up:
+            steps = strong
+            break
     lists: list[list[Marker]] = []
     for marker in steps:
         if lists and (marker.value is None or marker.value > 1):
@@ -242,6 +252,10 @@ _WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
 _COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
 _ENDING = rf"(?i:{either('ending')})(?![^\W_])"
 _LABEL = re.compile(rf"(?:[#>*_ \t\[(]|\\textbf\{{)*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
+_ANSWER = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}|{_ENDING})(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
+_ANSWER_INSIDE = re.compile(r"\banswer\b[^\n.]{0,40}\bis\b|\\boxed")
+_SO = re.compile(rf"[#>*_ \t\[(]*(?:(?i:{either('so')})(?![^\W_])|{either('unspaced so')})")
+_LABEL_ALONE = re.compile(rf"[#*_ \t]*{_WORD}[ \t*_:：]*(?=\n|\Z)")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
 _BOLD_LINE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*\Z")
 
@@ -350,8 +364,13 @@ class _Lists:
 
     def counted(self, marker: Marker, end: int) -> list[Paragraph]:
         """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
-        parts = self._within(marker.start + 1, end)
-        return [part for part in parts if part.width <= marker.width + 1 and part.kind in ("prose", "heading")]
+        found = []
+        for part in self._within(marker.start + 1, end):
+            # Headings below one that is a marker are its own, but for that of an answer.
+            own = 0 < marker.level < part.level and not _LABEL_ALONE.match(self.flat, part.start)
+            if part.width <= marker.width + 1 and part.kind in ("prose", "heading") and not own:
+                found.append(part)
+        return found
 
     def _within(self, start: int, end: int) -> list[Paragraph]:
         first = bisect_left(self._starts, start)
@@ -363,11 +382,17 @@ class _Lists:
         if not parts:
             return []
         counts = [len(self._after_title(left, right.start)) for left, right in pairwise(items)]
-        usual = max(counts, default=0)
+        least = min(counts, default=0)
+        usual = max(counts, default=0) == least and (least == 0 or (len(counts) > 1 and not items[0].level))
         for number, part in enumerate(parts):
-            if number >= usual or part.kind == "heading" or _LABEL.match(self.flat, part.start):
+            concludes = self._answers(part) or (part is parts[-1] and _SO.match(self.flat, part.start))
+            labelled = part.kind == "heading" or _LABEL.match(self.flat, part.start)
+            if labelled or (number >= least and (usual or concludes)):
                 return parts[number:]
         return []
+
+    def _answers(self, part: Paragraph) -> bool:
+        return bool(_ANSWER.match(self.flat, part.start) or _ANSWER_INSIDE.search(self.flat, part.start, part.end))
 
     def _after_title(self, marker: Marker, end: int) -> list[Paragraph]:
         """`counted` without the paragraph that a title, or words with a colon, introduce right before it."""
@@ -379,13 +404,19 @@ class _Lists:
         return parts
 
     def _between(self, last: Marker, opened: int, ending: list[Paragraph]) -> list[int]:
-        """Where the next list begins: with what stands before it and does not belong to the last item, or introduces it."""
-        if ending:
-            return [ending[0].start]
+        """Where the steps between two lists begin: conclusions of the one, then the other with what introduces it."""
+        cuts = []
+        for part in ending:
+            cuts.append(part.start)
+            if part.kind == "heading" or not (self._answers(part) or _SO.match(self.flat, part.start)):
+                return cuts
         parts = self._within(last.start + 1, opened)
         title = parts[-1].start if parts else self.flat.rfind("\n", 0, max(opened - 1, 0)) + 1
         begins = last.start < title < opened and title not in self.text
-        return [title if begins and _introduces(self.flat[title:opened]) else opened]
+        if not ending and begins and _introduces(self.flat[title:opened]):
+            first = self.flat[title]
+            return [opened] if first.islower() or first.isspace() else [title]
+        return [*cuts, opened]
 
     def _tail(self, last: Marker, ending: list[Paragraph]) -> list[int]:
         """Where the steps after the last item of all begin."""

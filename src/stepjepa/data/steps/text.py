@@ -53,12 +53,14 @@ class Paragraph(NamedTuple):
         width: columns of white space before it.
         kind: ``heading``, ``rule``, ``block`` (maths, code, a table, a quote, an item of a list), ``more`` (a small letter
             first: the paragraph before goes on) or ``prose``.
+        level: of the heading, else 0.
     """
 
     start: int
     end: int
     width: int
     kind: str
+    level: int
 
 
 class Text:
@@ -117,7 +119,7 @@ class Text:
             kind = match.lastgroup or "lead"
             if kind == "lead":
                 kind = "more" if flat[match.end() : match.end() + 1].islower() else "prose"
-            found.append(Paragraph(start, end, len(match["lead"].expandtabs(4)), kind))
+            found.append(Paragraph(start, end, len(match["lead"].expandtabs(4)), kind, len(match["heading"] or "")))
         return found
 
     def __contains__(self, position: int) -> bool:
@@ -244,13 +246,18 @@ answer: final answer, answer, conclusion, summary, result, antwort, endergebnis,
     ответ, вывод, відповідь, odpowiedź, cevap, sonuç, antwoord, svar, jawaban, đáp số, đáp án, kết luận,
     最终答案, 答案, 结论, 答, 最終的な答え, 答え, 結論, 정답, 답, 결론, الجواب, الإجابة, उत्तर
 ending: in conclusion, to conclude, in summary, to summarize, to summarise, putting it all together
+so: therefore, thus, hence, so, consequently, accordingly, as a result, altogether, overall, in total, finally,
+    daher, somit, folglich, insgesamt, donc, ainsi, par conséquent, por tanto, por lo tanto, así, portanto, logo, assim,
+    quindi, dunque, pertanto, следовательно, поэтому, таким образом, итак, значит, отже, zatem, więc,
+    dolayısıyla, bu nedenle, dus, alltså, vậy, jadi, لذلك, إذن, अतः, इसलिए
+unspaced so: ∴, 因此, 所以, 综上, 故, よって, したがって, ゆえに, 따라서, 그러므로
 abbreviation: dr, mr, mrs, ms, prof, st, sr, jr, vs, e.g, i.e, eg, ie, cf, ca, approx, resp, al, incl, excl, z.b, u.a, d.h,
     bzw, vgl, evtl, inkl, p.ex, ex, mme, mlle, sra, dña, ud, uds, т.е
 before numbers: no, nos, nr, fig, figs, eq, eqs, sec, ch, vol, p, pp, pt, art, abb, tab, ref, refs, рис, стр, núm
 """
 # step: as in "Step 3:", "3. Schritt:", "第三步"; ordinal: "First step:"; number: "Step one:". Paragraphs that open with
 # `first`, `next` or `last` are the steps of ``connectives``; `unspaced` are those of scripts without spaces between words,
-# where no comma has to follow (a star is one). `answer` labels an answer; `ending` opens a conclusion. A full stop
+# where no comma has to follow (a star is one). `answer` labels an answer; `ending` and `so` open a conclusion. A full stop
 # after an `abbreviation` ends no sentence; after the last row, none where a number follows.
 WORDS = {
     use: list(dict.fromkeys(" ".join(word.split()) for word in words.split(",")))
@@ -261,6 +268,15 @@ WORDS = {
 def either(use: str) -> str:
     """A pattern for any of the words of a row; longer ones first."""
     return "|".join(re.escape(word) for word in sorted(WORDS[use], key=len, reverse=True))
+
+
+def first_letters(words: Iterable[str]) -> str:
+    """A pattern for the first two letters of words that start with an ASCII letter; others are let through."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        if word[0].isascii():
+            pairs[word[0]] = pairs.get(word[0], "") + word[1:2].lower() + word[1:2].upper()
+    return "|".join(f"[{first}{first.upper()}][{re.escape(second)}]" for first, second in pairs.items())
 
 
 # Sentences
