@@ -197,3 +197,9 @@ def test_free_words_fill_their_fields(many):
     )
     assert (options.modules if many else options.train_file) == (["a", "b"] if many else "a")
     assert options.layers == [1, 2] and options.lora
+
+
+def test_a_list_may_be_given_in_turns():
+    """The last flag alone would silently drop what came before."""
+    values = StrictParser(Options).values("--layers 1 2 --lora true --layers 3 --modules=a --modules b c".split())
+    assert values["layers"] == [1, 2, 3] and values["modules"] == ["a", "b", "c"]

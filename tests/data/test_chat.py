@@ -1,6 +1,7 @@
 """Messages are located by rendering, in every template of `FORMATS`, or the chat is refused with a reason."""
 
 import json
+import signal
 
 import pytest
 
@@ -152,6 +153,19 @@ def test_what_cannot_be_located_is_refused(template, reason):
     with pytest.raises(RowError) as caught:
         renderer(template).render(chat("Q", "A"))
     assert caught.value.reason == reason
+
+
+def test_a_template_that_does_not_end_is_stopped(monkeypatch):
+    """Whatever it is asked for: a chat, its prompt, a message that is located."""
+    monkeypatch.setattr("stepjepa.data.chat.TEMPLATE_SECONDS", 0.2)
+    loop = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+    before = signal.getsignal(signal.SIGVTALRM)
+    for template in (loop, f"{{% if '@@' in messages[0]['content'] %}}{loop}{{% endif %}}"):
+        with pytest.raises(ConfigError, match="does not end: 2 messages took more than 0.2 s; mend it"):
+            renderer(template).render(chat("Q", "A"))
+    with pytest.raises(ConfigError, match="does not end"):
+        renderer(loop).prompt(chat("Q"))
+    assert signal.getsignal(signal.SIGVTALRM) == before and signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
 def test_without_a_generation_prompt_an_answer_is_not_taken_to_begin_behind_the_question():

@@ -211,7 +211,7 @@ def test_csv(cache):
         ("question,answer\na,b\nc\n", 3, "the row has 1 fields, the header names 2 columns"),
         ('question,answer\na,"b\nc', 2, "broken CSV (unexpected end of data); a quote may lack its partner"),
         ('question,answer\na,"b"c\n', 2, "broken CSV"),
-        ("question,answer,answer\na,b,c\n", 1, "two columns have one name; rename one"),
+        ("question,answer,answer\na,b,c\n", 1, "two columns are called 'answer'; rename one"),
     ],
 )
 def test_broken_csv_names_the_line(tmp_path, content, line, what):

@@ -230,7 +230,7 @@ class StrictParser:
     # Reading
 
     def _split(self, argv: list[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
-        """The path after --config, and each other flag as it was spelt and the words that belong to it."""
+        """The path after --config, and each other flag as it was spelt and the words that belong to it, of a list's all."""
         if "-h" in argv or "--help" in argv:
             sys.stdout.write(self.format_help())
             raise HelpShown(self)
@@ -253,7 +253,16 @@ class StrictParser:
         configs = [words for spelling, words in flags if spelling == "--config"]
         if len(configs) > 1 or any(len(words) != 1 for words in configs):
             raise ConfigError("--config takes the path of one YAML file, and is given once")
-        return (configs[0][0] if configs else None), [flag for flag in flags if flag[0] != "--config"]
+        joined: list[tuple[str, list[str]]] = []
+        lists: dict[str, list[str]] = {}  # a flag that takes several words may be given in turns
+        for spelling, words in flags:
+            _, option = self._meant(spelling)
+            if option and option.many and option.name in lists:
+                lists[option.name] += words
+            elif spelling != "--config":
+                joined.append((spelling, words))
+                lists |= {option.name: words} if option else {}
+        return (configs[0][0] if configs else None), joined
 
     def _takes(self, spelling: str, words: Sequence[str], word: str) -> bool:
         """Whether `word` is a value of the flag before it, which has taken `words`."""
@@ -389,7 +398,11 @@ def _written(argv: Sequence[str], name: str) -> Any:
 
 
 def merge(settings: Iterable[Setting]) -> dict[str, Setting]:
-    """The last setting of each field; two spellings, one of them an alias, must not disagree."""
+    """The last setting of each field.
+
+    Raises:
+        ConfigError: two spellings, one of them an alias, disagree.
+    """
     merged: dict[str, Setting] = {}
     for new in settings:
         old = merged.get(new.field)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,6 +56,7 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 
 # A chat beyond these is no row to train on, but a file that is read wrongly; finding its messages takes minutes.
 MOST_MESSAGES, MOST_CHARACTERS = 2_000, 10_000_000  # of a chat; of a message
+TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
@@ -298,14 +301,24 @@ class ChatRenderer:
         self._fold_system: bool | None = None
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """The template's text for `messages`, as it writes it on `DEFAULT_DATE`; RowError where it refuses them."""
-        try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
-            )
-        except Exception as error:  # jinja2 raises its own and the template's errors
-            why = str(error) or type(error).__name__
-            raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
+        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
+
+        Raises:
+            ConfigError: the template does not end.
+            RowError: it refuses them.
+        """
+        with _time_limit(
+            f"the chat template does not end: {len(messages)} messages took more than {TEMPLATE_SECONDS} s"
+        ):
+            try:
+                return self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                )
+            except ConfigError:
+                raise
+            except Exception as error:  # jinja2 raises its own and the template's errors
+                why = str(error) or type(error).__name__
+                raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text up to where the assistant is to answer `messages` (which end with the user's)."""
@@ -413,6 +426,26 @@ class ChatRenderer:
             start = next((start for start in range(len(header)) if prompt.startswith(header[start:])), len(header))
             if start < len(header):
                 yield closed + header[start:]
+
+
+@contextlib.contextmanager
+def _time_limit(words: str) -> Iterator[None]:
+    """Raise ConfigError after `TEMPLATE_SECONDS` of this process's time; in other threads than the main one, and where the
+    system has no such timer, there is no limit."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _mark(index: int) -> str:

@@ -310,8 +310,9 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | RowError]]:
             if header and (fields or wrong):
                 yield start, wrong or dict(zip(header, fields, strict=True))
             elif fields or wrong:
-                if wrong or len(set(fields)) < len(fields):
-                    raise DataError(f"{path} line {start}: {wrong or 'two columns have one name; rename one'}")
+                twice = next((name for name in fields if fields.count(name) > 1), None)
+                if wrong or twice is not None:
+                    raise DataError(f"{path} line {start}: {wrong or f'two columns are called {twice!r}; rename one'}")
                 header = fields
     if not header:
         raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")

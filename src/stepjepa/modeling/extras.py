@@ -37,6 +37,7 @@ from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
 EMA_FILE = "target_encoder.safetensors"
+OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows in the vocabulary of its checkpoints
 ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."  # the names in it, or how they begin
 _GROUPS = "groups"  # in its metadata; a file of earlier versions has one group
 _EXTRAS = "jepa"  # the submodule
@@ -405,12 +406,17 @@ def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_he
         ConfigError: the file is damaged, or of a model of another width or vocabulary.
     """
     path, parts = Path(folder) / PREDICTORS_FILE, (ROWS, HEAD) if with_head else (ROWS,)
-    if not path.is_file():
+    old = Path(folder) / OLD_HEAD_FILE
+    if not path.is_file() and not old.is_file():
         return None
     try:
-        with safe_open(path, "pt") as file:
-            groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
-            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(parts)}  # noqa: SIM118
+        groups, weights = [1], dict[str, torch.Tensor]()
+        if path.is_file():
+            with safe_open(path, "pt") as file:
+                groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
+                weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(parts)}  # noqa: SIM118
+        elif with_head:
+            path, weights = old, {f"{HEAD}{name}": value for name, value in load_file(old).items()}
         rows = weights.get(ROWS)
         tensors = (len(weights) - (rows is not None)) // len(groups)  # of a group's head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")
