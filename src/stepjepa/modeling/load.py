@@ -189,7 +189,7 @@ def load_model(
     """
     random = is_preset(name) or pretrain
     own_dtype = "float32" if random and dtype == "auto" else dtype
-    kwargs: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": own_dtype}
+    kwargs = dict[str, Any](trust_remote_code=trust_remote_code, dtype=own_dtype)
     if attn_implementation:
         kwargs["attn_implementation"] = attn_implementation
     if not random and os.path.isfile(os.path.join(name, "adapter_config.json")):

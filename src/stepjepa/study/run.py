@@ -258,7 +258,7 @@ class Job:
             traceback.print_exc()
             return one_line(str(error) or type(error).__name__, 400)
 
-    def checkpoint(self, *arguments: Any) -> Any:
+    def checkpoint(self, *arguments: object) -> object:
         """The same work once more: stages that have their record are not repeated, training resumes from its checkpoint."""
         return library("submitit", "study").helpers.DelayedSubmission(self, *arguments)
 
