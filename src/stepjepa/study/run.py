@@ -154,7 +154,8 @@ class Submitit:
         except (RuntimeError, ValueError, TypeError, NameError) as error:
             raise ConfigError(f"slurm: {str(error).splitlines()[0]}") from None
         # submitit asks sacct whether a job has ended, and without an answer waits for ever.
-        if cluster == "slurm" and subprocess.run(["sacct", "--noheader"], capture_output=True, check=False).returncode:
+        asked = ["sh", "-c", "sacct --noheader"]  # by a shell, which fails where there is no such command
+        if cluster == "slurm" and subprocess.run(asked, capture_output=True, check=False).returncode:
             raise ConfigError("slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended")
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
