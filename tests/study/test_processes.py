@@ -212,8 +212,8 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("executor", ["processes", "local", "ray"])
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_a_killed_study_comes_to_the_same_numbers(study, tmp_path, executor, whole):
-    if executor == "local":
-        pytest.importorskip("submitit")
+    if executor != "processes":
+        pytest.importorskip({"local": "submitit", "ray": "ray"}[executor])
     killed, flags = tmp_path / "killed", FLAGS
     first = start(study, *flags, "--output_dir", str(killed), "--executor", executor)
     checkpoint = killed / "runs" / "step_jepa" / "seed-1" / "model" / "checkpoint-5" / "manifest.json"
