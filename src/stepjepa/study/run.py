@@ -154,8 +154,7 @@ class Submitit:
         except (RuntimeError, ValueError, TypeError, NameError) as error:
             raise ConfigError(f"slurm: {str(error).splitlines()[0]}") from None
         # submitit asks sacct whether a job has ended, and without an answer waits for ever.
-        asked = ["sh", "-c", "sacct --noheader"]  # by a shell, which fails where there is no such command
-        if cluster == "slurm" and subprocess.run(asked, capture_output=True, check=False).returncode:
+        if cluster == "slurm" and subprocess.run(["sh", "-c", "sacct"], capture_output=True, check=False).returncode:
             raise ConfigError("slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended")
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
