@@ -166,9 +166,9 @@ def test_folders_of_models_that_cannot_be_used(refused, tmp_path, capsys):
 # The folder
 
 
-def train(tmp_path, *flags):
+def train(tmp_path, *flags, text=None):
     data = tmp_path / "rows.jsonl"
-    data.write_text(lines(*step_rows(8)))
+    data.write_text(text or lines(*step_rows(8)))
     base = ["train", "--train_file", str(data), "--model_name", "tiny", "--output_dir", str(tmp_path / "out")]
     return main([*base, "--step_jepa", "--max_steps", "1", "--disable_tqdm", "true", *flags])
 
@@ -217,9 +217,8 @@ def test_training_on_an_adapter_is_refused(tmp_path, capsys):
 
 
 def test_skipped_rows_are_counted_and_short_runs_report_their_losses(tmp_path, capsys):
-    data = tmp_path / "bad.jsonl"
-    data.write_text(lines(*step_rows(8), chat(("user", "x")), chat(("user", 7), ("assistant", "y"))))
-    assert train(tmp_path, "--train_file", str(data)) == 0
+    text = lines(*step_rows(8), chat(("user", "x")), chat(("user", 7), ("assistant", "y")))
+    assert train(tmp_path, text=text) == 0
     report = json.loads((tmp_path / "out" / "data_report.json").read_text())["train"]
     assert (report["rows_read"], report["rows_kept"]) == (10, 8) and report["pairs"] > 0
     assert report["rows_skipped"] == {"no_assistant_message": 1, "content_not_text": 1}
