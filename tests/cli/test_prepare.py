@@ -38,7 +38,7 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "  Format: gsm8k (recognised: 2 of the first 2 rows have answers that end in '#### ...')",
         "  Rows: 3 read, 2 kept, 1 dropped",
         "    dropped 1: broken JSON (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
-        "quotes at character 2); one JSON object per line is expected)",
+        "quotes at character 2); one JSON object per line is expected; {)",
         "  Steps a row: 2 in 2",
         f"  System prompt: {SYSTEM_PROMPT} (--system_prompt TEXT, or none)",
         "  out/train.jsonl: 2 rows",
@@ -56,6 +56,8 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         (["raw.jsonl", "--output_file", "there.jsonl"], "there.jsonl exists already; --overwrite replaces it"),
         (["raw.jsonl", "--output_file", "out.jsonl", "--min_step", "3"], "unknown flag --min_step; did you mean"),
         (["raw.jsonl", "--output_file", "out.jsonl", "--step_splitter", "line"], "did you mean 'lines'?"),
+        (["raw.jsonl", "--resume"], "--resume: there is no more interrupted run to resume"),
+        (["raw.jsonl", "--shards=4"], "--shards: the training rows are written to one file"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, words, message):
@@ -79,6 +81,18 @@ def test_options_from_a_file(tmp_path, monkeypatch):
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["steps"][0] for row in rows] == ["Hm.", "Hm."]
     assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
+
+
+def test_help_loads_no_torch(tmp_path):
+    source = write(tmp_path / "raw.jsonl", [gsm8k(1)])
+    code = (
+        "import sys\nfrom stepjepa.cli.main import main\nassert main(['prepare', '--help']) == 0\n"
+        f"assert main(['prepare', {source!r}, '--output_file', {str(tmp_path / 'out.jsonl')!r}]) == 0\n"
+        "assert not {'torch', 'datasets', 'numpy', 'stepjepa.training'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--valid_ratio NUMBER" in done.stdout
 
 
 @pytest.mark.parametrize("make", [gsm8k, teacher])

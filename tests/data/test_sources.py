@@ -12,7 +12,7 @@ import pytest
 
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.report import DataReport, listed_files
-from stepjepa.data.sources import Part, RowSource, file_rows
+from stepjepa.data.sources import Part, RowSource, csv_rows
 from stepjepa.errors import DataError, RowError
 from support.checks import check_format
 
@@ -116,7 +116,7 @@ def test_other_things_that_are_no_data(tmp_path):
         (tmp_path / name).write_bytes(gzip.compress(LINE.encode()))
         assert "compressed with gzip; unpack it first (gunzip -k" in error_of(tmp_path / name)
     (tmp_path / "empty").mkdir()
-    assert "empty: cannot be read (" in error_of(tmp_path / "empty")
+    assert "the folder is empty" in error_of(tmp_path / "empty")
     assert "data of type int cannot be read" in error_of(7)
     assert "no split 'train' (found: messages); name one of them, or give a list of rows" in error_of(
         {"messages": [MESSAGES]}
@@ -329,16 +329,17 @@ def test_a_file_that_changes(tmp_path, change, suffix):
     rows = 3_000  # more than one read's worth
     content = f"{LINE}\n" * rows if suffix == "jsonl" else "question,answer\n" + "12+5?,17\n" * rows
     file = write(tmp_path / f"a.{suffix}", content)
-    with pytest.raises(DataError, match=r"^.*: the file [^\n]*while it was read"):
+    with pytest.raises(DataError, match=r"^.*: the file [^\n]*while it was read") as caught:
         for read, _ in enumerate(RowSource(file)):
             if read == 3:
                 CHANGES[change](file)
+    assert ("bytes before" in str(caught.value)) == (change in ("append", "cut"))
 
 
 def test_csv_goes_on_behind_a_broken_row(tmp_path):
     file = tmp_path / "a.csv"
     file.write_bytes(b'a,b\n1,2\n"x"y,3\n\xe9,4\n5\n6,"long\nvalue"\n7,8,9\n' + b"10," + b"z" * 200_000 + b"\n")
-    found = [(number, getattr(row, "reason", row)) for number, row in file_rows(file, keep_faults=True)]
+    found = [(number, getattr(row, "reason", row)) for number, row in csv_rows(file)]
     assert found == [
         (2, {"a": "1", "b": "2"}),
         (3, "broken_csv"),
@@ -348,3 +349,5 @@ def test_csv_goes_on_behind_a_broken_row(tmp_path):
         (8, "broken_csv"),
         (9, {"a": "10", "b": "z" * 200_000}),
     ]
+    with pytest.raises(DataError, match=r"a\.csv line 9: the line has more than 1000 bytes"):
+        list(csv_rows(file, 1000))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data import prepare
+from stepjepa.data.prepare import _RawRows
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.generation.store import Replies
 from stepjepa.utils.files import checksum
@@ -70,9 +70,8 @@ def test_prepared_rows_are_the_same_bytes(processes, tmp_path, monkeypatch):
     source = write(tmp_path / "raw.jsonl", [*rows, {"question": ""}])
     words = ["prepare", source, "--valid_ratio", "0.2", "--output_file"]
     assert main([*words, str(tmp_path / "a.jsonl")]) == 0
-    raw_rows = prepare._raw_rows
-    monkeypatch.setattr(prepare, "_first_rows", lambda source, options: rows)
-    monkeypatch.setattr(prepare, "_raw_rows", lambda *args: killing(raw_rows(*args), 4000))
+    blocks = _RawRows.blocks
+    monkeypatch.setattr(_RawRows, "blocks", lambda self: killing(blocks(self), 8))
     assert main([*words, str(tmp_path / "b.jsonl"), "--engine", "ray", "--num_proc", str(processes)]) == 0
     for kind in ("jsonl", "valid.jsonl"):
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()

@@ -283,7 +283,8 @@ class ChatRenderer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None):
-        own = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"tools", "documents"}
+        own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
+        own -= {"tools", "documents", "kwargs"}
         taken = sorted(own.intersection(template_kwargs or ()))
         if taken:
             raise ConfigError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stepjepa.config.values import nearest
 from stepjepa.data.chat import row_to_messages
@@ -166,9 +166,11 @@ class RowSource:
 
 
 def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
+    suffix = path.suffix.lower()
+    if path.is_dir() and not any(path.iterdir()):
+        raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
     # The Hub knows names of one or two parts only.
-    is_file = path.suffix.lower() in FILE_SUFFIXES
-    is_path = is_file or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
+    is_path = suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{_did_you_mean(path)}")
     if path.is_file():
@@ -189,8 +191,11 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     except Exception as error:
         cause: BaseException = error.__cause__ or error  # datasets wraps what really went wrong
         why = (str(cause).splitlines() or [type(cause).__name__])[0]
-        what = "cannot be read" if path.exists() else "neither a file here nor a data set that could be loaded"
-        raise DataError(f"{name}: {what} ({why}){'' if path.exists() else _did_you_mean(path)}") from None
+        if path.exists():
+            raise DataError(f"{name}: cannot be read ({why})") from None
+        raise DataError(
+            f"{name}: neither a file here nor a data set that could be loaded ({why}){_did_you_mean(path)}"
+        ) from None
 
 
 def _is_saved(folder: Path) -> bool:
@@ -211,56 +216,45 @@ def _did_you_mean(path: Path) -> str:
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
-def file_rows(
-    path: Path,
-    part: Part = EVERY_ROW,
-    limit: int = MAX_LINE_BYTES,
-    text: bool = False,
-    keep_faults: bool = False,
-) -> Iterator[tuple[int, Any]]:
+def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
     """(number, row) of a file that must stay as it is meanwhile. Lines count from 1, rows of a Parquet file from 0.
 
-    Args:
-        limit: bytes that a line may have.
-        text: lines are rows as they are, not JSON.
-        keep_faults: a row that cannot be read comes as its `RowError`, and those after it are read.
-
     Raises:
-        DataError: the file cannot be read or changes, or a row of it is broken.
+        DataError: the file cannot be read, is broken, or changes.
     """
-    kind = "" if text else path.suffix.lower()
-    rows: Iterator[tuple[int, Any]]
-    if kind == ".parquet":
-        rows = _parquet(path, part)
-    elif kind == ".csv":
-        rows = _csv(path)
-    else:
-        rows = _lines(path, part, limit, text)
+    read = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _json_lines)
     with reading(path), unchanged(path):
-        for number, row in rows:
-            if isinstance(row, RowError) and not keep_faults and number in part:
-                raise DataError(f"{path} line {number}: {row}")
-            if number in part:
-                yield number, row
+        yield from read(path, part)
 
 
-def _lines(path: Path, part: Part, limit: int, as_text: bool) -> Iterator[tuple[int, Any]]:
-    """Rows of a file of lines; blank ones are none, and of another part only the first is looked at."""
+def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
     first = True
     with open(path, "rb") as file:
-        for number, raw in enumerate(read_lines(file, limit), 1):
+        for number, raw in enumerate(read_lines(file), 1):
             if not first and number not in part:
                 continue
             try:
-                text = line_text(raw, limit)
+                text = line_text(raw)
                 if not text:
                     continue
-                if first and text[0] == "[" and not as_text:
-                    raise DataError(f"{path} line {number}: {JSON_ARRAY}")
+                if first and text[0] == "[":
+                    raise RowError("json_array", JSON_ARRAY)
                 first = False
-                yield number, text if as_text else line_value(text, raw)
+                if number not in part:
+                    continue
+                row = line_value(text, raw)
             except RowError as error:
-                yield number, error
+                raise DataError(f"{path} line {number}: {error}") from None
+            yield number, row
+
+
+def _csv(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+    for number, row in csv_rows(path):
+        if number not in part:
+            continue
+        if isinstance(row, RowError):
+            raise DataError(f"{path} line {number}: {row}")
+        yield number, row
 
 
 def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -284,35 +278,61 @@ def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataError(f"{path}: cannot be read after row {number} ({why}); copy or write it again") from None
 
 
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, str] | RowError]]:
+def csv_rows(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, dict[str, str] | RowError]]:
     """(line on which it begins, row or what is wrong with it) of every row of a CSV file; all values are text.
 
     Raises:
-        DataError: a header that is missing, broken or names a column twice.
+        DataError: a header that is missing, broken or names a column twice, or a line of more than `limit` bytes.
+        OSError: the file cannot be read.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))  # the module's own is shorter than many answers
+    csv.field_size_limit(max(csv.field_size_limit(), limit))  # the module's own limit is shorter than many answers
     header: list[str] = []
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader, more = csv.reader(file, strict=True), True
-        while more:
-            start, fields, wrong = reader.line_num + 1, list[str](), None
+    with open(path, "rb") as file:
+        reader = csv.reader(_csv_lines(file, path, limit), strict=True)
+        while True:
+            start = reader.line_num + 1
+            row: dict[str, str] | RowError
             try:
                 fields = next(reader)
+                row = _csv_row(fields, header)
             except StopIteration:
-                more = False
+                break
             except csv.Error as error:
-                wrong = RowError("broken_csv", f"broken CSV ({error}); a quote may lack its partner")
-            if fields and lone_surrogate("".join(fields)):
-                wrong = RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
-            elif fields and header and len(fields) != len(header):
-                what = f"the row has {len(fields)} fields, the header names {len(header)} columns"
-                wrong = RowError("broken_csv", what)
-            if header and (fields or wrong):
-                yield start, wrong or dict(zip(header, fields, strict=True))
-            elif fields or wrong:
-                twice = next((name for name in fields if fields.count(name) > 1), None)
-                if wrong or twice is not None:
-                    raise DataError(f"{path} line {start}: {wrong or f'two columns are called {twice!r}; rename one'}")
+                row = RowError("broken_csv", f"broken CSV ({error}); a quote may lack its partner")
+            if header:
+                if row:
+                    yield start, row
+            elif isinstance(row, RowError):
+                raise DataError(f"{path} line {start}: {row}")
+            elif "".join(fields).strip():
                 header = fields
+                twice = [name for name in header if header.count(name) > 1]
+                if twice:
+                    raise DataError(f"{path} line {start}: two columns are called {twice[0][:40]!r}; rename one")
     if not header:
         raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")
+
+
+def _csv_lines(file: BinaryIO, path: Path, limit: int) -> Iterator[str]:
+    for number, raw in enumerate(read_lines(file, limit), 1):
+        if len(raw) > limit:
+            try:
+                line_text(raw, limit)
+            except RowError as error:
+                raise DataError(f"{path} line {number}: {error}") from None
+        text = raw.decode("utf-8", "surrogateescape")  # what is not UTF-8 is found with its row
+        yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
+    """A row; {} for a blank line and for the header."""
+    text = "".join(fields)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
+    if not header or (not text.strip() and len(fields) < len(header)):
+        return {}
+    if len(fields) != len(header):
+        return RowError("broken_csv", f"the row has {len(fields)} fields, the header names {len(header)} columns")
+    return dict(zip(header, fields, strict=True))

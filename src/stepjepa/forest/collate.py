@@ -5,7 +5,7 @@ Shapes: B examples, R rows, T tokens a row, S view rows, T' tokens a view row, N
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,17 +62,24 @@ class ForestCollator:
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
+        return self._batch(examples, self.lay_out)
+
+    def in_one_row(self, examples: Sequence[Example]) -> Batch:
+        """A batch for attention by segments, whatever it costs."""
+        return self._batch(examples, self.pack_one_row)
+
+    def _batch(self, examples: Sequence[Example], lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]]) -> Batch:
         if self.inline:
             examples = [example.with_pairs(example.pairs[:1]) for example in examples]
         build = build_inline if self.inline else build_forest
         separate = self.separate_targets and any(target_segments(example) for example in examples)
         forests = [build(example, self.predictor_ids, not separate) for example in examples]
-        rows, starts = self.lay_out(forests)
+        rows, starts = lay_out(forests)
         sources = targets = places(forests, starts)
         target_rows = None
         if separate:
             alone = [build_forest(one, self.predictor_ids, trunk=False) for one in examples if one.pairs]
-            target_rows, starts = self.lay_out(alone)
+            target_rows, starts = lay_out(alone)
             targets = places(alone, starts)
         batch = Batch(
             rows,
@@ -89,24 +96,22 @@ class ForestCollator:
         idle = self.every_pass and self.separate_targets and not separate
         if idle:
             token = Example(np.array([self.pad_token_id], np.int32), ())
-            target_rows, _ = self.lay_out([build_forest(token, ())])
+            target_rows, _ = lay_out([build_forest(token, ())])
         return replace(batch, rows=rows, target_rows=target_rows, idle=idle)
 
-    def in_one_row(self, examples: Sequence[Example]) -> Batch:
-        """A batch for attention by segments, whatever it costs."""
-        return replace(self, segmented=True, attention_length=1e-9)(
-            examples
-        )  # rows under a mask cost more than anything
-
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """Choose the rows (R, T) and lay the forests into them, as `pack`: all in one without padding, with their places
-        (B, 2), where attention by segments is cheaper."""
+        """Choose the rows (R, T) and lay the forests into them, as `pack`; in one where attention by segments is cheaper."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
-        if not self.segmented or sum(map(segmented_cost, forests)) >= rows_cost(rows, lengths, self.attention_length):
-            return self.pack(forests, rows)
+        if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
+            return self.pack_one_row(forests)
+        return self.pack(forests, rows)
+
+    def pack_one_row(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
+        """The batch in one row (1, T) without padding, with the places (B, 2) of its forests for attention by segments."""
         packed, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
-        return replace(packed, forests=torch.from_numpy(np.stack([starts, starts + lengths], axis=1))), starts
+        ends = starts + [len(forest) for forest in forests]
+        return replace(packed, forests=torch.from_numpy(np.stack([starts, ends], axis=1))), starts
 
     def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> tuple[Rows, np.ndarray]:
         """Lay the forests into the given rows; `rows` holds indices into `forests`, each once.

@@ -72,14 +72,18 @@ def infonce_loss(
 ) -> torch.Tensor:
     """The source must pick its own target among those of the batch: ``CE(cos(u_i, v_j) / temperature, j = i)``.
 
-    Its value depends on the micro-batch's size: log Q where the views cannot be told apart, 0 for a single pair. Formula
-    and temperature are the published LLM-JEPA code's (arXiv:2509.14252, Table 3 ``infonce``; van den Oord et al.,
-    arXiv:1807.03748, Eq. 4). The negatives are the other targets of the micro-batch, gathered over all processes with their
-    gradient (`gather` says what that means for the caller).
+    The only distance whose value depends on the micro-batch's size: log Q where the views cannot be told apart, 0 for a
+    single pair.
+
+    Formula and temperature are the published LLM-JEPA code's (arXiv:2509.14252, Table 3 ``infonce``; van den Oord et al.,
+    arXiv:1807.03748, Eq. 4). The negatives are the other targets of the micro-batch, gathered over all processes with
+    their gradient (`gather` says what that means for the caller).
 
     Args:
-        source_PD, target_PD: P may be 0 here and differ between processes.
-        symmetric: the mean of both directions (CLIP, arXiv:2103.00020, Figure 3).
+        source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
+        temperature: divides the cosines; smaller weighs the hardest negatives more.
+        symmetric: the mean of both directions, source among targets and target among sources (CLIP, arXiv:2103.00020,
+            Figure 3).
 
     Returns:
         (P,) float32, at least 0.
@@ -106,12 +110,23 @@ def _pick_own(query_PD: torch.Tensor, keys_QD: torch.Tensor, offset: int, temper
 
 
 def combine(
-    states_TD: torch.Tensor, position_M: torch.Tensor, coefficient_M: torch.Tensor, pair_M: torch.Tensor, pairs: int
+    states_TD: torch.Tensor,
+    position_M: torch.Tensor,
+    coefficient_M: torch.Tensor,
+    pair_M: torch.Tensor,
+    pairs: int,
 ) -> torch.Tensor:
     """``v_p = sum of coefficient_m * states[position_m] over the terms m with pair_m = p``.
 
-    The states (T, D) are taken to float32 first, so that neither the difference of two nearly equal states nor the gradient
-    of a state that many terms read is added up in a shorter dtype. The M terms are in any order.
+    The states are taken to float32 first, so that neither the difference of two nearly equal states nor the gradient of
+    a state that many terms read is added up in a shorter dtype.
+
+    Args:
+        states_TD: (T, D) floating point.
+        position_M: (M,) int32 or int64 in [0, T).
+        coefficient_M: (M,) floating point.
+        pair_M: (M,) int32 or int64 in [0, P).
+        pairs: P.
 
     Returns:
         (P, D) float32, with gradient into the states; zero for a pair without terms.

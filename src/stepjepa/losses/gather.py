@@ -53,6 +53,9 @@ def gather_rows(rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
 
     Processes may hold different numbers of rows, none included; D and the dtype are the same on all.
 
+    Args:
+        rows_PD: (P, D) floating point.
+
     Returns:
         (Q, D) in the input's dtype, and the index of this process's first row. Alone: the input itself and 0.
     """

@@ -37,9 +37,11 @@ def linear_cross_entropy_sum(
     plain matrix in float32 outside autocast; in every other case the chunks are recomputed in the backward pass.
 
     Args:
+        hidden_ND: (N, D) states that predict.
         weight_VD, bias_V: output embedding.
         labels_N: (N,) int64.
         scale, softcap: see `scaled_logits`.
+        max_logits_bytes: bound on the float32 logits held at once.
 
     Returns:
         () float32.
@@ -67,7 +69,17 @@ def chunk_rows(vocabulary: int, max_logits_bytes: int = MAX_LOGITS_BYTES) -> int
 def chunked_cross_entropy_sum(
     head: Callable[[torch.Tensor], torch.Tensor], hidden_ND: torch.Tensor, labels_N: torch.Tensor, rows: int
 ) -> torch.Tensor:
-    """Summed cross-entropy of ``head(hidden)``, (C, D) -> (C, V) logits, against labels (N,) int64: see `chunked_sum`."""
+    """Summed cross-entropy of ``head(hidden)``, `rows` positions at a time.
+
+    Args:
+        head: (C, D) -> (C, V) logits.
+        hidden_ND: (N, D).
+        labels_N: (N,) int64.
+        rows: positions a chunk.
+
+    Returns:
+        () float32; zero, still connected to the logits, where N = 0.
+    """
 
     def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(head(chunk_CD).float(), labels_C, reduction="sum")
@@ -80,8 +92,13 @@ def chunked_sum(
 ) -> torch.Tensor:
     """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions, each () float32.
 
-    More than one chunk is checkpointed: what it holds is computed again in the backward pass instead of being kept. Of no
-    position (N = 0) it is the loss of nothing, still connected to the states.
+    More than one chunk is checkpointed: what it holds is computed again in the backward pass instead of being kept.
+
+    Args:
+        hidden_ND, others: (N, ...) each.
+
+    Returns:
+        () float32; the loss of nothing, still connected to the states, where N = 0.
     """
     if hidden_ND.shape[0] <= rows:
         return chunk_loss(hidden_ND, *others)

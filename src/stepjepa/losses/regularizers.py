@@ -22,9 +22,12 @@ BOUND = 3.0
 
 
 def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) -> torch.Tensor:
-    """``mean_d max(0, floor - sqrt(Var_d + eps))`` with the unbiased variance over all rows (Q, D) (Eq. 1 and 2).
+    """``mean_d max(0, floor - sqrt(Var_d + eps))`` with the unbiased variance over rows (Eq. 1 and 2).
 
-    `eps` keeps the root's gradient finite at collapse.
+    Args:
+        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
+        floor: standard deviation from which on a dimension is left alone.
+        eps: keeps the root's gradient finite at collapse.
 
     Returns:
         () float32 in [0, floor); 0, still connected to the rows, for fewer than two.
@@ -38,7 +41,10 @@ def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) 
 def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
     """``sum_{i != j} C_ij^2 / D`` with ``C = sum_q (z_q - mean)(z_q - mean)^T / (Q - 1)`` (Eq. 3 and 4).
 
-    It takes all rows (Q, D). C holds D x D float32 values and costs Q x D x D operations: 64 MiB at a width of 4,096.
+    C holds D x D float32 values and costs Q x D x D operations: 64 MiB at a width of 4,096.
+
+    Args:
+        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
 
     Returns:
         () float32, at least 0; 0, still connected to the rows, for fewer than two.
@@ -57,8 +63,11 @@ def vicreg_regularizer(
 ) -> torch.Tensor:
     """``mu [v(U) + v(V)] + nu [c(U) + c(V)]``, Eq. 6 without its distance, over the rows of all processes.
 
-    The same value on every process; `gather` says how to weigh it. A weight (mu, nu) of 0 computes nothing. P may be 0 here
-    and differ between processes.
+    The same value on every process; `gather` says how to weigh it. A weight of 0 computes nothing.
+
+    Args:
+        source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
+        variance_weight, covariance_weight: mu and nu.
 
     Returns:
         () float32; 0, still connected, where all processes together hold fewer than two pairs.
@@ -90,9 +99,13 @@ def random_directions(width: int, count: int, seed: int, device: torch.device | 
 
 
 def sigreg_regularizer(source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor) -> torch.Tensor:
-    """Mean of `epps_pulley` over all directions (D, K) (`random_directions`) and both sides.
+    """Mean of `epps_pulley` over all directions and both sides.
 
-    Over the pairs of all processes, and the same value on each; `gather` says how to weigh it. P may be 0 here.
+    Over the pairs of all processes, and the same value on each; `gather` says how to weigh it.
+
+    Args:
+        source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
+        directions_DK: (D, K) unit columns, the same on every process (`random_directions`).
 
     Returns:
         () float32, at least 0; 0, still connected, where no process has pairs.
@@ -114,6 +127,11 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     about 0.53; for other distributions it grows with N.
 
     Several tensors of N x K x T float32 values live until the backward pass: 4 MiB each for 64 rows and 1,024 directions.
+
+    Args:
+        values_NK: (N, K) float32, K samples next to each other.
+        knots: points of the integral, at least 2.
+        bound: its end.
 
     Returns:
         (K,) float32, at least 0.

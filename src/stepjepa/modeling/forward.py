@@ -94,14 +94,21 @@ def _forest_forward(
 ) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
     separate = separate_targets(model, batch)
-    layers = {batch.sources.layer} | ({batch.targets.layer} if separate is None else set())
+    sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
+    layers = {side.layer for side in sides}
     by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
     if batch.views is not None:
         views = layer_states(model, batch.views, layers)
         by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
-    predicting = by_layer[None].index_select(0, batch.label_positions)
-    source = read_vectors(by_layer[batch.sources.layer], batch.sources)
-    target = read_vectors(by_layer[batch.targets.layer], batch.targets) if separate is None else separate
+    states = by_layer[None]
+    if layers != {None} or any(side.vectors is not None for side in sides):
+        predicting = states.index_select(0, batch.label_positions)
+        found = [read_vectors(by_layer[side.layer], side) for side in sides]
+    else:
+        # One gather for everything that is read, so that the backward pass scatters once.
+        parts = [batch.label_positions, *(side.positions for side in sides)]
+        predicting, *found = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
+    source, target = found[0], found[1] if separate is None else separate
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)
     lm = head.loss_sum(model, predicting, batch.label_ids)
     output = ForestOutput(

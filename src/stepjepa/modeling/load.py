@@ -247,13 +247,15 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors (of any shape) that hold NaN or infinity."""
+    """Names of the tensors (of any shape) that hold NaN or infinity. One pass, one synchronization."""
+    floating = {name: value.detach() for name, value in weights.items() if value.is_floating_point()}
+    if not floating:
+        return []
+    device = next(iter(floating.values())).device
     # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
-    return [
-        name
-        for name, value in weights.items()
-        if value.is_floating_point() and not value.sum(dtype=torch.float32).isfinite() and not value.isfinite().all()
-    ]
+    sums = torch.stack([value.sum(dtype=torch.float32).to(device) for value in floating.values()]).isfinite().tolist()
+    doubtful = [name for name, finite in zip(floating, sums, strict=True) if not finite]
+    return [name for name in doubtful if not floating[name].isfinite().all()]
 
 
 def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
@@ -263,7 +265,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
     Raises:
         ConfigError: a parameter holds NaN or infinity; the message names the first one.
     """
-    weights = {key: value.detach() for key, value in model.named_parameters() if part in key}
+    weights = {key: value for key, value in model.named_parameters() if part in key}
     if broken := broken_weights(weights):
         raise ConfigError(
             f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "

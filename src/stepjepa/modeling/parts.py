@@ -245,7 +245,7 @@ class OutputHead:
         """(N, V) logits of a causal LM for its last hidden states."""
         if self.own:
             return own_logits(model, states_ND, self.own)[..., : self.vocabulary]
-        return scaled_logits(model.get_output_embeddings()(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
+        return scaled_logits(_output_module(model)(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
 
     def loss_sum(
         self, model: PreTrainedModel, states_ND: torch.Tensor, labels_N: torch.Tensor, rows: int | None = None
@@ -257,7 +257,7 @@ class OutputHead:
         """
         rows = chunk_rows(self.vocabulary) if rows is None else rows
         if self.plain and not self.own:
-            module, limit = model.get_output_embeddings(), 4 * self.vocabulary * rows
+            module, limit = _output_module(model), 4 * self.vocabulary * rows
 
             def loss(states_ND: torch.Tensor) -> torch.Tensor:
                 weight, bias = module.weight[: self.vocabulary], getattr(module, "bias", None)
@@ -285,6 +285,13 @@ class _Given(ModelOutput):
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
+
+
+def _output_module(model: PreTrainedModel) -> Any:
+    """The output embedding, out of PEFT's wrapper for trained token rows."""
+    module = model.get_output_embeddings()
+    adapter = getattr(module, "token_adapter", None)
+    return module if adapter is None else adapter.base_layer
 
 
 def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> torch.Tensor:
@@ -321,7 +328,7 @@ def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 
 
 def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
-    config, module = text_config(model.config), model.get_output_embeddings()
+    config, module = text_config(model.config), _output_module(model)
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)

@@ -22,24 +22,12 @@ from stepjepa.training.options import JEPAOptions, TrainerOptions
 
 _MOST = 2**32 - 1  # of any number: the largest seed that all generators take
 _TRAINER = "options of transformers.TrainingArguments"
-_AT_LEAST_ONE = (
-    *("eval_accumulation_steps", "torch_empty_cache_steps", "dataloader_prefetch_factor", "ddp_bucket_cap_mb"),
-    "ddp_timeout",
-)
 # How the names of inherited options begin that leave the trained weights alone: a run may be resumed with others.
 _BESIDES_TRAINING = (
     *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
     *("include_", "prediction_loss_only", "per_device_eval_", "batch_eval_", "metric_for_", "greater_is_"),
     *("label_names", "load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout"),
-    *(
-        "torch_empty_cache_",
-        "use_cpu",
-        "restore_callback_",
-        "enable_jit_",
-        "debug",
-        "remove_unused_",
-        "average_tokens_",
-    ),
+    *("use_cpu", "restore_callback_", "enable_jit_", "debug", "remove_unused_", "average_tokens_"),
 )
 
 
@@ -69,6 +57,17 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     per_device_eval_batch_size: int = option(
         8, "Examples of an evaluation batch on each device.", _TRAINER, resume=True, at_least=1, at_most=2**20
     )
+    eval_accumulation_steps: int | None = option(
+        None, "Evaluation batches whose predictions are kept on the device.", _TRAINER, resume=True, at_least=1
+    )
+    torch_empty_cache_steps: int | None = option(
+        None, "Steps between two calls of torch's empty_cache.", _TRAINER, resume=True, at_least=1
+    )
+    dataloader_prefetch_factor: int | None = option(
+        None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
+    )
+    ddp_bucket_cap_mb: int | None = option(None, "Megabytes of a bucket of gradients.", _TRAINER, at_least=1)
+    ddp_timeout: int = option(1800, "Seconds that a process waits for the others.", _TRAINER, resume=True, at_least=1)
     local_rank: int = option(
         -1, "The number of this process, set by the launcher.", _TRAINER, resume=True, dumped=False, at_least=-1
     )
@@ -166,9 +165,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             kinds = {one.hint, *get_args(one.hint)}
             if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
                 continue
-            lowest = -math.inf if one.bounds else int(name in _AT_LEAST_ONE)
+            lowest = -math.inf if one.bounds else 0
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
-                raise ConfigError(f"{name} is {value!r}; it must be a number, at least {lowest} and at most {_MOST}")
+                raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}")
         epochs, steps, workers = _NAME.num_train_epochs, _NAME.max_steps, _NAME.dataloader_num_workers
         if self.num_train_epochs <= 0 and self.max_steps < 0:
             raise ConfigError(f"{epochs} is {self.num_train_epochs}; give a positive number, or {steps}")

@@ -22,8 +22,6 @@ from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock, Timeout
-
 from stepjepa.errors import ConfigError, DataError, RowError
 
 LOCK = ".lock"  # the name of the lock file in a folder that one process at a time may write
@@ -171,24 +169,39 @@ _DECODER = json.JSONDecoder(parse_int=_whole_number)
 def locked(path: Path) -> Iterator[bool]:
     """Hold a lock file within this context, as long as the process lives; False where another process holds it.
 
-    The file is removed at the end. One that a dead process has left is no obstacle. Where the folder cannot be written to or
-    the file system has no locks, nobody is kept out.
+    The file is removed at the end. One that a dead process has left is no obstacle. Where the system or the file system has
+    no locks, nobody is kept out.
     """
-    lock = FileLock(path, timeout=0)
     try:
-        lock.acquire()
-    except Timeout:
-        yield False
-        return
-    except (OSError, NotImplementedError):
+        import fcntl
+    except ImportError:
         yield True
         return
-    try:
-        yield True
-    finally:
-        with suppress(OSError):
-            path.unlink()  # before others may hold it
-        lock.release()
+    while True:
+        try:
+            file = open(path, "a", opener=no_links)  # noqa: SIM115
+        except OSError:  # a folder that cannot be written to
+            yield True
+            return
+        found = None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:
+                pass
+            with suppress(OSError):
+                found = path.stat()
+            if found is None or not os.path.samestat(found, os.fstat(file.fileno())):
+                continue  # its last holder has removed it meanwhile
+            try:
+                yield True
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
@@ -342,12 +355,14 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
     for name in files:
         if not (folder / name).is_file():
             return f"{name} is missing"
-    for name in (name for name in files if not only_weights or name.endswith(_WEIGHTS)):
-        size, expected = (folder / name).stat().st_size, files[name]["bytes"]
-        if size != expected:
-            return f"{name} has {size:,} bytes instead of {expected:,}"
+    compared = {name: entry for name, entry in files.items() if not only_weights or name.endswith(_WEIGHTS)}
+    for name, entry in compared.items():
+        size = (folder / name).stat().st_size
+        if size != entry["bytes"]:
+            return f"{name} has {size:,} bytes instead of {entry['bytes']:,}"
+    for name, entry in compared.items() if checksums else ():
         try:
-            if checksums and checksum(folder / name) != files[name]["sha256"]:
+            if checksum(folder / name) != entry["sha256"]:
                 return f"{name} is damaged: its checksum differs"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"

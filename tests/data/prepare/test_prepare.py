@@ -15,9 +15,9 @@ import tracemalloc
 import datasets
 import pytest
 
-from stepjepa.data.prepare import LINE_BYTES, Converter, PrepareOptions, prepare, rows
+from stepjepa.data.prepare import Converter, PrepareOptions, prepare, rows
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.data.prepare.rows import question_key
+from stepjepa.data.prepare.rows import LINE_BYTES, question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
 
@@ -249,7 +249,7 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
         (b'{"question": "caf\xc3', "truncated_line", "(inside a character)"),
         (b'{"question": "caf\xe9", "answer": "a"}\n', "not_utf8", "not UTF-8 text (invalid continuation byte)"),
         (b"\0" * 5000 + b"\n", "broken_json", "broken JSON (Expecting value at character 1)"),
-        (b"null\n", "not_an_object", "not an object with columns"),
+        (b"null\n", "not_an_object", "the row is null"),
         (b'{"a": ' * 100_000 + b"\n", "broken_json", "nested too deeply"),
         (HALF, "broken_text", "\\ud83d without its other half"),
         (b'{"' + b"k" * 3000 + b'": 1}\n', "missing_column", f"(columns found: {'k' * 80}...)"),
@@ -277,7 +277,7 @@ def test_a_line_of_fifty_megabytes(tmp_path):
     tracemalloc.stop()
     assert report.rows_kept == 2 and report.rows_dropped == {"line_too_long": 1} and peak < 4 * LINE_BYTES
     (example,) = report.examples["line_too_long"]
-    assert example["place"].endswith("raw.jsonl line 2")
+    assert example["place"].endswith("raw.jsonl line 2") and example["text"].startswith('{"question": "xxx')
 
 
 @pytest.mark.parametrize(
@@ -287,12 +287,12 @@ def test_a_line_of_fifty_megabytes(tmp_path):
         (b"\n \n\xef\xbb\xbf\n", "the file or data set is empty"),
         (
             b'[\n{"question": "q"}]',
-            "raw.jsonl line 1: this looks like one JSON array; write one object per line (JSONL), as jq -c",
+            "raw.jsonl: this looks like one JSON array; write one object per line (JSONL), as jq -c",
         ),
         (LINE.decode().encode("utf-16"), "raw.jsonl line 1: not UTF-8 text (invalid start byte)"),
         (
             b"\x80\x04\x95\x10",
-            "raw.jsonl line 1: not UTF-8 text (invalid start byte); save the file as UTF-8; none of the first 1 row can",
+            "raw.jsonl line 1: not UTF-8 text (invalid start byte); save the file as UTF-8 (the only",
         ),
         (
             b'{"question": "q", "answer": "#### 1"}\n',

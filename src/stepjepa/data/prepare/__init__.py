@@ -11,7 +11,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,11 +20,11 @@ from typing import Any
 from stepjepa.config.option import Names
 from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
-from stepjepa.data.prepare.rows import KEY_BITS, Converter, Dropped, Kept
+from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
 from stepjepa.data.report import REASONS as CHAT_REASONS
-from stepjepa.data.sources import FILE_SUFFIXES, RowSource, file_rows
+from stepjepa.data.sources import FILE_SUFFIXES, JSON_ARRAY, JSON_SUFFIXES, RowSource, csv_rows, reading
 from stepjepa.errors import ConfigError, DataError, RowError, no_rows
-from stepjepa.utils.files import replacing, write_json
+from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped
 
@@ -52,10 +52,11 @@ REASONS = {
 }
 # What was asked for, not a fault of the row: strict_data lets these pass.
 _FILTERS = {"too_few_steps", "too_many_steps", "wrong_answer", "duplicate"}
-LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
 _EXAMPLES = 20  # rows listed for a reason
 _LONGEST_TABLE = 12
-_BLOCK_ROWS, _RECOGNISED_BY = 500, 100  # rows that are prepared together, and that show the format
+_BLOCK_ROWS, _BLOCK_BYTES = 500, 2**20  # that are prepared together
+_RECOGNISED_BY = 100  # rows
+_LOOKED_AT = 1000  # rows, for those that can be read
 
 
 @dataclass
@@ -185,25 +186,26 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
             the first row that is dropped for a fault.
     """
     options.check()
-    raw = RowSource(options.file if source is None else source, options.dataset_split, any_file=True)
-    form = recognise(_first_rows(raw, options), options, raw.name)
+    raw = _RawRows(options.file if source is None else source, options)
+    form = recognise(raw.first_rows(), options, raw.name)
     train, valid, report = _output_files(options, raw.file)
-    converter = Converter(form, options)
+    converter = Converter(form, options, raw.text_lines)
     result = PrepareResult(raw.name, form.name, form.why, converter.least, options.drop_short, options.system_prompt)
     targets = [train, valid] if options.valid_ratio else [train]
     try:
         train.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             names = [stack.enter_context(replacing(target)) for target in targets]
-            files = [stack.enter_context(open(name, "wb", buffering=2**20)) for name in names]
+            files = [stack.enter_context(open(name, "wb", buffering=_BLOCK_BYTES)) for name in names]
             counts = [0] * len(files)
-            for kept in _kept(raw, converter, options, result):
-                target = int(kept.key < options.valid_ratio * 2**KEY_BITS)
-                files[target].write(kept.line)
-                counts[target] += 1
-            if not result.rows_kept:
-                reasons = "; ".join(result.dropped())
-                raise DataError(f"{raw.name}: none of {result.rows_read:,} rows can be kept; dropped {reasons}")
+            with raw.unchanged():
+                for kept in _kept(raw, converter, options, result):
+                    target = int(kept.key < options.valid_ratio * 2**KEY_BITS)
+                    files[target].write(kept.line)
+                    counts[target] += 1
+                if not result.rows_kept:
+                    reasons = "; ".join(result.dropped())
+                    raise DataError(f"{raw.name}: none of {result.rows_read:,} rows can be kept; dropped {reasons}")
         result.files = {str(target): rows for target, rows in zip(targets, counts, strict=True)}
         result.next_command = _next_command(result, train, valid)
         write_json(report, {**result.to_dict(), "job": {"input": {"name": raw.name}, "options": vars(options)}})
@@ -212,11 +214,10 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
     return result
 
 
-def _kept(raw: RowSource, converter: Converter, options: PrepareOptions, result: PrepareResult) -> Iterator[Kept]:
+def _kept(raw: _RawRows, converter: Converter, options: PrepareOptions, result: PrepareResult) -> Iterator[Kept]:
     """The rows to write, until the source or ``max_examples`` ends them; every row is counted."""
-    seen, rows = set[int](), _raw_rows(raw, options)
-    blocks = iter(lambda: list(islice(rows, _BLOCK_ROWS)), [])
-    for outcomes in mapped(converter, blocks, options.num_proc, _NAME.num_proc, options.engine):
+    seen = set[int]()
+    for outcomes in mapped(converter, raw.blocks(), options.num_proc, _NAME.num_proc, options.engine):
         for outcome in outcomes:
             if isinstance(outcome, Kept) and options.dedup and outcome.key in seen:
                 outcome = Dropped(outcome.number, "duplicate", "the question was kept before", outcome.question)
@@ -269,28 +270,87 @@ def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
     return shlex.join(["stepjepa", "train", *words])
 
 
-def _raw_rows(source: RowSource, options: PrepareOptions) -> Iterator[tuple[int, Any]]:
-    """(number, row) of every raw row, a line that cannot be read as its `RowError`.
+class _RawRows(RowSource):
+    """Raw rows; of a file of lines the bytes of each, so that what is wrong with one stays a fault of its own.
 
-    Lines of a file are JSON, or text for ``implicit_cot`` and where a file of another kind does not begin with an object.
+    Attributes:
+        text_lines: whether rows are lines of text.
+
+    Raises:
+        DataError: nothing that can be read, or one JSON array.
     """
-    file = source.file
-    if file is None:
-        return iter(source)
-    text = options.format == "implicit_cot"
-    if not text and file.suffix.lower() not in FILE_SUFFIXES:
-        _, first = next(file_rows(file, limit=LINE_BYTES, text=True, keep_faults=True), (0, ""))
-        text = not str(first).startswith(("{", "["))
-    return file_rows(file, limit=LINE_BYTES, text=text, keep_faults=True)
+
+    def __init__(self, source: object, options: PrepareOptions):
+        super().__init__(source, options.dataset_split, any_file=True)
+        suffix = "" if self.file is None else self.file.suffix.lower()
+        self.text_lines = self.file is not None and options.format == "implicit_cot"
+        if self.file is not None and not self.text_lines and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
+            self.text_lines = _first_byte(self.file) != b"{" and suffix not in JSON_SUFFIXES
+        self.by_line = self.by_line or self.text_lines
+        self._csv = suffix == ".csv" and not self.text_lines
+
+    def unchanged(self) -> AbstractContextManager[object]:
+        """A context in which the file must not change."""
+        return nullcontext() if self.file is None else unchanged(self.file)
+
+    def first_rows(self) -> list[Any]:
+        """The first rows that can be read, for recognising their format.
+
+        Raises:
+            DataError: there is none.
+        """
+        found, looked_at, wrong = list[Any](), 0, ""
+        with self.unchanged():
+            for number, raw in islice(self._raw(), _LOOKED_AT):
+                looked_at += 1
+                try:
+                    row = parse(raw, self.text_lines)
+                except RowError as error:
+                    wrong = wrong or f"{self.place(number)}: {error}"
+                    continue
+                found += [] if row is None else [row]
+                if len(found) == _RECOGNISED_BY:
+                    break
+        if not found and wrong:
+            which = f"none of the first {looked_at:,} lines can" if looked_at > 1 else "the only line cannot"
+            raise DataError(f"{wrong} ({which} be read)")
+        if not found:
+            raise no_rows(self.name)
+        return found
+
+    def blocks(self) -> Iterator[list[RawRow]]:
+        """All rows, in blocks."""
+        rows: list[RawRow] = []
+        size = 0
+        for row in self._raw():
+            rows.append(row)
+            size += len(row[1]) if isinstance(row[1], bytes) else 1000
+            if len(rows) == _BLOCK_ROWS or size >= _BLOCK_BYTES:
+                yield rows
+                rows, size = [], 0
+        if rows:
+            yield rows
+
+    def _raw(self) -> Iterator[RawRow]:
+        if self.file is None or not self.by_line:
+            yield from self
+        elif self._csv:
+            with reading(self.name):
+                yield from csv_rows(self.file, LINE_BYTES)
+        else:
+            with reading(self.name), open(self.file, "rb") as file:
+                yield from enumerate(read_lines(file, LINE_BYTES), 1)
 
 
-def _first_rows(source: RowSource, options: PrepareOptions) -> list[Any]:
-    """The first rows, those that can be read, for recognising their format; raises DataError where there is none."""
-    rows = list(islice(_raw_rows(source, options), _RECOGNISED_BY))
-    found = [row for _, row in rows if not isinstance(row, RowError)]
-    if not rows:
-        raise no_rows(source.name)
-    if not found:
-        number, wrong = rows[0]
-        raise DataError(f"{source.place(number)}: {wrong}; none of the first {counted(len(rows), 'row')} can be read")
-    return found
+def _first_byte(path: Path) -> bytes:
+    """The first byte that is no white space.
+
+    Raises:
+        DataError: it opens a JSON array.
+    """
+    with reading(path), open(path, "rb") as file:
+        starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
+        first = next(filter(None, starts), b"")[:1]
+    if first == b"[":
+        raise DataError(f"{path}: {JSON_ARRAY}")
+    return first

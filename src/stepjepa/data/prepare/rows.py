@@ -19,14 +19,19 @@ from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
 from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, PrepareOptions
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, Text, make_splitter
 from stepjepa.errors import RowError
+from stepjepa.utils.files import line_text, line_value
 from stepjepa.utils.text import counted, lone_surrogate
 
 _NAME = Names(PrepareOptions)
+LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
 KEY_BITS = 64
 _SHOWN = 160  # characters of a dropped row
 _JOIN = "\n\n"
 _THINK_MARK = re.compile(r"</?think(?:ing)?>|\[/?THINK\]")
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+# Number; bytes of a line, an object with columns, or what is wrong where it could not be read.
+RawRow = tuple[int, Any]
 
 
 class Kept(NamedTuple):
@@ -52,14 +57,18 @@ class Dropped(NamedTuple):
 
 
 class Converter:
-    """Prepares rows of one format.
+    """Prepares rows.
+
+    Args:
+        form: the rows' format and columns.
+        text_lines: whether the lines of bytes are text; JSON else.
 
     Attributes:
         least: `length` of a step at least.
     """
 
-    def __init__(self, form: RawFormat, options: PrepareOptions):
-        self._form, self._options = form, options
+    def __init__(self, form: RawFormat, options: PrepareOptions, text_lines: bool):
+        self._form, self._options, self._text_lines = form, options, text_lines
         named = form.name in ("gsm8k", *OWN_STEPS) or options.step_splitter == LISTED
         style = options.step_splitter
         if style in ("auto", LISTED):
@@ -68,16 +77,18 @@ class Converter:
         usual = 1 if named else PUBLISHED_LENGTH
         self.least = usual if options.min_step_length is None else options.min_step_length
 
-    def __call__(self, rows: Sequence[tuple[int, Any]]) -> list[Kept | Dropped]:
-        """One outcome for each numbered row, in order; of one that could not be read a `RowError` is given."""
+    def __call__(self, rows: Sequence[RawRow]) -> list[Kept | Dropped]:
+        """One outcome a row, in order; blank lines have none."""
         outcomes: list[Kept | Dropped] = []
-        for number, row in rows:
+        for number, raw in rows:
+            row: object = None
             try:
-                if isinstance(row, RowError):
-                    raise row
-                outcomes.append(self._prepared(number, row))
+                row = parse(raw, self._text_lines)
+                if row is not None:
+                    outcomes.append(self._prepared(number, row))
             except RowError as error:
-                outcomes.append(Dropped(number, error.reason, " ".join(str(error).split()), self._beginning(row)))
+                what = " ".join(str(error).split())
+                outcomes.append(Dropped(number, error.reason, what, self._beginning(row or raw)))
         return outcomes
 
     def _prepared(self, number: int, row: object) -> Kept:
@@ -116,7 +127,11 @@ class Converter:
         return Kept(number, data, key, len(steps), short, "\\boxed" in content, example.question[:_SHOWN])
 
     def steps_of(self, example: RawExample) -> tuple[list[str], int]:
-        """The steps, the final answer at the end of the last one, and how many pieces were too short to be steps."""
+        """The steps, the final answer at the end of the last one, and how many pieces were too short to be steps.
+
+        Raises:
+            RowError: the response is nothing but thoughts.
+        """
         pieces = example.pieces
         if pieces is None:
             parts = response_parts(example.response, self._options.keep_thinking)
@@ -148,9 +163,30 @@ class Converter:
             raise RowError("wrong_answer", f"the response ends in {_short(found)}, the ground truth is {_short(truth)}")
         return truth
 
-    def _beginning(self, row: object) -> str:
-        question = row.get(self._form.question) if isinstance(row, Mapping) else row
-        return "" if isinstance(row, RowError) else (question if isinstance(question, str) else str(row))[:_SHOWN]
+    def _beginning(self, raw: object) -> str:
+        if isinstance(raw, bytes):
+            return raw[:_SHOWN].decode("utf-8", "replace").strip()
+        question = raw.get(self._form.question) if isinstance(raw, Mapping) else raw
+        return "" if isinstance(question, RowError) else (question if isinstance(question, str) else str(raw))[:_SHOWN]
+
+
+def parse(raw: object, text_lines: bool) -> object:
+    """The row that a line of bytes holds, None for a blank line; what is no bytes is a row already.
+
+    Raises:
+        RowError: it cannot be read.
+    """
+    if isinstance(raw, RowError):
+        raise raw
+    if not isinstance(raw, bytes):
+        return raw
+    text = line_text(raw, LINE_BYTES)
+    if not text or text_lines:
+        return text or None
+    row = line_value(text, raw)
+    if row is None:
+        raise RowError("not_an_object", "the row is null, not an object with columns")
+    return row
 
 
 def question_key(question: str) -> int:
