@@ -14,6 +14,7 @@ from stepjepa.data import dataset
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.dataset import cache_key, load_cached, save_cached
 from stepjepa.data.encode import encode_dataset
+from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.errors import ConfigError
@@ -106,7 +107,7 @@ def test_half_an_entry_is_none(tmp_path, file):
     tokenizer = byte_bpe_tokenizer()
     store, report = encode_dataset(RowSource(file), tokenizer, ChatRenderer(tokenizer), OPTIONS)
     save_cached(tmp_path / "cache", "key", store, report)
-    for name in ("report.json", "ids.npy", "structure.npy"):
+    for name in ("report.json", "ids.npy", "pairs.npy"):
         path = tmp_path / "cache" / "key" / name
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
@@ -115,16 +116,28 @@ def test_half_an_entry_is_none(tmp_path, file):
     assert load_cached(tmp_path / "cache", "key") is not None
 
 
-def test_an_entry_of_another_version_is_none(tmp_path, file, monkeypatch):
+def test_an_entry_of_another_version_is_made_again_with_one_note(tmp_path, file, caplog, monkeypatch):
     tokenizer, folder = byte_bpe_tokenizer(), tmp_path / "cache"
-    old = folder / ("0" * 32)  # as version 0.1 has left it: other arrays
+    store, report = encode_dataset(RowSource(file), tokenizer, ChatRenderer(tokenizer), OPTIONS)
+    old = folder / ("0" * 32)  # as version 0.1 has left it: other arrays, no version in the report
     old.mkdir(parents=True)
     np.save(old / "ids.npy", np.arange(3))
     (old / "report.json").write_text(json.dumps({"source": str(file), "rows_read": 31, "target_tokens": 7}))
-    assert load_cached(folder, old.name) is None
     key = cache_key(RowSource(file), tokenizer, OPTIONS)
     monkeypatch.setattr(dataset, "_VERSION", {"format": 4, "version": "0.1"})
     assert cache_key(RowSource(file), tokenizer, OPTIONS) != key
+    monkeypatch.undo()
+    assert load_cached(folder, key) is None and load_cached(folder, old.name) is None
+    save_cached(folder, key, store, report)
+    (note,) = caplog.messages
+    assert (
+        note
+        == f"data_cache {folder}: its examples of {file} were written by another version of stepjepa; they are made again"
+    )
+    assert load_cached(folder, key)[1] == report
+    caplog.clear()
+    save_cached(folder, "other", store, DataReport("other data"))
+    assert caplog.messages == []
 
 
 def test_a_run_reads_what_the_run_before_has_stored(tmp_path, file, monkeypatch):

@@ -7,11 +7,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from stepjepa.data.dataset import Example, ExampleStore
 from stepjepa.data.encode import Encoded
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.streaming import ExampleStream, RowStream, StreamStart
-from stepjepa.data.types import Example, ExampleStore
 from stepjepa.errors import DataError
 
 

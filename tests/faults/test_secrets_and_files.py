@@ -12,9 +12,8 @@ import torch
 
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
-from stepjepa.data.dataset import load_cached, save_cached
+from stepjepa.data.dataset import ExampleStore, load_cached, save_cached
 from stepjepa.data.report import DataReport
-from stepjepa.data.types import ExampleStore
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation.store import Output, Paths
 from stepjepa.study.reading import read_training

@@ -1,19 +1,25 @@
-"""A cache of examples on disk, so that a second run on the same file starts without reading it.
+"""A data set's examples: in a few flat arrays, so that a data loader's workers share the memory instead of copying objects,
+and in a cache on disk, so that a second run on the same file starts without reading it.
 
-One entry is a folder named by a key of everything that decides the examples: the file (path, size, time of change), the
-tokenizer, the chat template, the encoding options and this library's version. It holds the arrays of an `ExampleStore`,
-which are memory-mapped when they are read, and the data report.
+One entry of a cache is a folder named by a key of everything that decides the examples: the file (path, size, time of
+change), the tokenizer, the chat template, the encoding options and this library's version. It holds the arrays of an
+`ExampleStore`, which are memory-mapped when they are read, and the data report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +27,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.options import DataOptions, ReadingOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.types import ExampleStore
+from stepjepa.data.types import Example, Pair, Read, Segment, Span, Term
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import read_json, write_json
 from stepjepa.version import __version__
@@ -30,8 +36,124 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NAME = Names(ReadingOptions)
-_VERSION = {"format": 7, "version": __version__}
+_NONE = -1  # in an array, for None
+_VERSION = {"format": 6, "version": __version__}
 _REPORT = "report.json"  # written last: an entry without it is none
+logger = logging.getLogger("stepjepa")
+
+
+class ExampleStore(Sequence):
+    """Examples one after the other.
+
+    Attributes:
+        arrays: all that the store is made of, by the names in `ARRAYS`; they may be memory-mapped.
+        lengths: (E,) int64, tokens of each trunk.
+    """
+
+    # name -> (columns, dtype); each of them once more as ``.._edges`` (E + 1,) int64, where every example begins in it.
+    TABLES = {
+        "ids": (0, np.int32),
+        "labels": (2, np.int32),
+        "segment_ids": (0, np.int32),
+        "segments": (7, np.int32),  # vocabulary tokens, attach, position, group, slots, slot, origin
+        "pairs": (6, np.int32),  # terms of the source, terms of the target, their layers, horizon, group
+        "weights": (0, np.float32),
+        "terms": (3, np.int32),  # segment, token, tokens
+        "coefficients": (0, np.float64),
+        "view_spans": (4, np.int32),
+    }
+    ARRAYS = (*TABLES, *(f"{name}_edges" for name in TABLES))
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self.arrays = {name: arrays[name] for name in self.ARRAYS}
+        self.lengths = np.diff(self.arrays["ids_edges"])
+
+    @classmethod
+    def of(cls, examples: Iterable[Example]) -> ExampleStore:
+        """A store of these examples."""
+        # Flat from the first: a hundred thousand small tuples cost more in garbage collection than to make.
+        tables = [array(np.dtype(dtype).char) for _, dtype in cls.TABLES.values()]
+        ends: list[list[int]] = [[0] for _ in tables]
+        for example in examples:
+            for table, end, numbers in zip(tables, ends, _numbers(example), strict=True):
+                if isinstance(numbers, np.ndarray):
+                    table.frombytes(np.asarray(numbers, np.int32).tobytes())
+                else:
+                    table.extend(numbers)
+                end.append(len(table))
+        arrays: dict[str, np.ndarray] = {}
+        for (name, (columns, dtype)), table, end in zip(cls.TABLES.items(), tables, ends, strict=True):
+            arrays[name] = np.array(table, dtype).reshape(-1, *([columns] * bool(columns)))
+            arrays[f"{name}_edges"] = np.array(end, np.int64) // (columns or 1)
+        return cls(arrays)
+
+    @classmethod
+    def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
+        """One store of the examples of several, in their order."""
+        parts = [store.arrays for store in stores]
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in cls.TABLES}
+        for name in cls.TABLES:
+            counts = [np.diff(part[f"{name}_edges"]) for part in parts]
+            arrays[f"{name}_edges"] = np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
+        return cls(arrays)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
+        index = range(len(self))[index]
+
+        def own(name: str) -> np.ndarray:
+            edges = self.arrays[f"{name}_edges"]
+            return self.arrays[name][edges[index] : edges[index + 1]]
+
+        labels = tuple(Span(*span) for span in own("labels").tolist())
+        views = tuple((Span(a, b), Span(c, d)) for a, b, c, d in own("view_spans").tolist())
+        pairs = own("pairs").tolist()
+        if not pairs:
+            return Example(own("ids"), labels, view_spans=views)
+        segments, start, tokens = [], 0, own("segment_ids")
+        for length, attach, position, group, slots, slot, origin in own("segments").tolist():
+            ids = tokens[start : start + length]
+            segments.append(Segment(ids, attach, position, group, slots, slot, None if origin == _NONE else origin))
+            start += length
+        numbers = zip(own("terms").tolist(), own("coefficients").tolist(), strict=True)
+        terms = (Term(segment, token, coefficient, tokens) for (segment, token, tokens), coefficient in numbers)
+
+        def read(count: int, layer: int) -> Read:
+            return Read(tuple(next(terms) for _ in range(count)), None if layer == _NONE else layer)
+
+        found = [
+            Pair(read(sources, layer), read(targets, target_layer), weight, *further)
+            for (sources, targets, layer, target_layer, *further), weight in zip(
+                pairs, own("weights").tolist(), strict=True
+            )
+        ]
+        return Example(own("ids"), labels, tuple(segments), tuple(found), views)
+
+
+def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
+    """What one example adds to each of the store's tables, in their order."""
+    trunk, labels, segments, pairs, view_spans = example
+    reads = [read for pair in pairs for read in pair[:2]]
+    terms = [term for read in reads for term in read.terms]
+    layers = [_NONE if read.layer is None else read.layer for read in reads]
+    rows = [(len(s.ids), *s[1:-1], _NONE if s.origin is None else s.origin) for s in segments]
+    counts = [
+        (len(pair.source.terms), len(pair.target.terms), *layers[2 * number : 2 * number + 2], *pair[3:])
+        for number, pair in enumerate(pairs)
+    ]
+    return (
+        trunk,
+        list(chain.from_iterable(labels)),
+        np.concatenate([s.ids for s in segments]) if segments else (),
+        list(chain.from_iterable(rows)),
+        list(chain.from_iterable(counts)),
+        [pair.weight for pair in pairs],
+        [number for term in terms for number in (term.segment, term.token, term.tokens)],
+        [term.coefficient for term in terms],
+        [number for views in view_spans for span in views for number in span],
+    )
 
 
 def cache_key(source: RowSource, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> str | None:
@@ -66,18 +188,21 @@ def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore,
 def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, report: DataReport) -> None:
     """Store examples and their report under a key. The entry appears complete or not at all.
 
+    Examples of the same data by another version of this library are not read; one line of the log says so.
+
     Raises:
         ConfigError: the folder cannot be written.
     """
     root = Path(folder)
     try:
         root.mkdir(parents=True, exist_ok=True)
+        _note_other_versions(root, report.source)
         part = root / f".{key}.{secrets.token_hex(8)}"
         part.mkdir()  # readable for whoever may read the folder around it
         try:
             for name, array in store.arrays.items():
                 np.save(part / f"{name}.npy", array)
-            write_json(part / _REPORT, report.to_dict(), indent=None)
+            write_json(part / _REPORT, {**report.to_dict(), "cache": _VERSION}, indent=None)
             if load_cached(root, key) is None:
                 shutil.rmtree(root / key, ignore_errors=True)  # a damaged entry
                 os.replace(part, root / key)
@@ -87,3 +212,18 @@ def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, r
         if load_cached(root, key) is not None:
             return  # another process was faster
         raise ConfigError(f"--{_NAME.data_cache} {folder}: cannot be written ({error.strerror or error})") from None
+
+
+def _note_other_versions(root: Path, source: str) -> None:
+    """Say once that there are examples of the same data by another version."""
+    for entry in root.glob(f"*/{_REPORT}"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            record = read_json(entry)
+            if record.get("source") == source and record.get("cache") != _VERSION:
+                logger.warning(
+                    "%s %s: its examples of %s were written by another version of stepjepa; they are made again",
+                    _NAME.data_cache,
+                    root,
+                    source,
+                )
+                return

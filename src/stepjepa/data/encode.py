@@ -14,6 +14,7 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, row_to_messages
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import (
     DataOptions,
     ReadingOptions,
@@ -37,7 +38,7 @@ from stepjepa.data.tokens import (
     token_span,
     turn_marks,
 )
-from stepjepa.data.types import Example, ExampleStore, PairsFound, Span, Turn
+from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError, no_rows
 from stepjepa.utils.parallel import Engine, mapped
 

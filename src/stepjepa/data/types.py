@@ -11,8 +11,7 @@ Shapes: T tokens of a trunk, S of a segment, R rows, P pairs, M terms, N labelle
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,12 +111,6 @@ class Read(NamedTuple):
         """The mean of the states of a segment's tokens [start, stop)."""
         tokens = view.stop - view.start
         return cls((Term(segment, view.start, 1 / tokens, tokens),))
-
-    @classmethod
-    def of_record(cls, record: Sequence[Any]) -> Read:
-        """What a read, written as JSON, holds."""
-        terms, layer = record
-        return cls(tuple(Term(*term) for term in terms), layer)
 
     @property
     def is_state(self) -> bool:
@@ -219,70 +212,6 @@ class Example(NamedTuple):
         if segment is None or segment.attach != ISOLATED:
             return Span(0, self.sees(read) + 1)
         return None if segment.origin is None else Span(segment.origin, segment.origin + len(segment.ids))
-
-
-class ExampleStore(Sequence[Example]):
-    """Examples one after the other in a few flat arrays, which processes share and files hold without copies of objects.
-
-    Attributes:
-        arrays: ``ids`` of all trunks, ``segment_ids`` of all segments; ``structure``, uint8: the rest of each example as
-            JSON; ``edges`` (E + 1, 3) int64: where each example begins in these. They may be memory-mapped.
-        lengths: (E,) int64, tokens of each trunk.
-    """
-
-    TABLES = {"ids": np.int32, "segment_ids": np.int32, "structure": np.uint8}
-    ARRAYS = (*TABLES, "edges")
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]):
-        self.arrays = dict(arrays)
-        self.lengths = np.diff(arrays["edges"][:, 0])
-
-    @classmethod
-    def of(cls, examples: Iterable[Example]) -> ExampleStore:
-        """A store of these examples."""
-        tables, edges = [bytearray() for _ in cls.TABLES], [[0] * len(cls.TABLES)]
-        for example in examples:
-            for ids in (segment.ids for segment in example.segments):
-                tables[1] += ids.astype(np.int32).tobytes()
-            places = [(len(segment.ids), *segment[1:]) for segment in example.segments]
-            tables[0] += np.asarray(example.trunk, np.int32).tobytes()
-            tables[2] += _written([example.labels, places, example.pairs, example.view_spans]).encode()
-            edges.append([*map(len, tables)])
-        kinds = zip(cls.TABLES.items(), tables, strict=True)
-        arrays = {name: np.frombuffer(table, dtype) for (name, dtype), table in kinds}
-        sizes = [np.dtype(dtype).itemsize for dtype in cls.TABLES.values()]
-        return cls({**arrays, "edges": np.array(edges, np.int64) // sizes})
-
-    @classmethod
-    def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
-        """One store of the examples of several, in their order."""
-        arrays = {name: np.concatenate([store.arrays[name] for store in stores]) for name in cls.TABLES}
-        sizes = [np.diff(store.arrays["edges"], axis=0) for store in stores]
-        start = np.zeros((1, len(cls.TABLES)), np.int64)
-        return cls({**arrays, "edges": np.concatenate([start, *sizes]).cumsum(axis=0)})
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> Example:  # type: ignore[override]
-        index = range(len(self))[index]
-        ids, tokens, structure, edges = (self.arrays[name] for name in self.ARRAYS)
-        (start, first, begin), (stop, _, end) = edges[index : index + 2].tolist()
-        labels, places, pairs, views = json.loads(structure[begin:end].tobytes())
-        segments = []
-        for length, *place in places:
-            segments.append(Segment(tokens[first : first + length], *place))
-            first += length
-        return Example(
-            ids[start:stop],
-            tuple(Span(*span) for span in labels),
-            tuple(segments),
-            tuple(Pair(Read.of_record(source), Read.of_record(target), *more) for source, target, *more in pairs),
-            tuple((Span(*source), Span(*target)) for source, target in views),
-        )
-
-
-_written = json.JSONEncoder(separators=(",", ":"), default=np.generic.item).encode
 
 
 class PairsFound(NamedTuple):

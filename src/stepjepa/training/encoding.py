@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer, with_template
-from stepjepa.data.dataset import cache_key, load_cached, save_cached
+from stepjepa.data.dataset import ExampleStore, cache_key, load_cached, save_cached
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, make_splitter, rules_for
 from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
-from stepjepa.data.types import Example, ExampleStore
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.batches import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.sources import texts_of
-from stepjepa.data.types import Batch, Example, ExampleStore
+from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release

@@ -225,10 +225,15 @@ def read_tokens(
         store, stop = encoded.store, 0
         if unknown is not None:
             found.unknown_tokens = (found.unknown_tokens or 0) + int((store.arrays["ids"] == unknown).sum())
+        single = np.flatnonzero(store.arrays["segments"][:, 0] == 1)  # segments of one token
+        short = set((np.searchsorted(store.arrays["segments_edges"], single, "right") - 1).tolist())
         cut = []  # the chats that may be longer than their examples
         for number, ((place, row), parts) in enumerate(zip(chunk, encoded.counts, strict=True), first):
             start, stop = stop, stop + parts
-            for example in map(store.__getitem__, range(start, stop)):
+            for index in range(start, stop):
+                if index not in short and number not in chosen:
+                    continue
+                example = store[index]
                 targets = (example.segment(pair.target) for pair in example.pairs)
                 found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
                 if number in chosen:  # copies, so that the chunk's arrays do not stay in memory
