@@ -213,3 +213,9 @@ def test_files_without_solutions(score, tmp_path):
     assert "is empty" in score(write(tmp_path / "empty.jsonl", []), status=2)
     assert "none of 1 rows holds a solution" in score(write(tmp_path / "odd.jsonl", [{"x": 1}]), status=2)
     assert "no solutions given" in score("", status=2)
+
+
+def test_the_old_command_names_the_new_one(capsys):
+    assert main(["score", "solutions.jsonl", "--model_name", "runs/a"]) == 2
+    said = capsys.readouterr().err
+    assert said == "stepjepa: error: score is now: stepjepa analyze --energy solutions.jsonl --model_name runs/a\n"

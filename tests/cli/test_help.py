@@ -60,7 +60,7 @@ def test_every_option_of_train_is_shown_once(shown):
         ("--no_lora --adam-beta2 0.9 --trian_file x", "--trian_file", "--train_file?"),
         ("--batch_size 4 --learning-rat x", "--learning-rat", "--learning_rate?"),
         ("--adam_epsilo x", "--adam_epsilo", "--adam_epsilon?"),
-        ("--train_file x --step_separator --foo", "--foo", "?"),
+        ("--train_file x --step_separator --foo", "--foo", "?; for a value, write --step_separator=--foo"),
         ("--no_lora --foo", "--foo", "?"),
         ("--llm_jepa --lbd 1", "--llm_jepa", "--objective llm_jepa?"),
     ],

@@ -258,6 +258,15 @@ def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
     assert list(variant["forms"]) == ["packed", "inline"]
 
 
+def test_hostile_text(inspect, tmp_path):
+    page = tmp_path / "page.html"
+    inspect("--step_jepa --row 3 --html", page)
+    text = page.read_text(encoding="ascii")
+    assert text.count("<script") == 2 and text.count("</script") == 2
+    texts = "".join(read_page(page)["texts"])
+    assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts
+
+
 def test_a_page_of_a_long_row_is_small(tmp_path, inspect):
     """1,000 tokens, with the attention of a model in all the room that is left."""
     file, page = tmp_path / "long.jsonl", tmp_path / "page.html"

@@ -20,6 +20,7 @@ from stepjepa.utils.terminal import print_json, print_text
 
 _NAME, _ENERGY_NAME = Names(AnalyzeOptions), Names(EnergyOptions)
 _ENERGY = f"--{_NAME.energy}"
+WAS = {"score": f"analyze {_ENERGY}"}  # a command of its own once
 
 
 def run(argv: list[str]) -> int:

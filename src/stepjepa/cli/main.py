@@ -38,6 +38,8 @@ COMMANDS = {
     "doctor": "what is exact on this machine, its speed and memory, and the flags to take",
     "report": "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
 }
+# What was a command of its own once, and the command that says how it is written now (`WAS`).
+RENAMED = {"score": "analyze"}
 
 COMPLETION, QUIET = "--print-completion", "--quiet"
 SHELLS = ("bash", "zsh")
@@ -93,6 +95,10 @@ def _dispatch(argv: list[str]) -> int:
     if command in ("--version", "version"):
         print_text(f"stepjepa {__version__}")
         return 0
+    if command in RENAMED:
+        now = _module(RENAMED[command]).WAS[command]
+        print_error(f"stepjepa: error: {command} is now: {' '.join(['stepjepa', now, *rest])}")
+        return 2
     if command not in (*COMMANDS, COMPLETION):
         kind = "option" if command.startswith("-") else "command"
         known = [*COMMANDS, "--help", "--version", COMPLETION] if kind == "option" else list(COMMANDS)

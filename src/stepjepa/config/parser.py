@@ -241,7 +241,7 @@ class StrictParser:
             before, words = flags[-1] if flags else ("", [])
             open_names = [name for name, taken in free.items() if self.options[name].many or not taken]
             if match := _FLAG.fullmatch(word):
-                self._check_flag(f"--{match[1]}")
+                self._check_flag(f"--{match[1]}", "" if words else before)
                 flags.append((f"--{match[1]}", [] if match[2] is None else [match[2]]))
             elif open_names and (word[:1] != "-" or len(word) == 1) and not self._takes(before, words, word):
                 free[open_names[0]].append(word)
@@ -280,11 +280,14 @@ class StrictParser:
         target = self.aliases.get(_plain(spelling), _plain(spelling))
         return target, self.options.get(target) if isinstance(target, str) else None
 
-    def _check_flag(self, spelling: str) -> None:
-        """Refuse a flag that nobody knows."""
+    def _check_flag(self, spelling: str, before: str) -> None:
+        """Refuse a flag that nobody knows; `before` is a flag that waits for a value."""
         name = _plain(spelling)
-        if name not in {*self.options, *self.aliases, "config"} and not self._switched_off(name):
-            raise ConfigError(f"unknown flag {spelling}{self._hint(name)}")
+        if name in {*self.options, *self.aliases, "config"} or self._switched_off(name):
+            return
+        waiting = self.options.get(_plain(before))
+        way = f"; for a value, write {before}={spelling}" if waiting and not waiting.boolean else ""
+        raise ConfigError(f"unknown flag {spelling}{self._hint(name)}{way}")
 
     def _switched_off(self, name: str) -> Option | None:
         """The true/false option that ``--no_NAME`` switches off."""

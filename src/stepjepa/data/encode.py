@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -428,7 +428,7 @@ def encode_dataset(
         ConfigError: a slow tokenizer, or chats without a template.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
-    encoder = replace(make_encoder(rows, tokenizer, renderer, options), digests=True)
+    encoder = make_encoder(rows, tokenizer, renderer, options, digests=True)
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
@@ -445,9 +445,16 @@ def encode_dataset(
 
 
 def make_encoder(
-    rows: RowSource, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None, options: EncodeOptions
+    rows: RowSource,
+    tokenizer: PreTrainedTokenizerBase,
+    renderer: ChatRenderer | None,
+    options: EncodeOptions,
+    digests: bool = False,
 ) -> RowEncoder:
     """The encoder of a data set, whose first row decides whether it is one of chats or of plain text.
+
+    Args:
+        digests: see `RowEncoder`.
 
     Raises:
         DataError: no row at all, or plain text for an objective that needs chats.
@@ -462,7 +469,7 @@ def make_encoder(
             f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats "
             f"({KNOWN_CHATS}); stepjepa check names the objectives for plain text"
         )
-    return RowEncoder(rows.name, tokenizer, renderer, options, streams)
+    return RowEncoder(rows.name, tokenizer, renderer, options, streams, digests)
 
 
 def nothing_kept(report: DataReport) -> DataError:

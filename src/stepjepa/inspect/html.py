@@ -52,14 +52,13 @@ def page_data(title: str, variants: Sequence[dict[str, Any]], texts: dict[str, i
         texts: labels of tokens -> their numbers, as `row_data` has given them.
         notes: about all variants.
     """
-    for variant in variants:
-        variant["whyNot"] = {name: escaped(why) for name, why in variant["whyNot"].items()}
+    said = [{name: escaped(why) for name, why in variant["whyNot"].items()} for variant in variants]
     return {
         "title": escaped(title),
         "notes": list(map(escaped, notes)),
         "model": None,
         "kinds": [{"name": name, "letter": kind.letter, "words": kind.meaning} for name, kind in KINDS.items()],
-        "variants": variants,
+        "variants": [{**variant, "whyNot": why} for variant, why in zip(variants, said, strict=True)],
         "texts": list(texts),
     }
 

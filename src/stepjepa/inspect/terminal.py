@@ -166,13 +166,13 @@ def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
             yield Text(f"{called} (h: the state of a token)", style=_FAINT)
         title = f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
         for line in (_view_lines if pair.views else _sum_lines)(record, pair, glyphs):
-            yield Text(title + line)
+            yield Text(title).append(line)
             title = " " * len(title)
     if len(sums) > _MOST_VECTORS:
         yield Text(f"  and {len(sums) - _MOST_VECTORS} more")
 
 
-def _view_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:
+def _view_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[Text]:
     """Where the source and the target are, and where they are read."""
     assert pair.views
     segment, original, copy = pair.views.source_segment, pair.views.original, pair.views.copy
@@ -183,9 +183,10 @@ def _view_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[st
     where = f"source ends at {_token(record, pair.views.source_end, glyphs)}"
     if segment:
         where = f"source {_range(segment)}" if pair.views.standalone else f"{where} (row {_range(segment)})"
-    yield f"{where}, read at {source}"
+    yield Text(f"{where}, read at {source}", style=KINDS["source"].style)
     where = f" (on the trunk {_range(original)})" if original else ""
-    yield f"target {_range(copy)}{' (isolated in its place)' if original == copy else where}, read at {target}"
+    where = " (isolated in its place)" if original == copy else where
+    yield Text(f"target {_range(copy)}{where}, read at {target}", style=KINDS["target"].style)
 
 
 def _sum_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:

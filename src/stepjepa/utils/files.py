@@ -231,24 +231,21 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         OSError: there is no such file at the start.
     """
     before = os.stat(path)
-
-    def check() -> None:
-        now = os.stat(path) if os.path.exists(path) else None
-        if now is None or (now.st_ino, now.st_size, now.st_mtime_ns) != (
-            before.st_ino,
-            before.st_size,
-            before.st_mtime_ns,
-        ):
-            raise DataError(
-                f"{path}: the file changed while it was read; start again when nothing writes to it"
-            ) from None
-
+    broken: DataError | None = None
     try:
         yield
-    except DataError:
-        check()
-        raise
-    check()
+    except DataError as error:
+        broken = error
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: the file was removed while it was read; give a file that stays") from None
+    if (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns):
+        grown = now.st_size != before.st_size
+        size = f" ({before.st_size:,} bytes before, {now.st_size:,} now)" if grown else ""
+        raise DataError(f"{path}: the file changed while it was read{size}; start again when nothing writes to it")
+    if broken is not None:
+        raise broken
 
 
 def read_lines(file: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
