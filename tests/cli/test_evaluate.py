@@ -257,7 +257,7 @@ def test_what_vllm_is_asked(evaluate, home, tmp_path, monkeypatch):
         ("run", "", "choose one or several of"),
         ("run", "--metric gsm9k", "did you mean gsm8k?"),
         ("nothing", "--metric exact", "nothing: no such folder"),
-        ("test.jsonl", "--metric exact", "no such folder"),
+        ("test.jsonl", "--metric exact", "is a file; give the model's folder"),
         (".", "--metric exact", "no model in this folder"),
         ("run", "--metric exact --max_examples 0", "max_examples is 0"),
         ("run", "--metric exact --system_prompt x --use_test_prompts", "--use_test_prompts keeps"),
@@ -305,8 +305,5 @@ def test_analysis(evaluate, home, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["both"] + record["only_a"] + record["only_b"] + record["neither"] == 12
     assert record["a"]["metric"] == "exact"
-    for words, said in (
-        (["a", "b", "c"], "one file of predictions, or two"),
-        ([str(tmp_path)], "cannot be read (Is a directory)"),
-    ):
+    for words, said in ((["a", "b", "c"], "one file of predictions, or two"), ([str(tmp_path)], "is a folder")):
         assert main(["evaluate", "--analyze", *words]) == 2 and said in capsys.readouterr().err

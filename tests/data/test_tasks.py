@@ -240,7 +240,7 @@ def test_what_is_refused(name, options, message):
 def test_what_else_is_refused():
     with make_metric("task") as metric:
         for row, message in (
-            ({"answer": "3"}, "the row is not as a built-in task writes it"),
+            ({"answer": "3"}, "the row has no 'task'"),
             ({"answer": "3", "task": "a6"}, "did you mean 'a5'"),
             ({"answer": "3", "task": "countdown", "question": "x"}, "as a built-in task writes it"),
         ):

@@ -13,16 +13,16 @@ from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
+from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.questions import (
     SystemPrompt,
-    TrainingRecord,
     choose_system_prompt,
-    drop_useless,
     read_questions,
     read_solutions,
     right_answers,
     system_prompt_line,
 )
+from stepjepa.evaluation.run import drop_useless
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OWN = SystemPrompt(None, True, "")
@@ -180,7 +180,7 @@ def test_solutions_in_chats():
         [solved("1 + 1?", "It is 2.", ground_truth="2"), solved("1 + 1?", "It is 3."), {"x": 1}, solved("2?", "2")]
     )
     first, second, other = found.solutions
-    assert (first.chat[-1]["content"], first.text, first.index, other.index) == ("It is 2.", "1 + 1?", 0, 3)
+    assert (first.text, first.question, first.index, other.index) == ("It is 2.", "1 + 1?", 0, 3)
     assert first.question_key == second.question_key != other.question_key
     assert (found.rows_read, dict(found.skipped), found.generated) == (4, {"no_known_columns": 1}, False)
     assert len(solutions_in([solved("1?", "1")] * 3, limit=2).solutions) == 2
@@ -198,7 +198,7 @@ def test_a_solution_is_not_held_against_itself():
         with pytest.raises(DataError, match="row 0: no reference answer"):
             right_answers(exact, solutions_in([row]).solutions)
     named = solutions_in([{"q": "1 + 1?", "a": "2", "ground_truth": "3"}], columns=PairColumns("q", "a")).solutions
-    assert named[0].chat[-1]["content"] == "2" and right_answers(exact, named) == [(False, "2")]
+    assert named[0].text == "2" and right_answers(exact, named) == [(False, "2")]
 
 
 def test_solutions_that_are_predictions():
@@ -211,7 +211,7 @@ def test_solutions_that_are_predictions():
     found = solutions_in(rows, SystemPrompt("Add.", False, ""))
     a, b, c = found.solutions
     assert a.question_key == b.question_key != c.question_key and found.generated
-    assert [turn["role"] for turn in a.chat] == ["system", "user", "assistant"] and b.chat[-1]["content"] == ""
+    assert [turn["role"] for turn in a.chat] == ["system", "user", "assistant"] and b.text == ""
     assert right_answers(make_metric("gsm8k"), found.solutions) == [(True, "2"), (False, None), (False, "4")]
     assert found.skipped.total() == 1
 

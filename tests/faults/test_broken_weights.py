@@ -15,8 +15,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import EvaluationResult, read_predictions, record_lines
-from stepjepa.evaluation.questions import QuestionSet
-from stepjepa.evaluation.run import Task
+from stepjepa.evaluation.run import Answers
 from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
 from stepjepa.study.stages import score_model
@@ -93,7 +92,7 @@ def test_large_finite_weights_are_no_fault():
 
 
 def test_a_loss_that_is_no_number_is_said_and_written_as_null(tmp_path):
-    Task(QuestionSet("rows"), []).add({"losses": [AnswerLoss(0, float("nan"), 2)]})
+    Answers().add({"losses": [AnswerLoss(0, float("nan"), 2)]})
     found = {"kind": "loss", "value": float("nan"), "n": 1}
     metrics = {"answer_nll": found, "again": {**found, "value": None}}
     lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()

@@ -118,5 +118,5 @@ def test_answers_in_the_making_follow_no_link(tmp_path):
     (tmp_path / "answers.partial").symlink_to(tmp_path / "victim")
     output = Output(Paths((), tmp_path / "record.json", tmp_path / "answers.partial"), {}, {})
     with pytest.raises(DataError, match="answers.partial"), output.opened(print):
-        output.append({})
+        pass
     assert not (tmp_path / "victim").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -166,6 +167,19 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     assert all("sk-secret" not in path.read_text() for path in out.parent.iterdir())
 
 
+def test_loops_are_closed(server, data, tmp_path, monkeypatch):
+    """An event loop that is left open holds three file handles, and warns in whatever runs when it is collected."""
+    loops, new_loop = [], asyncio.new_event_loop
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: loops.append(new_loop()) or loops[-1])
+    for reply in ((400, {}, {"error": "no"}), None):
+        server.script = lambda body, count, reply=reply: reply or solution(body)
+        main(words(server, data, tmp_path / "out.jsonl"))
+    deadline = time.monotonic() + 30
+    while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loops and all(loop.is_closed() for loop in loops)
+
+
 def test_request_fields(server, data, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # is about the Hub, not about this server
     monkeypatch.setenv("HF_TOKEN", "hf_secret")  # so is this
@@ -325,10 +339,10 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--response_field answer", "response_field is 'answer'"),
         (ROW, "--output_file out.json", "must end in .jsonl"),
         (ROW, "--output_file none", "--output_file must be given"),
-        (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere: cannot be written"),
+        (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
         (ROW, "--model_name none", "--model_name must be given"),
         (ROW, "--base_url none", "needs --base_url"),
-        (ROW, "--base_url localhost:8000", "--base_url is no plain address"),
+        (ROW, "--base_url localhost:8000", "no address"),
         (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
         (ROW, "--api_key_env sk-proj-abc", "no environment variable of that name"),
     ],

@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.tokens import Prompter
+from stepjepa.errors import ConfigError
 from stepjepa.generation import Request, local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch
 from support.answers import lines as rows
@@ -208,9 +209,14 @@ def test_modes_and_seeds(model, tokenizer):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_an_empty_prompt(model, tokenizer):
-    with pytest.raises(ValueError, match="a prompt is empty"):
-        generate_batch(model, tokenizer, [[5], []], 4)
+def test_bad_arguments(model, tokenizer):
+    for arguments, error, message in (
+        ({"prompts": [[5], []]}, ValueError, "a prompt is empty"),
+        ({"max_new_tokens": 0}, ConfigError, "max_new_tokens"),
+        ({"temperature": 1.0, "top_p": 0.0}, ConfigError, "top_p"),
+    ):
+        with pytest.raises(error, match=message):
+            generate_batch(model, tokenizer, **({"prompts": [[5]], "max_new_tokens": 4} | arguments))
 
 
 @pytest.mark.parametrize(

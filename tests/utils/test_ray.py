@@ -142,7 +142,7 @@ def test_a_likelihood_is_refused(model, tmp_path, capsys):
         "answer_nll",
     ]
     assert main(words) == 2
-    assert "answer_nll needs --backend transformers, and no --ray_replicas" in capsys.readouterr().err
+    assert "answer_nll is computed by this process: leave --ray_replicas out" in capsys.readouterr().err
 
 
 STUDY = """\

@@ -33,13 +33,15 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import questions
 from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics
+from stepjepa.evaluation.models import digests
 from stepjepa.evaluation.questions import SolutionSet, SystemPrompt
-from stepjepa.evaluation.run import Task, digests, sample_solutions
+from stepjepa.evaluation.run import Task, drop_useless, sample_solutions
 from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
+from stepjepa.generation.store import replace as replace_file
 from stepjepa.objectives.base import objective_of, trained_pairs
-from stepjepa.utils.files import check_writable, json_bytes, write_whole
+from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.terminal import Bar, ending, show_log
 from stepjepa.utils.text import legend, slug, text_table
 from stepjepa.version import __version__
@@ -122,9 +124,8 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         with saying_where(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         lines, result = _score(options, model, found, metric, bar)
-        for one, parts in ((path, map(json_line, lines)), (files[1], [json_bytes(result, indent=2), b"\n"])):
-            with saying_where(one):
-                write_whole(one, parts)
+        replace_file(path, map(json_line, lines))
+        replace_file(files[1], [json_bytes(result, indent=2), b"\n"])
     return AnalysisResult(result, tuple(files), (*energy_lines(result), f"written to {', '.join(map(str, files))}"))
 
 
@@ -141,7 +142,7 @@ def _sample(
     method = model.method
     prompter = Prompter(model.tokenizer, method.chat_template, method.plain, method.chat_template_kwargs)
     asked = questions.read_questions(source, system, method.columns, options.max_examples)
-    questions.drop_useless(asked, [metric] if metric else [], prompter)
+    drop_useless(asked, [metric] if metric else [], prompter)
     bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} questions")
     for line in asked.skipped_lines():
         bar.say(f"         {line}")
@@ -231,7 +232,7 @@ def _lines(
         tokens = 0 if one is None else len(label_indices(one.example)[0])
         lines.append({
             "index": solution.index,
-            "question": solution.text,
+            "question": solution.question,
             "num_steps": len(steps),
             **{name: mean(_values(steps, name)).value for name in _ENERGIES},
             "log_likelihood": likelihood,

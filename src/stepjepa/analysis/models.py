@@ -32,8 +32,8 @@ from stepjepa.data.steps import TOTAL_COLUMN, StepSplitter, make_splitter
 from stepjepa.data.tokens import encode_texts, kept_predictors, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.nll import softmax_size
-from stepjepa.evaluation.questions import SolutionSet, TrainingRecord, read_record
+from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
+from stepjepa.evaluation.questions import SolutionSet
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.local import Place, find_model, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, trained_extras

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean, median
@@ -48,6 +47,25 @@ _QUESTION, _HEAD, _END = 160, 80, 160  # characters of a question, and of a resp
 _EXAMPLE = "index question ground_truth gt_answer gen_answer stop_reason note generated_response".split()
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of responses, in tokens where they are recorded, else in characters."""
+
+    n: int
+    mean: float | None = None
+    median: float | None = None
+    p90: float | None = None
+    longest: int | None = None
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> Lengths:
+        """Of these responses."""
+        if not sizes:
+            return cls(0)
+        ordered = sorted(sizes)
+        return cls(len(sizes), fmean(sizes), median(sizes), ordered[(9 * (len(sizes) - 1)) // 10], ordered[-1])
+
+
 @dataclass
 class Analysis:
     """One file of predictions; printed, a summary with examples.
@@ -60,8 +78,8 @@ class Analysis:
         scores: mean of each metric with its interval.
         cut_off: responses cut at max_new_tokens: among the right ones, among the wrong ones.
         kinds: kind of error -> wrong predictions.
-        lengths: of right and of wrong responses: n, mean, median, p90 and longest; None where there are none.
-        unit: of the lengths: tokens where they are recorded, else characters.
+        lengths: of right and of wrong responses.
+        unit: of the lengths.
         examples: kind -> the first such predictions.
     """
 
@@ -74,13 +92,18 @@ class Analysis:
     scores: dict[str, Interval]
     cut_off: dict[str, int]
     kinds: dict[str, int]
-    lengths: dict[str, dict[str, Any]]
+    lengths: dict[str, Lengths]
     unit: str
     examples: dict[str, list[Prediction]]
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return _plain(vars(self))
+        return {
+            **asdict(self),
+            "accuracy": self.accuracy._asdict(),
+            "scores": {name: interval._asdict() for name, interval in self.scores.items()},
+            "examples": {kind: list(map(_example, group)) for kind, group in self.examples.items()},
+        }
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -100,9 +123,9 @@ class Analysis:
             yield f"  {KINDS['cut_off']}: {counts}"
         yield f"  {self.unit} per response:"
         for name, sizes in self.lengths.items():
-            if sizes["n"]:
-                middle = f"mean {sizes['mean']:.1f}, median {sizes['median']:g}"
-                yield f"    {name}  {middle}, 90 % below {sizes['p90']}, longest {sizes['longest']}"
+            if sizes.n:
+                middle = f"mean {sizes.mean:.1f}, median {sizes.median:g}"
+                yield f"    {name}  {middle}, 90 % below {sizes.p90}, longest {sizes.longest}"
         if self.kinds:
             yield "  kinds of errors, each wrong answer counted once:"
         width = len(str(max(self.kinds.values(), default=0)))
@@ -128,7 +151,7 @@ class Comparison:
         difference: accuracy of b less that of a, with its interval: a is the baseline.
         p: of McNemar's exact test.
         both, only_a, only_b, neither: of the two are right.
-        examples: ``only_a`` and ``only_b`` -> the first questions: ``a`` and ``b`` -> the prediction.
+        examples: ``only_a`` and ``only_b`` -> the first questions, with both predictions.
     """
 
     a: Analysis
@@ -139,12 +162,16 @@ class Comparison:
     only_a: int
     only_b: int
     neither: int
-    examples: dict[str, list[dict[str, Prediction]]]
+    examples: dict[str, list[tuple[Prediction, Prediction]]]
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
-        plain = _plain(vars(self))
-        return {**plain, "mcnemar_p": plain.pop("p")}
+        pairs = {
+            name: [{"a": _example(a), "b": _example(b)} for a, b in examples]
+            for name, examples in self.examples.items()
+        }
+        plain = {**vars(self), "a": self.a.record(), "b": self.b.record(), "difference": self.difference._asdict()}
+        return {**plain, "mcnemar_p": plain.pop("p"), "examples": pairs}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -164,11 +191,10 @@ class Comparison:
             if examples:
                 yield f"\nonly {name[-1].upper()} is right:"
             for pair in examples:
-                first = pair["a"]
-                yield f"  index {first.index}: {one_line(first.question, _QUESTION)}"
-                yield f"    expected {quoted(first.gt_answer or first.ground_truth)}"
-                for name, one in pair.items():
-                    yield f"    {name.upper()} {quoted(one.gen_answer)}{_rest(one, ': ')}"
+                yield f"  index {pair[0].index}: {one_line(pair[0].question, _QUESTION)}"
+                yield f"    expected {quoted(pair[0].gt_answer or pair[0].ground_truth)}"
+                for letter, one in zip("AB", pair, strict=True):
+                    yield f"    {letter} {quoted(one.gen_answer)}{_rest(one, ': ')}"
         yield ""
         for letter, analysis in (("A", self.a), ("B", self.b)):
             kinds = ", ".join(f"{KINDS[kind]} {count}" for kind, count in analysis.kinds.items()) or "none"
@@ -185,7 +211,7 @@ def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) ->
     Raises:
         DataError: the file cannot be read, or holds no answers that are right or wrong.
     """
-    return _analysis(path, *_judged(path, metric), show)
+    return _analysis(path, _judged_by(path, read_predictions(path), metric), metric, show)
 
 
 def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> Comparison:
@@ -198,58 +224,38 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
     Raises:
         DataError: a file cannot be read, or the questions or the metrics are not the same.
     """
-    (rows_a, metric_a), (rows_b, metric_b) = _judged(first, metric), _judged(second, metric)
-    if metric_a != metric_b:
-        goes = f"{first} goes by {metric_a or 'an unknown metric'}, {second} by {metric_b or 'one'}"
-        raise DataError(f"{goes}; evaluate both with the same metric, or name one that both have with --{_NAME.metric}")
-    a, b = _by_index(first, rows_a), _by_index(second, rows_b)
+    read = read_predictions(first), read_predictions(second)
+    own = [_first_metric(rows) for rows in read]
+    if metric is None and own[0] != own[1]:
+        shared = [name for name in read[0][0].scores if name in read[1][0].scores]
+        advice = (
+            f"--{_NAME.metric} {shared[0]} goes by one that both have"
+            if shared
+            else "evaluate both with the same metric"
+        )
+        raise DataError(f"{first} goes by {own[0] or 'an unknown metric'}, {second} by {own[1] or 'one'}; {advice}")
+    a, b = (_by_index(path, _judged_by(path, rows, metric)) for path, rows in zip((first, second), read, strict=True))
     alone = sorted(set(a) ^ set(b))
     if alone and a and b:
         where, other = (first, second) if alone[0] in a else (second, first)
         raise DataError(
             f"{where} has index {alone[0]} and {other} has not ({len(alone)} such rows): evaluate both on the same rows"
         )
-    sides = _analysis(first, list(a.values()), metric_a, show), _analysis(second, list(b.values()), metric_b, show)
-    for index, one in a.items():
-        if one.question != b[index].question:
+    sides = _analysis(first, list(a.values()), metric, show), _analysis(second, list(b.values()), metric, show)
+    pairs = [(a[index], b[index]) for index in a]
+    for one, other_one in pairs:
+        if one.question != other_one.question:
             raise DataError(
-                f"{first} and {second} ask different questions at index {index}: evaluate both on the same file"
+                f"{first} and {second} ask different questions at index {one.index}: evaluate both on the same file"
             )
-    verdicts = [(bool(one.correct), bool(b[index].correct)) for index, one in a.items()]
-    counts = paired_counts(*zip(*verdicts, strict=True))
-    pairs = [{"a": one, "b": b[index]} for index, one in a.items()]
-    examples = {
-        name: [pair for pair, right in zip(pairs, verdicts, strict=True) if right == wanted][:show]
-        for name, wanted in (("only_a", (True, False)), ("only_b", (False, True)))
-    }
+    counts = paired_counts([bool(one.correct) for one, _ in pairs], [bool(one.correct) for _, one in pairs])
+    only_a = [pair for pair in pairs if pair[0].correct and not pair[1].correct]
+    only_b = [pair for pair in pairs if pair[1].correct and not pair[0].correct]
+    examples = {"only_a": only_a[:show], "only_b": only_b[:show]}
     return Comparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
 
 
-def _judged(path: Path, metric: str | None) -> tuple[list[Prediction], str]:
-    """The predictions of a file with the verdict of `metric` in ``correct``, and the metric's name; by default the first of
-    the evaluation, empty where that is not known."""
-    predictions = read_predictions(path)
-    known = list(predictions[0].scores)
-    if metric is None:
-        return predictions, next(iter(known), "")
-    for one in predictions:
-        if one.scores.get(metric) not in (0.0, 1.0):
-            what = "no score" if metric not in one.scores else "a score that is neither 0 nor 1"
-            found = ", ".join(known) or "none"
-            raise DataError(f"{path}: index {one.index} has {what} of {metric} (metrics found: {found})")
-        one.correct = one.scores[metric] == 1.0
-    return predictions, metric
-
-
-def _by_index(path: Path, predictions: Sequence[Prediction]) -> dict[int, Prediction]:
-    """The predictions that are right or wrong."""
-    twice = [index for index, times in Counter(one.index for one in predictions).items() if times > 1]
-    if twice:
-        raise DataError(f"{path}: index {twice[0]} occurs twice")
-    return {one.index: one for one in predictions if one.correct is not None}
-
-
-def _analysis(path: Path, predictions: Sequence[Prediction], metric: str, show: int) -> Analysis:
+def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None, show: int) -> Analysis:
     groups = {
         "right": [one for one in predictions if one.correct],
         "wrong": [one for one in predictions if one.correct is False],
@@ -263,17 +269,10 @@ def _analysis(path: Path, predictions: Sequence[Prediction], metric: str, show: 
     for one in groups["wrong"]:
         kinds[error_kind(one)].append(one)
     in_tokens = all(one.tokens is not None for group in groups.values() for one in group)
-    lengths: dict[str, dict[str, Any]] = {}
-    for verdict, group in groups.items():
-        sizes = sorted(one.tokens or 0 if in_tokens else len(one.generated_response) for one in group)
-        lengths[verdict] = {"n": len(sizes), "mean": None, "median": None, "p90": None, "longest": None}
-        if sizes:
-            middle = {"mean": fmean(sizes), "median": median(sizes)}
-            lengths[verdict] |= {**middle, "p90": sizes[(9 * (len(sizes) - 1)) // 10], "longest": sizes[-1]}
     metrics = dict.fromkeys(name for one in predictions for name in one.scores)
     return Analysis(
         file=str(path),
-        metric=metric,
+        metric=metric or _first_metric(predictions),
         n=n,
         correct=right,
         undecided=len(predictions) - n,
@@ -281,21 +280,44 @@ def _analysis(path: Path, predictions: Sequence[Prediction], metric: str, show: 
         scores={name: mean([one.scores[name] for one in predictions if name in one.scores]) for name in metrics},
         cut_off={verdict: sum(one.stop_reason == CUT for one in group) for verdict, group in groups.items()},
         kinds={kind: len(group) for kind, group in kinds.items() if group},
-        lengths=lengths,
+        lengths={
+            verdict: Lengths.of([one.tokens or 0 if in_tokens else len(one.generated_response) for one in group])
+            for verdict, group in groups.items()
+        },
         unit="tokens" if in_tokens else "characters",
         examples={kind: group[:show] for kind, group in kinds.items() if group},
     )
 
 
-def _plain(value: Any) -> Any:
-    """As JSON values; of a prediction what is of use in an example."""
-    if isinstance(value, Prediction):
-        return {name: getattr(value, name) for name in _EXAMPLE}
-    if isinstance(value, (Analysis, Interval)):
-        value = value._asdict() if isinstance(value, Interval) else vars(value)
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return list(map(_plain, value)) if isinstance(value, list) else value
+def _first_metric(predictions: Sequence[Prediction]) -> str:
+    """The metric that ``correct`` is of; empty where that is not known."""
+    return next(iter(predictions[0].scores), "")
+
+
+def _judged_by(path: Path, predictions: Sequence[Prediction], metric: str | None) -> list[Prediction]:
+    """The predictions with the verdict of `metric` in ``correct``; as they are for None."""
+    if metric is None:
+        return list(predictions)
+    known = ", ".join(predictions[0].scores) or "none"
+    for one in predictions:
+        if one.scores.get(metric) not in (0.0, 1.0):
+            what = "no score" if metric not in one.scores else "a score that is neither 0 nor 1"
+            raise DataError(f"{path}: index {one.index} has {what} of {metric} (metrics found: {known})")
+    return [replace(one, correct=one.scores[metric] == 1.0) for one in predictions]
+
+
+def _by_index(path: Path, predictions: Sequence[Prediction]) -> dict[int, Prediction]:
+    """The predictions that are right or wrong."""
+    found: dict[int, Prediction] = {}
+    for one in predictions:
+        if one.index in found:
+            raise DataError(f"{path}: index {one.index} occurs twice")
+        found[one.index] = one
+    return {index: one for index, one in found.items() if one.correct is not None}
+
+
+def _example(one: Prediction) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in _EXAMPLE}
 
 
 def _rest(one: Prediction, before: str) -> str:

@@ -63,7 +63,11 @@ def normal(value: float, error: float | None) -> Interval:
 
 
 def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, int]:
-    """How many questions both models, only a, only b, or neither answered right; a ValueError for other lengths."""
+    """How many questions both models, only a, only b, or neither answered right.
+
+    Raises:
+        ValueError: the two are not of one length.
+    """
     pairs = list(zip(a, b, strict=True))
     both, only_a, only_b = (pairs.count(kind) for kind in ((True, True), (True, False), (False, True)))
     return both, only_a, only_b, len(pairs) - both - only_a - only_b

@@ -12,23 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.encode import EncodeOptions, RowEncoder
-from stepjepa.data.tokens import Prompter, kept_predictors
+from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.metrics import NLL
-from stepjepa.evaluation.questions import QuestionSet, TrainingRecord
-from stepjepa.generation.local import Place, eval_mode
+from stepjepa.evaluation.questions import QuestionSet
+from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
-from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import output_head, vocabulary_size
-from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.failures import saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)
@@ -125,31 +122,19 @@ def answer_losses(
     return losses
 
 
-def softmax_size(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, place: Place, record: TrainingRecord
-) -> int:
-    """Entries of the LM softmax: the model's vocabulary without predictor tokens at its end."""
-    rows = vocabulary_size(causal_lm(model))
-    if place.folder is not None and (place.folder / "trainer_state.json").is_file():
-        count: Any = record.settings.get("predictors")  # a checkpoint of version 0.1 has them in its vocabulary
-        known = type(count) is int and count > 0 and trained_pairs(record.settings)
-        if (place.folder / PREDICTORS_FILE).is_file() or not known:
-            return rows
-        return rows - (1 if record.settings.get("same_predictor") else count)
-    kept = list(kept_predictors(tokenizer).values())
-    return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
+def labelled_bytes(example: Example, prompter: Prompter) -> int:
+    """Bytes of the labelled text in UTF-8, without the tokens that end a turn."""
+    ids = np.concatenate([example.trunk[start:stop] for start, stop in example.labels])
+    ids = ids[~np.isin(ids, prompter.stop_ids(None))]
+    text = prompter.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return len(str(text).encode())
 
 
 def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood) -> dict[str, Any]:
     """Mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
     total, tokens = math.fsum(one.total for one in losses), sum(one.tokens for one in losses)
     value = total / tokens if tokens else None
-    size, tokenizer, ends = 0, likelihood.prompter.tokenizer, likelihood.prompter.stop_ids(None)
-    for one in losses:  # bytes of the labelled text, without the tokens that end a turn
-        example = likelihood.examples[one.row]
-        ids = np.concatenate([example.trunk[start:stop] for start, stop in example.labels])
-        text = tokenizer.decode(ids[~np.isin(ids, ends)], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        size += len(str(text).encode())
+    size = sum(labelled_bytes(likelihood.examples[one.row], likelihood.prompter) for one in losses)
     report = likelihood.report
     rows = mean([one.total / one.tokens for one in losses])
     return {

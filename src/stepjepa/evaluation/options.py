@@ -142,9 +142,12 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
                 raise ConfigError(f"{file} names the predictions by itself; leave {folder} out")
             if Path(self.output_file).suffix not in (".json", ".jsonl"):
                 raise ConfigError(f"{file} {self.output_file}: the name must end in .jsonl or .json")
-        if NLL in self.metric and (self.backend == "vllm" or self.ray_replicas):
-            needs = f"--{_NAME.backend} transformers, and no --{_NAME.ray_replicas}"
-            raise ConfigError(f"{NLL} needs {needs}: it is computed by this process")
+            if Path(self.output_file).is_dir():
+                raise ConfigError(f"{file} {self.output_file}: is a folder; see {folder}")
+        if self.backend == "vllm" and NLL in self.metric:
+            raise ConfigError(f"{NLL} needs --{_NAME.backend} transformers: vLLM gives no states")
+        if self.ray_replicas and NLL in self.metric:
+            raise ConfigError(f"{NLL} is computed by this process: leave --{_NAME.ray_replicas} out")
 
     def without_effect(self) -> Iterator[str]:
         """A line for each option with a value of its own that changes nothing."""

@@ -4,38 +4,30 @@ comparison reads it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.data.sources import file_rows, reading
+from stepjepa.data.sources import file_rows
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean, share
 from stepjepa.evaluation.metrics import Metric, Verdict
+from stepjepa.generation import Reply
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.store import json_line
 from stepjepa.utils.files import json_bytes, parse_json
 from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
-    from stepjepa.evaluation.questions import Question
+    from stepjepa.evaluation.nll import AnswerLoss
+    from stepjepa.evaluation.questions import Question, Solution
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _LARGEST, _QUOTED = 1e100, 80
 _PASS_AT = (5, 10, 100)  # k of pass@k besides 1 and all samples
-_WHOLE = int, type(None)
-_KINDS: dict[str, tuple[type, ...]] = {  # of what a prediction must or may hold
-    "question": (str,),
-    "generated_response": (str,),
-    "index": _WHOLE,
-    "tokens": _WHOLE,
-    "sample": _WHOLE,
-    "correct": (bool, type(None)),
-    "scores": (dict,),
-}
 _OPTIONAL = ("note", "answer_nll", "answer_tokens", "sample")
 
 
@@ -79,6 +71,11 @@ class Prediction:
         return {name: value for name, value in values.items() if value is not None or name not in _OPTIONAL}
 
 
+def stop_reason(reply: Reply) -> str:
+    """How a response ended, as `Prediction.stop_reason` has it."""
+    return REFUSED if reply.refused is not None else STOPPED if reply.stopped else CUT
+
+
 def quoted(text: str | None) -> str:
     """A text in quotation marks, on one short line; none where there is none."""
     return "none" if text is None else repr(one_line(text, _QUOTED))
@@ -96,18 +93,21 @@ def read_predictions(path: Path) -> list[Prediction]:
     Raises:
         DataError: the file cannot be read, or a row is no prediction.
     """
-    with reading(path), open(path, "rb") as file:
+    if not path.is_file():
+        raise DataError(f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}")
+    with open(path, "rb") as file:
         is_array = file.read(64).lstrip().startswith(b"[")
     try:
         array: Any = parse_json(path.read_bytes()) if is_array else None
+        rows: Iterable[tuple[int, Any]] = enumerate(array) if is_array else file_rows(path)
     except ValueError as error:
         raise DataError(f"{path}: broken JSON ({error})") from None
     found: list[Prediction] = []
-    for number, row in enumerate(array) if is_array else file_rows(path):
+    for number, row in rows:
         trouble = _trouble(row)
         if trouble:
             raise DataError(f"{path} {'entry' if is_array else 'line'} {number}: is no prediction: {trouble}")
-        if (row.get("sample") or 1) > 1:
+        if isinstance(row.get("sample"), int) and row["sample"] > 1:
             continue
         known: dict[str, Any] = {one.name: row[one.name] for one in fields(Prediction) if row.get(one.name) is not None}
         known |= {name: str(known[name]) for name in ("gt_answer", "gen_answer", "ground_truth") if name in known}
@@ -123,14 +123,23 @@ def _trouble(row: Any) -> str:
     """Why a row is no prediction; empty where it is one."""
     if not isinstance(row, dict):
         return "expected an object as stepjepa evaluate writes it"
-    given = {"scores": {}, **row}
-    for name, kind in _KINDS.items():
-        if type(given.get(name)) not in kind:
-            return f"{name} is {given.get(name)!r}"
-    for score in given["scores"].values():  # numbers that squares can be made of
-        if score is not None and (type(score) not in (int, float) or abs(score) > _LARGEST):
-            return f"scores is {given['scores']!r}, not the number of each metric"
+    for name in ("question", "generated_response"):
+        if not isinstance(row.get(name), str):
+            return f"it has no text {name!r}"
+    for name in ("index", "tokens"):
+        if isinstance(row.get(name), float) or not _is_number(row.get(name)):
+            return f"{name} is {row[name]!r}"
+    if not isinstance(row.get("correct"), (bool, type(None))):
+        return f"correct is {row['correct']!r}"
+    scores = row.get("scores", {})
+    if not isinstance(scores, dict) or not all(map(_is_number, scores.values())):
+        return f"scores is {scores!r}, not the number of each metric"
     return ""
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number that sums and squares can be made of; NaN is one, and so is none at all."""
+    return value is None or (type(value) in (int, float) and not abs(value) > _LARGEST)
 
 
 @dataclass
@@ -170,10 +179,11 @@ class EvaluationResult:
             yield name, _metric_text(found)
         if self.generation:
             made, stop = self.generation, self.generation["did_not_stop"]
-            if made["refused"]:
-                yield "refused", f"{made['refused']} prompts had no room"
-            if stop["n"]:
-                yield "did not stop", f"{_share_text(stop)} ({stop['count']} of {stop['n']})"
+            if not stop["n"]:
+                yield "refused", f"all {made['refused']} prompts: the model has no room for them"
+            else:
+                refused = f"; {made['refused']} prompts had no room" if made["refused"] else ""
+                yield "did not stop", f"{_share_text(stop)} ({stop['count']} of {stop['n']}){refused}"
                 speed = f", {made['tokens_per_second']:.0f} per second" if made["tokens_per_second"] else ""
                 total = f"{made['tokens']} in {made['seconds']:.1f} s{speed}"
                 yield "tokens", f"{made['mean_tokens']:.1f} per response; {total}"
@@ -208,7 +218,55 @@ def _share_text(found: Mapping[str, Any]) -> str:
     return f"{100 * found['value']:.1f} %, 95 % interval {100 * found['low']:.1f} to {100 * found['high']:.1f}"
 
 
-def scored(metric: Metric, text: str, question: Question) -> Verdict:
+def predictions_of(
+    answered: Sequence[tuple[Question, Reply]],
+    samples: int,
+    losses: Mapping[int, AnswerLoss],
+    metrics: Sequence[Metric],
+    step: Callable[[int], object],
+) -> list[Prediction]:
+    """A record for each reply, `samples` to each question; `step` is called with how many more were scored.
+
+    Raises:
+        DataError: a function of the user's failed.
+    """
+    found = []
+    for number, (question, reply) in enumerate(answered):
+        loss = losses.get(question.index)
+        verdicts = [_verdict(metric, reply, question) for metric in metrics]
+        first = verdicts[0]
+        binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
+        one = Prediction(
+            question.index,
+            question.text,
+            question.ground_truth,
+            reply.text,
+            first.gold,
+            first.answer,
+            first.score == 1.0 if binary else None,
+            stop_reason(reply),
+            reply.new_tokens,
+            {metric.name: verdict.score for metric, verdict in zip(metrics, verdicts, strict=True)},
+            first.note or None,
+        )
+        if samples > 1:
+            one.sample = number % samples + 1
+        if loss is not None:
+            one.answer_nll, one.answer_tokens = loss.total / loss.tokens, loss.tokens
+        found.append(one)
+        step(1)
+    return found
+
+
+def _verdict(metric: Metric, reply: Reply, question: Question) -> Verdict:
+    """A metric's verdict; a refused request is wrong."""
+    if reply.refused is None:
+        return scored(metric, reply.text, question)
+    gold = None if metric.is_custom else scored(metric, "", question).gold
+    return Verdict(0.0, gold, None, reply.refused)
+
+
+def scored(metric: Metric, text: str, question: Question | Solution) -> Verdict:
     """A metric's verdict on a text. Raises DataError: the row holds nothing to compare with, or a user's function failed."""
     try:
         return metric.score(text, question.row)

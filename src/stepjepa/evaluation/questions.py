@@ -4,7 +4,6 @@ solutions: answers that somebody or some model has given, several to a question 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,16 +11,13 @@ from typing import Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.chat import check_messages, row_to_messages
 from stepjepa.data.options import PairColumns, answer_column
-from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.errors import RowError
 from stepjepa.evaluation.metrics import Metric
+from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
 from stepjepa.evaluation.predictions import quoted, scored
 from stepjepa.generation import RowsRead, digest_of, text_of
-from stepjepa.generation.local import Place
-from stepjepa.utils.files import read_object
 
 _NAME = Names(EvaluateOptions)
 GENERATED = "generated_response"
@@ -49,54 +45,16 @@ class SystemPrompt(NamedTuple):
         return rest if self.text is None else [{"role": "system", "content": self.text}, *rest]
 
 
-@dataclass
-class TrainingRecord:
-    """What a folder says of how its model was trained; empty for a model from elsewhere.
-
-    Attributes:
-        system_prompts: system message -> rows; None for rows without one.
-        others: rows with further system messages, which the record does not hold.
-        settings: of the run.
-        splitter: name of the step splitter that its training data were read with, None where they were several data sets.
-    """
-
-    system_prompts: Counter[str | None] = field(default_factory=Counter)
-    others: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
-    splitter: str | None = None
-
-
-def read_record(place: Place) -> TrainingRecord:
-    """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
-    record, folder = TrainingRecord(settings=place.settings), place.run_folder
-    reports = {} if folder is None else read_object(folder / "data_report.json")
-    try:
-        for name, kept in reports.items():
-            if name.partition("_")[0] != "train":
-                continue
-            report = DataReport.from_dict({"source": "", **kept})
-            if name == "train":
-                record.splitter = report.steps.splitter or None
-            record.system_prompts.update(report.system_prompts)
-            record.system_prompts[None] += report.without_system_prompt
-            record.others += report.other_system_prompts
-        record.system_prompts = +record.system_prompts  # those with rows
-    except (TypeError, ValueError, AttributeError):  # not as training writes it
-        return TrainingRecord(settings=place.settings)
-    return record
-
-
 @dataclass(frozen=True)
 class Question:
-    """One row that is evaluated, or one solution that is scored.
+    """One row that is evaluated.
 
     Attributes:
         index: number of the row, from 0.
         place: its file and line, or row, as messages name it.
-        prompt: the chat that the model is to answer.
-        chat: the chat up to the answer: the reference, or the solution.
-        row: what metrics see: the row's columns, with the chat as ``messages``; for a solution without what holds it.
-        question_key: the same for all solutions of a question.
+        prompt: the chat that the model is to answer; ends with the user's message.
+        chat: the complete chat, for the reference answer's likelihood.
+        row: what metrics see: the row's columns, with the chat as ``messages``.
     """
 
     index: int
@@ -104,12 +62,11 @@ class Question:
     prompt: list[dict[str, str]]
     chat: list[dict[str, str]]
     row: dict[str, Any]
-    question_key: str = ""
 
     @property
     def text(self) -> str:
-        """The last message of the user; empty where there is none."""
-        return next((turn["content"] for turn in reversed(self.prompt) if turn["role"] == "user"), "")
+        """The user's last message."""
+        return self.prompt[-1]["content"]
 
     @property
     def ground_truth(self) -> str:
@@ -147,7 +104,7 @@ def read_questions(
     def question(row: Any, index: int, number: int) -> Question:
         messages = row_to_messages(row, None, columns)
         found.own_system_prompts += messages[0]["role"] == "system"
-        last, asked = last_turn(messages)
+        last, asked = last_answer(messages), last_question(messages)
         chat = system.apply(messages[: last + 1])
         seen = {**row, "messages": messages[: last + 1]}
         if columns is not None:  # what metrics look for by its usual name
@@ -158,52 +115,23 @@ def read_questions(
     return found
 
 
-def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
-    """Take out and count the rows of which the chat template makes no prompt, or that lack what a metric compares with,
-    before anything is generated; without metrics all are kept. A function of the user's is tried on the first row, with the
-    reference as the answer.
+def last_answer(messages: list[dict[str, str]]) -> int:
+    """The position of the last answer in a checked chat, which has one."""
+    return max(number for number, message in enumerate(messages) if message["role"] == "assistant")
+
+
+def last_question(messages: list[dict[str, str]]) -> int:
+    """The position of the user's last message before the last answer, where there is one, else of the last.
 
     Raises:
-        ConfigError: a metric lacks an option.
-        DataError: nothing is left, or a function of the user's fails.
+        RowError: there is none.
     """
-    kept = [] if metrics else asked.questions
-    for one in asked.questions if metrics else ():
-        try:
-            prompt = prompter.ids(one.prompt)
-        except ConfigError as error:
-            asked.skip("template_refused", one.place, str(error))
-            continue
-        if not prompt:
-            asked.skip("empty_prompt", one.place, "the prompt is empty")
-            continue
-        try:
-            for metric in metrics:
-                if not metric.is_custom:
-                    metric.score("", one.row)
-            kept.append(one)
-        except DataError as error:
-            asked.skip("no_reference", one.place, str(error))
-    asked.questions = kept
-    for metric in metrics:
-        if metric.is_custom and kept:
-            scored(metric, kept[0].chat[-1]["content"], kept[0])
-    asked.require(asked.questions, "can be evaluated on")
-
-
-def last_turn(messages: list[dict[str, str]]) -> tuple[int, int]:
-    """The positions of the last answer in a checked chat, and of the user's last message before it; without an answer the
-    length of the chat, and the user's last message.
-
-    Raises:
-        RowError: there is no such message.
-    """
-    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    last = answers[-1] if answers else len(messages)
-    asked = [number for number, message in enumerate(messages[:last]) if message["role"] == "user"]
+    answered = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    before = messages[: answered[-1]] if answered else messages
+    asked = [number for number, message in enumerate(before) if message["role"] == "user"]
     if not asked:
         raise RowError("no_user_message", "no message of the user before the last answer")
-    return last, asked[-1]
+    return asked[-1]
 
 
 def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:
@@ -236,6 +164,35 @@ def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
     return line + (f"; the file's own differs in {others} of {rows} rows" if others else "")
 
 
+@dataclass(frozen=True)
+class Solution:
+    """One solution of one question.
+
+    Attributes:
+        index: number of its row in the file, from 0.
+        place: its file and line, as messages name it.
+        chat: up to the solution, which is its last message.
+        row: what a metric compares it with: the row without the column that holds the solution.
+        question_key: the same for all solutions of a question.
+    """
+
+    index: int
+    place: str
+    chat: list[dict[str, str]]
+    row: dict[str, Any]
+    question_key: str
+
+    @property
+    def text(self) -> str:
+        """The solution."""
+        return self.chat[-1]["content"]
+
+    @property
+    def question(self) -> str:
+        """The last message of the user; empty where there is none."""
+        return next((turn["content"] for turn in reversed(self.chat) if turn["role"] == "user"), "")
+
+
 @dataclass
 class SolutionSet(RowsRead):
     """The solutions of a file; every row is in `solutions` or counted.
@@ -244,7 +201,7 @@ class SolutionSet(RowsRead):
         generated: whether they are predictions, as a model wrote them.
     """
 
-    solutions: list[Question] = field(default_factory=list)
+    solutions: list[Solution] = field(default_factory=list)
     generated: bool = False
 
 
@@ -262,7 +219,7 @@ def read_solutions(
     """
     found = SolutionSet(source.name)
 
-    def solution(row: Any, index: int, number: int) -> Question:
+    def solution(row: Any, index: int, number: int) -> Solution:
         if isinstance(row, dict) and isinstance(row.get(GENERATED), str):
             given, key = {name: value for name, value in row.items() if name != GENERATED}, row.get("index")
             try:
@@ -271,24 +228,27 @@ def read_solutions(
                 if not isinstance(row.get("question"), str):
                     raise
                 messages = [{"role": "user", "content": row["question"]}]
-            asked = messages[: last_turn(messages)[1] + 1]
+            asked = messages[: last_question(messages) + 1]
             chat, found.generated = check_messages([*asked, {"role": "assistant", "content": row[GENERATED]}]), True
         else:
             messages, key = row_to_messages(row, None, columns), None
-            chat = messages[: max(place for place, one in enumerate(messages) if one["role"] == "assistant") + 1]
+            chat = messages[: last_answer(messages) + 1]
             # What may be the solution is not what it is compared with.
             taken = answer_column(row) if columns is None else columns.target
             given = {name: value for name, value in row.items() if name != taken}
         chat = system.apply(chat)
-        prompt = chat[:-1]
-        return Question(index, source.place(number), prompt, chat, given, json.dumps([key, prompt], default=str))
+        return Solution(index, source.place(number), chat, given, json.dumps([key, chat[:-1]], default=str))
 
     found.solutions = list(found.usable(source, solution, limit))
     found.require(found.solutions, "holds a solution")
     return found
 
 
-def right_answers(metric: Metric, solutions: Sequence[Question]) -> list[tuple[bool, str | None]]:
-    """For each solution whether it is right, and its final answer as the metric reads it; errors as `scored`."""
-    verdicts = [scored(metric, one.chat[-1]["content"], one) for one in solutions]
+def right_answers(metric: Metric, solutions: Sequence[Solution]) -> list[tuple[bool, str | None]]:
+    """For each solution whether it is right, and its final answer as the metric reads it.
+
+    Raises:
+        DataError: a row holds nothing to compare with.
+    """
+    verdicts = [scored(metric, one.text, one) for one in solutions]
     return [(verdict.score == 1.0, verdict.answer) for verdict in verdicts]

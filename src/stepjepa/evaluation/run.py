@@ -1,5 +1,13 @@
 """One evaluation: of a model in memory (`evaluate_model`), of one that is being trained (`AnswerScorer`), or from options to
-files (`evaluate`), which docs/evaluate.md lists and `stepjepa.generation.store` keeps."""
+files (`evaluate`).
+
+The files of an evaluation, in its folder (see `stepjepa.generation.store`):
+
+    predictions.jsonl     the answers
+    answer_nll.jsonl      instead of them where nothing is generated
+    metrics.json          the result
+    predictions.partial   while it runs: what is done
+"""
 
 from __future__ import annotations
 
@@ -7,6 +15,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -18,26 +27,22 @@ import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file, extract_commit_hash
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import template_of
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError
-from stepjepa.evaluation import nll, predictions, questions
-from stepjepa.evaluation.metrics import NLL, Metric, Verdict, make_metrics
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation import models, nll, predictions, questions
+from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, EvaluationResult, Prediction, record_lines
+from stepjepa.evaluation.predictions import EvaluationResult, record_lines, stop_reason
 from stepjepa.evaluation.questions import GENERATED, Question, QuestionSet, SystemPrompt
-from stepjepa.generation import Generator, Reply, Request, local, seed_of, vllm
-from stepjepa.generation.local import Place
+from stepjepa.generation import Generator, Request, local, seed_of, vllm
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import slug
 from stepjepa.version import __version__
 
 _NAME = Names(EvaluateOptions)
@@ -45,21 +50,38 @@ RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 
 
 @dataclass
-class Task(Replies):
-    """What the model is asked for, with what, and what it has answered so far.
+class Answers(Replies):
+    """What the model has answered so far.
+
+    Attributes:
+        losses: likelihoods of the reference answers, by the index of the question.
+    """
+
+    losses: dict[int, nll.AnswerLoss] = field(default_factory=dict)
+
+    def take(self, line: Record) -> None:
+        """As `Replies.take`."""
+        if "losses" not in line:
+            super().take(line)
+            return
+        losses = (nll.AnswerLoss(row, math.nan if total is None else total, n) for row, total, n in line["losses"])
+        self.losses.update((loss.row, loss) for loss in losses)
+
+
+@dataclass
+class Task:
+    """What the model is asked for, and with what.
 
     Attributes:
         generator: answers the questions; None where no metric reads an answer.
         likelihood: the reference answers whose likelihood is computed, None for none.
-        losses: these likelihoods, by the index of the question.
         samples: answers to each question.
     """
 
     questions: QuestionSet
-    metrics: Sequence[Metric]
+    metrics: list[Metric]
     generator: Generator | None = None
     likelihood: nll.AnswerLikelihood | None = None
-    losses: dict[int, nll.AnswerLoss] = field(default_factory=dict)
     temperature: float = 0.0
     seed: int = 42
     samples: int = 1
@@ -74,84 +96,6 @@ class Task(Replies):
         """The number of each request, and so of its seed, with its question, which has `samples` of them."""
         asked = self.questions.questions
         return [(one.index * self.samples + sample, one) for one in asked for sample in range(self.samples)]
-
-    def take(self, line: Record) -> None:
-        """As `Replies.take`."""
-        if "losses" not in line:
-            super().take(line)
-            return
-        for row, total, tokens in line["losses"]:
-            self.losses[row] = nll.AnswerLoss(row, math.nan if total is None else total, tokens)
-
-    def run(self) -> None:
-        """Let the model answer whatever is not answered yet."""
-        if self.likelihood is not None:
-            self.bar.begin("likelihoods", len(self.likelihood.examples), len(self.losses))
-            for losses in self.likelihood.compute(self.losses):
-                self.add({"losses": losses})
-                self.bar.step(len(losses))
-        if self.generator is not None:
-            numbered = self.numbered()
-            requests = [Request(row, one.prompt, self.temperature, seed_of(self.seed, row)) for row, one in numbered]
-            self.ask(self.generator.answer, requests, "answers", self.bar)
-
-    def result(self) -> EvaluationResult:
-        """What the answers come to. Raises DataError: a metric of the user's failed."""
-        asked, metrics, found, losses = self.questions, dict[str, dict[str, Any]](), list[Prediction](), list[Record]()
-        if self.metrics:
-            self.bar.begin("scores", len(asked.questions) * self.samples)
-            for number, question in self.numbered():
-                found.append(self._prediction(number, question))
-                self.bar.step(1)
-            metrics = predictions.summarise(self.metrics, found, asked.questions)
-        if self.likelihood is not None:
-            values = [self.losses[index] for index in sorted(self.losses)]
-            metrics[NLL] = nll.summarise(values, self.likelihood)
-            texts = {question.index: question.text for question in asked.questions}
-            losses = [
-                {"index": one.row, "question": texts[one.row], NLL: one.total / one.tokens, "answer_tokens": one.tokens}
-                for one in values
-            ]
-        rows = {
-            "read": asked.rows_read,
-            "evaluated": len(asked.questions),
-            "skipped": dict(asked.skipped),
-            "first_skipped": asked.first_skipped,
-        }
-        return EvaluationResult(metrics, predictions.generation_summary(found, self.seconds), rows, found, losses)
-
-    def _prediction(self, number: int, question: Question) -> Prediction:
-        """What the metrics make of the reply to a request; one that was refused is wrong."""
-        reply, loss, verdicts = self.replies[number], self.losses.get(question.index), dict[str, Verdict]()
-        for metric in self.metrics:
-            if reply.refused is None:
-                verdicts[metric.name] = predictions.scored(metric, reply.text, question)
-            else:
-                gold = None if metric.is_custom else predictions.scored(metric, "", question).gold
-                verdicts[metric.name] = Verdict(0.0, gold, None, reply.refused)
-        first = verdicts[self.metrics[0].name]
-        binary = self.metrics[0].kind == "accuracy" or (self.metrics[0].is_custom and first.score in (0.0, 1.0))
-        return Prediction(
-            question.index,
-            question.text,
-            question.ground_truth,
-            reply.text,
-            first.gold,
-            first.answer,
-            first.score == 1.0 if binary else None,
-            stop_reason(reply),
-            reply.new_tokens,
-            {name: verdict.score for name, verdict in verdicts.items()},
-            first.note or None,
-            answer_nll=None if loss is None else loss.total / loss.tokens,
-            answer_tokens=None if loss is None else loss.tokens,
-            sample=number % self.samples + 1 if self.samples > 1 else None,
-        )
-
-
-def stop_reason(reply: Reply) -> str:
-    """How a response ended, as `Prediction.stop_reason` has it."""
-    return REFUSED if reply.refused is not None else STOPPED if reply.stopped else CUT
 
 
 def evaluate_model(
@@ -208,22 +152,22 @@ def evaluate_model(
         prompter = Prompter(tokenizer, template_kwargs=chat_template_kwargs)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
-        questions.drop_useless(asked, chosen, prompter)
-        task = Task(asked, chosen, temperature=temperature, seed=seed, samples=samples_per_question)
+        drop_useless(asked, chosen, prompter)
+        task, answers = Task(asked, chosen, temperature=temperature, seed=seed, samples=samples_per_question), Answers()
         if chosen:
             task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
         if NLL in metrics:
             task.likelihood = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
-        task.run()
-        return task.result()
+        answer(task, answers)
+        return score(task, answers)
 
 
 class Opened(NamedTuple):
     """The model of an evaluation before it is loaded, and how it is asked; the options with what they leave open."""
 
     options: EvaluateOptions
-    place: Place
-    record: questions.TrainingRecord
+    place: local.Place
+    record: models.TrainingRecord
     system: SystemPrompt
     prompter: Prompter
 
@@ -231,7 +175,7 @@ class Opened(NamedTuple):
 def open_model(options: EvaluateOptions) -> Opened:
     """Find the model, and read what its folder says. Raises ConfigError: it cannot be used."""
     place = local.find_model(str(options.model_name))
-    record = questions.read_record(place)
+    record = models.read_record(place)
     default = vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
     options = replace(options, batch_size=options.batch_size or default)
     if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
@@ -262,7 +206,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         place, system = model.place, model.system
         source = RowSource(options.test_file, options.dataset_split)
         asked = questions.read_questions(source, system, options.columns, options.max_examples)
-        questions.drop_useless(asked, metrics, model.prompter)
+        drop_useless(asked, metrics, model.prompter)
         output = open_output(model, str(options.test_file), asked.fingerprint())
         target = output.paths.results[0 if metrics else 1]
         files = [target, output.paths.record]
@@ -270,24 +214,10 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             done = output.complete
             parts = done["metrics"], done["generation"], done["rows"]
             return EvaluationResult(*parts, record=done, files=files, already=True)
-        task = Task(
-            asked,
-            metrics,
-            temperature=options.temperature,
-            seed=options.seed,
-            bar=bar,
-            output=output,
-            samples=options.samples_per_question,
-        )
-        generator, description = local.load_generator(place, model.prompter, options, options.no_lora)
-        task.generator = generator if metrics else None
-        if NLL in names:
-            assert isinstance(generator, local.LocalGenerator)  # `EvaluateOptions.check` sees to it
-            tokenizer, inner = model.prompter.tokenizer, generator.model
-            limits = nll.softmax_size(inner, tokenizer, place, model.record), options.max_length
-            size = options.batch_size or local.BATCH_SIZE
-            task.likelihood = nll.AnswerLikelihood(asked, model.prompter, inner, size, *limits)
-        with output.opened(task.take):
+        sampling = options.temperature, options.seed, options.samples_per_question
+        task, answers = Task(asked, metrics, None, None, *sampling, bar), Answers(output)
+        description = _load(model, task)
+        with output.opened(answers.take):
             bar.say(f"model    {place.name} ({description})")
             bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
             for line in asked.skipped_lines():
@@ -295,8 +225,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             bar.say(questions.system_prompt_line(system, asked))
             if options.no_lora and place.base is None:
                 bar.say(f"note     --{_NAME.no_lora} changes nothing: {place.name} is no adapter")
-            task.run()
-            result = task.result()
+            answer(task, answers)
+            result = score(task, answers)
             result.files, result.record = files, record_of(result, model, output)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
@@ -322,6 +252,79 @@ def record_of(result: EvaluationResult, model: Opened, output: Output) -> Record
     }
 
 
+def answer(task: Task, answers: Answers) -> None:
+    """Let the model answer whatever is not answered yet."""
+    if task.likelihood is not None:
+        task.bar.begin("likelihoods", len(task.likelihood.examples), len(answers.losses))
+        for losses in task.likelihood.compute(answers.losses):
+            answers.add({"losses": losses})
+            task.bar.step(len(losses))
+    if task.generator is not None:
+        numbered = task.numbered()
+        requests = [Request(row, one.prompt, task.temperature, seed_of(task.seed, row)) for row, one in numbered]
+        answers.ask(task.generator, requests, "answers", task.bar)
+
+
+def score(task: Task, answers: Answers) -> EvaluationResult:
+    """What the answers come to. Raises DataError: a metric of the user's failed."""
+    asked = task.questions
+    metrics, found, losses = {}, [], []
+    if task.metrics:
+        task.bar.begin("scores", len(asked.questions) * task.samples)
+        answered = [(one, answers.replies[number]) for number, one in task.numbered()]
+        found = predictions.predictions_of(answered, task.samples, answers.losses, task.metrics, task.bar.step)
+        metrics = predictions.summarise(task.metrics, found, asked.questions)
+    if task.likelihood is not None:
+        values = [answers.losses[index] for index in sorted(answers.losses)]
+        metrics[NLL] = nll.summarise(values, task.likelihood)
+        texts = {question.index: question.text for question in asked.questions}
+        losses = [
+            {"index": one.row, "question": texts[one.row], NLL: one.total / one.tokens, "answer_tokens": one.tokens}
+            for one in values
+        ]
+    rows = {
+        "read": asked.rows_read,
+        "evaluated": len(asked.questions),
+        "skipped": dict(asked.skipped),
+        "first_skipped": asked.first_skipped,
+    }
+    made = predictions.generation_summary(found, answers.seconds)
+    return EvaluationResult(metrics, made, rows, found, losses)
+
+
+def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
+    """Take out and count the rows of which the chat template makes no prompt, or that lack what a metric compares with,
+    before anything is generated; without metrics all are kept. A function of the user's is tried on the first row, with the
+    reference as the answer.
+
+    Raises:
+        ConfigError: a metric lacks an option.
+        DataError: nothing is left, or a function of the user's fails.
+    """
+    kept = [] if metrics else asked.questions
+    for one in asked.questions if metrics else ():
+        try:
+            prompt = prompter.ids(one.prompt)
+        except ConfigError as error:
+            asked.skip("template_refused", one.place, str(error))
+            continue
+        if not prompt:
+            asked.skip("empty_prompt", one.place, "the prompt is empty")
+            continue
+        try:
+            for metric in metrics:
+                if not metric.is_custom:
+                    metric.score("", one.row)
+            kept.append(one)
+        except DataError as error:
+            asked.skip("no_reference", one.place, str(error))
+    asked.questions = kept
+    for metric in metrics:
+        if metric.is_custom and kept:
+            predictions.scored(metric, kept[0].chat[-1]["content"], kept[0])
+    asked.require(asked.questions, "can be evaluated on")
+
+
 def open_output(model: Opened, data: str, fingerprint: str) -> Output:
     """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id.
 
@@ -334,16 +337,20 @@ def open_output(model: Opened, data: str, fingerprint: str) -> Output:
         results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
         record, partial = (file.with_name(f"{file.stem}.{kind}") for kind in ("metrics.json", "partial"))
     else:
-        name = slug(Path(data).stem if Path(data).exists() else data)
-        own = f"evaluation-{name}" if place.folder else f"evaluation-{slug(place.name)}-{name}"
-        folder = (place.folder or Path()) / own
+        name = re.sub(r"[^\w.-]+", "-", Path(data).stem if Path(data).exists() else data).strip("-.") or "data"
+        if place.folder is None:
+            folder = Path(f"evaluation-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.name)}-{name}")
+        else:
+            folder = place.folder / f"evaluation-{name}"
         if options.output_dir:
             folder = Path(options.output_dir) / (f"evaluation-{name}" if options.harness else "")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
         results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
         record, partial = folder / "metrics.json", folder / "predictions.partial"
     identity = {
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
-        **digests(place, model.prompter.tokenizer, fingerprint, options.no_lora),
+        **models.digests(place, model.prompter.tokenizer, fingerprint, options.no_lora),
     }
     return Output(
         Paths(results, record, partial),
@@ -356,24 +363,17 @@ def open_output(model: Opened, data: str, fingerprint: str) -> Output:
     )
 
 
-def digests(place: Place, tokenizer: PreTrainedTokenizerBase, data: str, no_lora: bool = False) -> dict[str, str]:
-    """What decides the answers besides the options: the chat template, the model by the files of its folder (see
-    `model_parts`) and of its base, and the questions by their fingerprint, `data`."""
-    name, folder = place.name, place.folder
-    parts: Iterable[bytes] = [f"{name}:{_commit(name)}".encode()] if folder is None else model_parts(folder)
-    if place.base is not None:
-        base = Path(place.base)
-        of_base = model_parts(base) if base.is_dir() else [f"{place.base}{_commit(place.base)}".encode()]
-        parts = [*([] if no_lora else parts), b"base:", *of_base]
-    return {"chat_template": digest([template_of(tokenizer).encode()]), "model": digest(parts), "data": data}
-
-
-def _commit(name: str) -> str:
-    """The commit of a Hub model's configuration in the cache; empty where that is unknown."""
-    try:
-        return extract_commit_hash(cached_file(name, "config.json"), None) or ""
-    except Exception:  # no network, or no such model: loading it will say so
-        return ""
+def _load(opened: Opened, task: Task) -> str:
+    """Load what answers the task; a phrase that describes it."""
+    options, place, record, _, prompter = opened
+    generator, description = local.load_generator(place, prompter, options, options.no_lora)
+    task.generator = generator if task.metrics else None
+    if NLL in (options.metric or ()):
+        assert isinstance(generator, local.LocalGenerator)  # `EvaluateOptions.check` sees to it
+        vocabulary = models.softmax_size(generator.model, prompter.tokenizer, place, record)
+        limits = options.batch_size or local.BATCH_SIZE, vocabulary, options.max_length
+        task.likelihood = nll.AnswerLikelihood(task.questions, prompter, generator.model, *limits)
+    return description
 
 
 def sample_solutions(task: Task, output: Output, samples: int) -> Path:
@@ -390,11 +390,11 @@ def sample_solutions(task: Task, output: Output, samples: int) -> Path:
     target = output.paths.results[0]
     if output.complete is not None:
         return target
-    task, records = replace(task, samples=samples, output=output), []
-    with output.opened(task.take):
-        task.run()
+    task, answers, records = replace(task, samples=samples), Answers(output), []
+    with output.opened(answers.take):
+        answer(task, answers)
         for number, question in task.numbered():
-            reply = task.replies[number]
+            reply = answers.replies[number]
             records.append({
                 **json.loads(json.dumps(question.row, default=str)),  # a table may hold dates and the like
                 "index": question.index,
@@ -425,6 +425,8 @@ class AnswerScorer:
             raise ConfigError(
                 f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out"
             )
+        if samples < 1:
+            raise ConfigError(f"samples is {samples}; it must be at least 1")
         for metric in make_metrics(metrics, settings.get("metric_options")):  # so that a typo is found before training
             metric.close()
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")

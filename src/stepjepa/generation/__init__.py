@@ -164,13 +164,15 @@ class RowsRead:
 
     def skipped_lines(self) -> list[str]:
         """What was skipped, a line for each reason."""
-        from stepjepa.data.report import REASONS
+        return skipped_lines(dict(self.skipped.most_common()), self.first_skipped)
 
-        known, first = {**REASONS, **_REASONS}, self.first_skipped
-        return [
-            f"skipped {count}: {known.get(reason, reason)} (first: {first[reason]})"
-            for reason, count in self.skipped.most_common()
-        ]
+
+def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
+    """Skipped rows, a line for each reason; the arguments as in `RowsRead`."""
+    from stepjepa.data.report import REASONS
+
+    known = {**REASONS, **_REASONS}
+    return [f"skipped {count}: {known.get(one, one)} (first: {first[one]})" for one, count in skipped.items()]
 
 
 def digest_of(values: Iterable[Any]) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from queue import SimpleQueue
+from concurrent.futures import as_completed
 from typing import Any
 
 from huggingface_hub import AsyncInferenceClient
@@ -52,6 +52,23 @@ async def _refuse_redirect(response: Any) -> None:
         raise ConfigError(f"{what}; {_RESUME}")
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.closing(loop):
+        loop.run_forever()
+
+
+async def _end(client: _Client) -> None:
+    """Give up what is under way, and stop the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    try:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+    finally:
+        asyncio.get_running_loop().stop()
+
+
 class _Trouble(Exception):
     """What may pass by itself; `wait` is how many seconds the server asks to wait, `busy` whether it has too much to do."""
 
@@ -84,46 +101,38 @@ class EndpointGenerator:
         Raises:
             ConfigError: the server cannot be asked.
         """
-        todo, replies = [request for request in requests if request.row not in done], SimpleQueue[Any]()
-        self._left = threading.Event()  # nobody waits for more
         # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
-        threading.Thread(target=asyncio.run, args=(self._ask_all(todo, replies.put),), daemon=True).start()
-        try:
-            while (reply := replies.get()) is not None:
-                if isinstance(reply, BaseException):
-                    raise reply
-                yield [reply]
-        finally:
-            self._left.set()
-
-    async def _ask_all(self, requests: Sequence[Request], put: Callable[[Any], None]) -> None:
-        """Ask, as many at a time as the options say; after an error no further request is sent.
-
-        Args:
-            put: takes each reply, and at the end the first error, or None.
-        """
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=_run, args=(loop,), daemon=True).start()
         # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
         client = _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout)
-        self._stop, slots = asyncio.Event(), asyncio.Semaphore(self._options.concurrency)
+        self._stop, self._slots = asyncio.Event(), asyncio.Semaphore(self._options.concurrency)
+        todo = [request for request in requests if request.row not in done]
+        replies = [asyncio.run_coroutine_threadsafe(self._ask(client, request), loop) for request in todo]
+        error: BaseException | None = None
+        try:
+            for future in as_completed(replies):
+                error = error or future.exception()
+                if future.exception() is None and (reply := future.result()) is not None:
+                    yield [reply]
+        finally:
+            asyncio.run_coroutine_threadsafe(_end(client), loop)
+        if error is not None:
+            raise error
 
-        async def ask(request: Request) -> None:
-            async with slots:
-                try:
-                    reply = await self._until_answered(client, request)
-                except Exception:
-                    self._stop.set()
-                    raise
-            if reply is not None:
-                put(reply)
-
-        ends = await asyncio.gather(*map(ask, requests), return_exceptions=True)
-        put(next((error for error in ends if error is not None), None))
-        await client.close()
+    async def _ask(self, client: _Client, request: Request) -> Reply | None:
+        """The reply, in its turn; None after an error of another request."""
+        async with self._slots:
+            try:
+                return await self._until_answered(client, request)
+            except Exception:
+                self._stop.set()
+                raise
 
     async def _until_answered(self, client: _Client, request: Request) -> Reply | None:
         """Send a request until it is answered, at most `max_retries` times again; None where nothing more is to be sent."""
         answers, tries = self._answers, 0
-        while not (self._stop.is_set() or self._left.is_set()):
+        while not self._stop.is_set():
             tries += 1
             try:
                 return await self._once(client, request)

@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, options_of
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Generator, Reply, Request, mended, seed_of, with_room
@@ -102,16 +102,21 @@ def generate_batch(
         suppressed: tokens that are never generated.
 
     Raises:
-        ValueError: an empty prompt, or a number out of range.
+        ValueError: an empty prompt.
+        ConfigError: a number out of range.
     """
     if not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt is empty; a causal model needs at least one token to continue")
+    # By the bounds of the options of these names.
+    given = (max_new_tokens, _NAME.max_new_tokens), (batch_size, _NAME.batch_size), (temperature, _NAME.temperature)
+    for value, name in (*given, (top_p, _NAME.top_p)):
+        options_of(GeneratorOptions)[name].check(value)
     stop = tokenizer.eos_token_id if eos_token_ids is None else eos_token_ids
     stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
     pad_id = tokenizer.pad_token_id
     if pad_id is None:  # masked out in the prompt and cut off after the stop token, so any valid id will do
         pad_id = stop_ids[0] if stop_ids else 0
-    sampled = temperature != 0
+    sampled = temperature > 0
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         eos_token_id=stop_ids or None,
@@ -331,8 +336,10 @@ def find_model(name: str) -> Place:
     if is_preset(name):
         raise ConfigError(f"{MODEL} {name}: a preset has random weights; name a trained model, a folder or a Hub id")
     folder = Path(os.path.expanduser(name))
+    if folder.is_file():
+        raise ConfigError(f"{MODEL} {name}: is a file; give the model's folder")
     if not folder.is_dir():
-        if folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
+        if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
             raise ConfigError(f"{MODEL} {name}: no such folder")
         check_local(name)
         return Place(name, None)
@@ -377,9 +384,13 @@ def load_place(
         ConfigError: it cannot be loaded, or does not fit.
     """
     name, kind = place.base or place.name, ""
-    same = (_NAME.dtype, _NAME.attn_implementation, _NAME.trust_remote_code)
-    given: Any = {one: getattr(options, one) for one in same}
-    model: Any = load_model(name, tokenizer, quantized=quantization(place.settings), **given)
+    model: Any
+    try:
+        same = (_NAME.dtype, _NAME.attn_implementation, _NAME.trust_remote_code)
+        given: Any = {one: getattr(options, one) for one in same}
+        model = load_model(name, tokenizer, quantized=quantization(place.settings), **given)
+    except ConfigError as error:
+        raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
     if place.base is not None and no_lora:
         kind = f"the base {name} alone; "
     elif place.base is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
 from stepjepa.data.options import TemplateOptions
@@ -176,6 +176,9 @@ class GenerateOptions(GeneratorOptions):
             raise ConfigError(f"{_NAME.response_field} is {self.response_field!r}; choose a name other than {others}")
         if Path(str(self.output_file)).suffix != ".jsonl":
             raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")
+        self._check_endpoint()
+
+    def _check_endpoint(self) -> None:
         address, needed = f"--{_NAME.base_url}", f"--{_NAME.backend} openai"
         if self.backend != "openai":
             if self.base_url is not None:
@@ -183,11 +186,15 @@ class GenerateOptions(GeneratorOptions):
             return
         if not self.base_url:
             raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
-        if not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", self.base_url):
-            raise ConfigError(
-                f"{address} is no plain address; expected one such as http://localhost:8000/v1 (a key goes into "
-                f"--{_NAME.api_key_env})"
-            )
+        try:
+            url = urlsplit(self.base_url)
+            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ConfigError(f"{address} {self.base_url}: no address; expected one such as http://localhost:8000/v1")
+        if url.username or url.password or url.query or url.fragment:
+            raise ConfigError(f"{address}: give the address alone; a key goes into --{_NAME.api_key_env}")
         self.api_key()
 
     def api_key(self) -> str | None:

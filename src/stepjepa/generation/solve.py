@@ -1,5 +1,13 @@
-"""``stepjepa generate``: every question once, then the unsolved ones again, as long as there are attempts left. Its files
-are listed in docs/generate.md, and kept by `stepjepa.generation.store`."""
+"""``stepjepa generate``: every question once, then the unsolved ones again, as long as there are attempts left.
+
+The files (see `stepjepa.generation.store`):
+
+    out.jsonl             the solved questions in the order of the input
+    out.unsolved.jsonl    the questions without a right response, with their last one
+    out.jsonl.meta.json   settings, input and summary
+    out.partial           while it runs: every attempt
+    out.attempts.jsonl    every attempt, right or wrong, with --keep_attempts
+"""
 
 from __future__ import annotations
 
@@ -17,7 +25,7 @@ from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.options import FORMS, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, text_of
+from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines, text_of
 from stepjepa.generation.options import FOUND, KNOWN, OVERWRITE, QUESTION, GenerateOptions
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.utils.terminal import Bar
@@ -57,9 +65,10 @@ class ProblemSet(RowsRead):
 
     problems: list[Problem] = field(default_factory=list)
 
-    def fingerprint(self) -> str:
-        """Changes with any question, answer, ground truth, or their order."""
-        return digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
+    def record(self) -> Record:
+        """What is written of the input. Its fingerprint changes with any question, ground truth, or their order."""
+        digest = digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
+        return {"file": self.source, "questions": len(self.problems), "fingerprint": digest}
 
 
 def read_problems(options: GenerateOptions) -> ProblemSet:
@@ -168,8 +177,7 @@ class GenerationResult:
         if summary["unsolved"]:
             why = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
             lines.append(f"  unsolved {summary['unsolved']}, by the last attempt: {', '.join(why)}")
-        rows = RowsRead("", skipped=Counter(summary["skipped"]), first_skipped=summary["first_skipped"])
-        lines += [f"  {line}" for line in rows.skipped_lines()]
+        lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
         if summary["tokens_written"]:
             lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
         if not self.already:
@@ -191,10 +199,10 @@ def generate(options: GenerateOptions) -> GenerationResult:
     stem = path.name.removesuffix(".jsonl")
     unsolved, attempts = (path.with_name(f"{stem}.{kind}.jsonl") for kind in ("unsolved", "attempts"))
     meta, partial = path.with_name(f"{path.name}.meta.json"), path.with_name(f"{stem}.partial")
-    fingerprint, settings = problems.fingerprint(), options.deciding()
+    source, settings = problems.record(), options.deciding()
     output = Output(
         Paths((path, unsolved, attempts), meta, partial),
-        {**settings, "data": fingerprint},
+        {**settings, "data": source["fingerprint"]},
         {},
         options.overwrite,
         [Path(str(options.file))],
@@ -212,12 +220,11 @@ def generate(options: GenerateOptions) -> GenerationResult:
             with output.opened(solver.take):
                 bar.say(f"model    {options.model_name} ({description})")
                 resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
-                bar.say(f"input    {problems.source}: {len(problems.problems)} questions{resumed}")
+                bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
                 solver.solve(generator, bar)
                 summary = solver.summary()
-                source = {"file": problems.source, "questions": len(problems.problems), "fingerprint": fingerprint}
-                record = {"stepjepa": __version__, "state": "complete", "settings": settings, "input": source}
-                output.finish(solver.files(output.paths), {**record, "summary": summary})
+                record = {"stepjepa": __version__, "state": "complete", "settings": settings}
+                output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
     return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already)
 
 
@@ -244,6 +251,28 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     return local.load_generator(place, prompter, options)
 
 
+@dataclass
+class _Patient:
+    """A generator whose refusals wait until a request is answered: where none ever is, the requests are wrong, not the
+    questions."""
+
+    generator: Generator
+    answered: bool
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        held: list[Reply] = []
+        for replies in self.generator.answer(requests, done):
+            held += replies
+            self.answered = self.answered or any(reply.refused is None for reply in replies)
+            if self.answered:
+                yield held
+                held = []
+            elif len(held) >= _REFUSALS:
+                break
+        if held:
+            raise ConfigError(f"the model refuses every request: {held[0].refused}")
+
+
 class Solver(Replies):
     """Asks questions until each is solved or has had all its attempts, and judges the answers.
 
@@ -254,7 +283,7 @@ class Solver(Replies):
     """
 
     def __init__(self, problems: ProblemSet, options: GenerateOptions, output: Output | None = None):
-        super().__init__(output=output)
+        super().__init__(output)
         self._set, self._problems, self._options = problems, problems.problems, options
         self._every: list[Attempt] = []
         self._solved: Counter[int] = Counter()  # at each attempt
@@ -277,32 +306,16 @@ class Solver(Replies):
             ConfigError: the model cannot be asked, or refuses every request.
             DataError: the attempts cannot be stored.
         """
+        patient = _Patient(generator, any(one.verdict != "refused" for one in self._every))
         for attempt in range(1, self._options.attempts + 1):
             # Those that were not solved before this attempt; some may have been asked in it, before an interruption.
             before = {row for row, one in self.last.items() if one.verdict == "right" and one.attempt < attempt}
             asked = [position for position, problem in enumerate(self._problems) if problem.row not in before]
             requests = [self.request(position, attempt) for position in asked]
+            self.ask(patient, requests, f"attempt {attempt}", bar, partial(self._note, attempt))
 
-            def note(attempt: int = attempt) -> str:
-                return f"{self._solved[attempt]} solved"
-
-            self.ask(partial(self._unless_all_refused, generator), requests, f"attempt {attempt}", bar, note)
-
-    def _unless_all_refused(
-        self, generator: Generator, requests: Sequence[Request], done: Collection[int]
-    ) -> Iterator[list[Reply]]:
-        """The replies, from the first answer on: where there is none, the requests are wrong, not the questions."""
-        held, answered = list[Reply](), any(one.verdict != "refused" for one in self._every)
-        for replies in generator.answer(requests, done):
-            held += replies
-            answered = answered or any(reply.refused is None for reply in replies)
-            if answered:
-                yield held
-                held = []
-            elif len(held) >= _REFUSALS:
-                break
-        if held:
-            raise ConfigError(f"the model refuses every request: {held[0].refused}")
+    def _note(self, attempt: int) -> str:
+        return f"{self._solved[attempt]} solved"
 
     def request(self, position: int, attempt: int) -> Request:
         """What attempt number `attempt` at a question asks."""

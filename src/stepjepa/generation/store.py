@@ -14,15 +14,15 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation import Reply, Request
+from stepjepa.generation import Generator, Reply, Request
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.utils.files import check_writable, json_bytes, locked, no_links, parse_object, read_json, write_whole
+from stepjepa.utils.files import json_bytes, locked, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
@@ -46,7 +46,11 @@ def json_line(record: object) -> bytes:
 
 @contextlib.contextmanager
 def saying_where(path: Path) -> Iterator[None]:
-    """Within this context an `OSError` (a full disk, a missing right) is a `DataError` of one line."""
+    """Turn an error of the system (a full disk, a missing right) into one line.
+
+    Raises:
+        DataError: in place of an OSError.
+    """
     try:
         yield
     except OSError as error:
@@ -54,6 +58,16 @@ def saying_where(path: Path) -> Iterator[None]:
         raise DataError(
             f"{path}: cannot be written ({why}); what was written before is kept, and the same command resumes from it"
         ) from None
+
+
+def replace(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file atomically (`write_whole`).
+
+    Raises:
+        DataError: it could not be written; the old one is still there.
+    """
+    with saying_where(path):
+        write_whole(path, parts)
 
 
 class Output:
@@ -86,6 +100,7 @@ class Output:
         self.paths, self._overwrite = paths, overwrite
         self.identity, self.scoring = json.loads(json.dumps([identity, scoring]))
         self.complete: Record | None = None
+        self._file: BinaryIO | None = None
         for source in inputs:
             for path in (*paths.results, paths.record, paths.partial):
                 if source.exists() and path.exists() and path.samefile(source):
@@ -137,26 +152,35 @@ class Output:
             DataError: they cannot be read or written.
         """
         partial = self.paths.partial
-        folder, made = partial.parent, not partial.parent.exists()
-        check_writable(folder, "the folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        made_folder = not partial.parent.exists()
+        with saying_where(partial):
+            partial.parent.mkdir(parents=True, exist_ok=True)
         try:
             with locked(partial.with_name(f".{partial.name}.lock")) as alone:
                 if not alone:
                     raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
-                if self.begun:
-                    self._resume(take)
-                yield
+                made = not partial.exists()
+                with saying_where(partial):
+                    self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
+                try:
+                    if self.begun:
+                        self._resume(self._file, take)
+                    yield
+                finally:
+                    self._file.close()
+                    if made and not self.begun:
+                        partial.unlink(missing_ok=True)
         finally:
-            if made and not self.begun:
+            if made_folder and not self.begun:
                 with contextlib.suppress(OSError):
-                    folder.rmdir()
+                    partial.parent.rmdir()
 
-    def _resume(self, take: Callable[[Record], None]) -> None:
+    def _resume(self, file: BinaryIO, take: Callable[[Record], None]) -> None:
         """Read what is done; an incomplete last line is dropped."""
-        path, complete = self.paths.partial, 0
-        with saying_where(path), open(path, "r+b", opener=no_links) as file:
-            for number, line in enumerate(file, 1):
+        file.seek(0)
+        complete = 0
+        with open(file.fileno(), "rb", closefd=False) as lines:
+            for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n") or not line.strip(b"\0\n"):  # space that a crash has left unwritten
                     break
                 try:
@@ -164,30 +188,38 @@ class Output:
                         take(parse_object(line))
                 except _BROKEN:
                     raise DataError(
-                        f"{path} line {number}: broken, so the work cannot be resumed; remove the file to start again"
+                        f"{self.paths.partial} line {number}: broken, so the work cannot be resumed; remove the file to "
+                        "start again"
                     ) from None
                 complete += len(line)
+        with saying_where(self.paths.partial):
             file.truncate(complete)
 
     def append(self, line: Record) -> None:
-        """Store a batch, and wait until the disk has it; all or nothing. Raises DataError: it could not be written."""
-        path, text = self.paths.partial, json_line(line)
-        with saying_where(path), open(path, "ab" if self.begun else "wb", buffering=0, opener=no_links) as file:
+        """Store a batch, all or nothing. Raises DataError: it could not be written."""
+        assert self._file is not None
+        with saying_where(self.paths.partial):
             if not self.begun:  # in an order that never leaves old results next to new answers
-                for other in (self.paths.record, *self.paths.results) if self._overwrite else ():
-                    other.unlink(missing_ok=True)
-                text = json_line({"stepjepa": __version__, "identity": self.identity}) + text
-            size = file.seek(0, os.SEEK_END)
-            try:
-                view = memoryview(text)
-                while view:
-                    view = view[file.write(view) :]
-                os.fsync(file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(size)
-                raise
-            self.begun = True
+                self._file.truncate(0)
+                for path in (self.paths.record, *self.paths.results) if self._overwrite else ():
+                    path.unlink(missing_ok=True)
+                self._write(self._file, {"stepjepa": __version__, "identity": self.identity})
+                self.begun = True
+            self._write(self._file, line)
+
+    @staticmethod
+    def _write(file: BinaryIO, line: Record) -> None:
+        """Append a line and wait until the disk has it; what fits in part is taken out again."""
+        size = file.seek(0, os.SEEK_END)
+        try:
+            view = memoryview(json_line(line))
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise
 
     def finish(self, results: Mapping[Path, Iterable[bytes]], record: Record) -> None:
         """Write the results, then the record, and remove the partial file.
@@ -195,9 +227,11 @@ class Output:
         Raises:
             DataError: they could not be written; the same command tries again.
         """
-        for path, parts in {**results, self.paths.record: [json_bytes(record, indent=2), b"\n"]}.items():
-            with saying_where(path):
-                write_whole(path, parts)
+        for path, parts in results.items():
+            replace(path, parts)
+        replace(self.paths.record, [json_bytes(record, indent=2), b"\n"])
+        if self._file is not None:
+            self._file.close()  # Windows removes no open file
         self.paths.partial.unlink(missing_ok=True)
 
 
@@ -227,22 +261,21 @@ class Replies:
         seconds: spent on generating.
     """
 
-    output: Output | None = field(default=None, kw_only=True)
-    replies: dict[int, Reply] = field(default_factory=dict, kw_only=True)
-    seconds: float = field(default=0.0, kw_only=True)
+    output: Output | None = None
+    replies: dict[int, Reply] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def ask(
         self,
-        answer: Callable[[Sequence[Request], Collection[int]], Iterator[list[Reply]]],
+        generator: Generator,
         requests: Sequence[Request],
         what: str,
         bar: Bar,
         note: Callable[[], str] = str,
     ) -> None:
-        """Let a generator answer what it has not answered yet. Each group of replies is stored as it comes.
+        """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
 
         Args:
-            answer: as `Generator.answer`.
             what: the name of the task for the bar; `note` is what is printed next to it.
 
         Raises:
@@ -255,7 +288,7 @@ class Replies:
         if done == len(requests):
             return
         begin = time.perf_counter()
-        for replies in answer(requests, frozenset(self.replies)):
+        for replies in generator.answer(requests, frozenset(self.replies)):
             rows = [list(vars(reply).values()) for reply in replies]
             self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
             bar.step(len(replies), note())

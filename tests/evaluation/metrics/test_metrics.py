@@ -136,7 +136,7 @@ def test_gsm8k_rows():
     assert metric.score("18", {"messages": [{"role": "assistant", "content": "9 * 2\n#### 18"}]}).score == 1
     assert metric.score("the answer is Monday", {"ground_truth": "Monday"}).score == 0
     assert metric.score("\\boxed{\\text{Monday}}", {"ground_truth": "Monday"}).score == 1
-    nothing = (0.0, None, "18", "the reference has no answer")
+    nothing = (0.0, None, "18", "the reference has no final answer")
     assert metric.score("18", {"answer": "no number\nanywhere"}) == nothing
 
 
@@ -159,6 +159,7 @@ def test_bleu_by_hand():
     both = metric.corpus_score(["the cat sat on the mat", "the cat sat the mat"], [row, row])
     expected = (11 / 11 * 8 / 9 * 5 / 7 * 3 / 5) ** 0.25 * 2.718281828459045 ** (1 - 12 / 11)
     assert both == pytest.approx(expected, rel=1e-6)
+    assert metric.corpus_score([], []) is None
     assert make_metric("bleu", lowercase=True).score("THE CAT SAT ON THE MAT", row).score == 1
     with pytest.raises(ConfigError, match="tokenize is 'words'; known: 13a"):
         make_metric("bleu", tokenize="words")
@@ -254,7 +255,7 @@ def test_the_chosen_option():
         (r"\boxed{A} B", "A"),
         ("C. green\nNot B", "C"),
     ]:
-        note = "no answer found" if answer is None else "another option"
+        note = "no option named" if answer is None else "another option"
         assert metric.score(text, ROW) == (0.0, "B", answer, note), text
     for row, gold in [
         ({"choices": ["x", "y"], "answer": 1}, "B"),

@@ -156,7 +156,7 @@ def test_verdicts_agree_with_slow_matchers(operators):
         (".*a.{20}", ".*a.{10}.{10}"),
         ("(a|b)*a(a|b){25}", "(b|a)*a(a|b){24}(b|a)"),
         ("((a{1000}){1000}){1000}", "((a{1000}){999}a{1000}){1000}"),
-        ("[a-z]{1,9000000}", "[a-z]{1,999999}"),
+        ("[a-z]{1,1000000}", "[a-z]{1,999999}"),
         ("(.{1,50}a){20}", "(.{1,50}a){19}.{1,50}a"),
         ("|".join(map(chr, range(1000, 1990))), "a"),
     ],
@@ -171,7 +171,6 @@ def test_too_much_work_is_given_up(first, second):
     ("first", "second"),
     [
         ("(a*)*" * 300, "(a*)*"),
-        ("a" + "*" * 500, "a*"),
         ("(a|aa){100}", "a{100,200}"),
         ("&".join(f"(.*{sign}.*)" for sign in "abcdefghijklmnop"), "&".join(f"(.*{s}.*)" for s in "ponmlkjihgfedcba")),
         ("~(" * 70 + "a*b" + ")" * 70, "a*b"),
@@ -197,7 +196,7 @@ def test_bad_syntax():
         with pytest.raises(PatternError, match=message) as caught:
             parse(pattern)
         assert not isinstance(caught.value, NotSupportedError), pattern
-    long = ["a" * 3000, "(" * 900 + ")" * 900]
+    long = ["a" * 3000, "(" * 100 + ")" * 100, "a{9999999}", "a" + "*" * 500]
     for pattern in (r"(a)\1", "(?=a)", "(?i)a", *long):
         with pytest.raises(NotSupportedError):
             parse(pattern)

@@ -118,13 +118,14 @@ def test_where_the_database_is(metric, folder, tmp_path):
         alone.score("SELECT 1", {"query": "SELECT 1", "db_id": "school"})
     for row, message in [
         ({"db_id": "other"}, "no database .*other.sqlite"),
+        ({"db_id": "../school"}, "no name of a database"),
         ({}, "names no database"),
     ]:
         with pytest.raises(DataError, match=message):
             metric.score("SELECT 1", {"query": "SELECT 1", **row})
     with pytest.raises(ConfigError, match="no folder"):
         make_metric("sql_execution", db_folder=str(tmp_path / "none"))
-    assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"}) == (0.0, "SELECT 1", None, "no answer found")
+    assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"}) == (0.0, "SELECT 1", None, "no query found")
 
 
 def test_what_is_read_of_a_query():

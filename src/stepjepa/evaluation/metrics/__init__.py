@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import importlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ METRICS = {  # where each is in this package, ``module:class``
     "math": "answers:MathAnswer",
     "exact": "answers:Exact",
     "prefix": "answers:Prefix",
-    "regex_equivalence": "regex_equivalence.language:RegexEquivalence",
+    "regex_equivalence": "regex_equivalence:RegexEquivalence",
     "sql_execution": "sql:SqlExecution",
     CODE: "code:CodeExecution",
     "multiple_choice": "answers:MultipleChoice",
@@ -64,7 +64,7 @@ class Verdict(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Metric(AbstractContextManager["Metric"]):
+class Metric(ABC):
     """Scores generated texts against the answers of their rows.
 
     A metric may hold a process or a cache: close it, or use it in a ``with``.
@@ -87,6 +87,7 @@ class Metric(AbstractContextManager["Metric"]):
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @abstractmethod
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """Score one text.
 
@@ -97,23 +98,6 @@ class Metric(AbstractContextManager["Metric"]):
         Raises:
             DataError: the row holds no reference.
         """
-        gold, answer = self.read(generated, row)
-        if gold is None or answer is None:
-            return Verdict(0.0, gold, answer, "the reference has no answer" if gold is None else "no answer found")
-        why = self.why_wrong(gold, answer, row)
-        return Verdict(float(not why), gold, answer, why)
-
-    def read(self, generated: str, row: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """The answers in the reference and in the generated text, None where there is none; errors as `reference`."""
-        return self.reference(row).strip(), generated.strip()
-
-    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """Why an answer is wrong; empty where it is right.
-
-        Args:
-            gold, answer: as `read` gives them.
-        """
-        return "" if answer == gold else "another text"
 
     def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
         """The score of all texts together, 0 to 1, where the metric defines one that is not the mean of the rows'."""
@@ -123,6 +107,13 @@ class Metric(AbstractContextManager["Metric"]):
         """End the process that the metric has started, if any."""
         if self._worker is not None:
             self._worker.close()
+
+    def pair(self, generated: str, row: Mapping[str, Any]) -> tuple[str, str]:
+        """The reference and the generated text, without white space around them; errors as `reference`."""
+        return self.reference(row).strip(), generated.strip()
+
+    def __enter__(self) -> Metric:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -33,6 +33,11 @@ class Exact(Metric):
 
     name: ClassVar[str] = "exact"
 
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the texts are equal."""
+        gold, answer = self.pair(generated, row)
+        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another text")
+
 
 @dataclass(kw_only=True)
 class Prefix(Metric):
@@ -45,9 +50,11 @@ class Prefix(Metric):
 
     name: ClassVar[str] = "prefix"
 
-    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """As of `Metric`."""
-        return "" if answer.startswith(gold) else "begins otherwise"
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the text starts with the reference."""
+        gold, answer = self.pair(generated, row)
+        begins = answer.startswith(gold)
+        return Verdict(float(begins), gold, answer, "" if begins else "begins otherwise")
 
 
 @dataclass(kw_only=True)
@@ -67,7 +74,7 @@ class Rouge(Metric):
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """The F measure."""
-        gold, answer = self.reference(row).strip(), generated.strip()
+        gold, answer = self.pair(generated, row)
         return Verdict(float(self._scorer.score(gold, answer)[self.variant].fmeasure), gold, answer)
 
 
@@ -97,13 +104,15 @@ class Bleu(Metric):
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """Sentence BLEU."""
-        gold, answer = self.reference(row).strip(), generated.strip()
+        gold, answer = self.pair(generated, row)
         return Verdict(_share(self._sentence.sentence_score(answer, [gold]).score), gold, answer)
 
     def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
-        """Corpus BLEU."""
-        answers, references = [text.strip() for text in generated], [self.reference(row).strip() for row in rows]
-        return _share(self._corpus.corpus_score(answers, [references]).score)
+        """Corpus BLEU; None without any text."""
+        pairs = [self.pair(text, row) for text, row in zip(generated, rows, strict=True)]
+        if not pairs:
+            return None
+        return _share(self._corpus.corpus_score([answer for _, answer in pairs], [[gold for gold, _ in pairs]]).score)
 
 
 def _share(percent: float) -> float:
@@ -117,13 +126,16 @@ class TaskAnswer(Metric):
     name: ClassVar[str] = "task"
     rule: ClassVar[str] = "solves"  # a method of the task
 
-    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """As of `Metric`. Raises DataError: the row is of no built-in task."""
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the answer is right. Raises DataError: the row is of no built-in task."""
+        gold, answer = self.pair(generated, row)
         try:
             right = getattr(task_class(row["task"]), self.rule)(row, answer)
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise DataError(f"the row has no {error}, as rows of a built-in task have (stepjepa.data.tasks)") from None
+        except (ConfigError, TypeError, ValueError) as error:
             raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
-        return "" if right else "wrong"
+        return Verdict(float(right), gold, answer, "" if right else "wrong")
 
 
 @dataclass(kw_only=True)
@@ -147,15 +159,22 @@ class FinalAnswer(Metric):
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "completion", "messages")
     longest_bare: ClassVar[int] = 80  # characters of a line that is an answer as it is
 
-    def read(self, generated: str, row: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """As of `Metric`: the final answers."""
-        bare = self.reference(row).strip()
-        solution = "####" in bare or "boxed" in bare or "\n" in bare or len(bare) > self.longest_bare
-        return final_answer(bare) if solution else bare, final_answer(generated)
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the final answers match."""
+        gold, answer = self.known(row), final_answer(generated)
+        if gold is None:
+            return Verdict(0.0, None, answer, "the reference has no final answer")
+        if answer is None:
+            return Verdict(0.0, gold, None, "no answer found")
+        right = answers_match(answer, gold)
+        return Verdict(float(right), gold, answer, "" if right else "another answer")
 
-    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """As of `Metric`."""
-        return "" if answers_match(answer, gold) else "another answer"
+    def known(self, row: Mapping[str, Any]) -> str | None:
+        """The final answer of the reference. Raises DataError: the row holds none."""
+        bare = self.reference(row).strip()
+        if "####" in bare or "boxed" in bare or "\n" in bare or len(bare) > self.longest_bare:
+            return final_answer(bare)
+        return bare
 
 
 @dataclass(kw_only=True)
@@ -181,14 +200,16 @@ class MathAnswer(FinalAnswer):
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the answers are equal."""
-        gold, answer = self.read(generated, row)
+        gold, answer = self.known(row), final_answer(generated)
         source = last_boxed(generated)
         if source is None and any(mark in generated for mark in ("$", "\\(", "\\[")):
             source = generated[-_TAIL:]
         elif answer is not None:
             source = _boxed(answer)
-        if gold is None or source is None:
-            return super().score(generated, row)
+        if gold is None:
+            return Verdict(0.0, None, answer, "the reference has no final answer")
+        if source is None:
+            return Verdict(0.0, gold, None, "no answer found")
         if answer is not None and _plainly_same(gold, answer):
             return Verdict(1.0, gold, answer)
         if max(len(gold), len(source)) > _LONGEST:
@@ -259,19 +280,20 @@ class MultipleChoice(Metric):
     name: ClassVar[str] = "multiple_choice"
     columns: ClassVar[tuple[str, ...]] = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
 
-    def read(self, generated: str, row: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """As of `Metric`: the labels. Raises DataError: the row's options cannot be read."""
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the same option is chosen."""
         options, reference = _options(row), self.reference(row)
         bare = plain_text(reference)
         if bare.upper() not in options and bare.isdecimal() and options:
             gold = list(options)[int(bare)] if len(bare) < 3 and int(bare) < len(options) else None
         else:
             gold = bare.upper() if bare.upper() in options else _chosen(reference, options)
-        return gold, _chosen(generated, options)
-
-    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """As of `Metric`."""
-        return "" if answer == gold else "another option"
+        answer = _chosen(generated, options)
+        if gold is None:
+            return Verdict(0.0, None, answer, "the reference names no option")
+        if answer is None:
+            return Verdict(0.0, gold, None, "no option named")
+        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another option")
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:

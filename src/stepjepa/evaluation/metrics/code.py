@@ -77,18 +77,21 @@ class CodeExecution(CodeOptions, Metric):
             gold = code_of(self.reference(row))
         if not code.strip():
             return Verdict(0.0, gold, None, "no program found")
-        note = ""
         try:
-            for number, (given, expected) in enumerate(runs, 1):
-                note, printed = execute(program, given, self.time_limit, tests_itself=expected is None)
-                if not note and expected is not None and not same_output(printed, expected):
-                    note = f"{FAILED}: it prints {quoted(printed)} instead of {quoted(expected)}"
-                if note:
-                    note += "" if expected is None else f" (test {number} of {len(runs)})"
-                    break
+            note = self._trouble(program, runs)
         except OSError as error:  # no room for a file or a process
             note = f"unknown: {error.strerror}"
         return Verdict(float(not note), gold, code, one_line(note))
+
+    def _trouble(self, program: str, runs: list[Run]) -> str:
+        """Why a program is not right; empty where it is."""
+        for number, (given, expected) in enumerate(runs, 1):
+            trouble, printed = execute(program, given, self.time_limit, tests_itself=expected is None)
+            if not trouble and expected is not None and not same_output(printed, expected):
+                trouble = f"{FAILED}: it prints {quoted(printed)} instead of {quoted(expected)}"
+            if trouble:
+                return trouble if expected is None else f"{trouble} (test {number} of {len(runs)})"
+        return ""
 
 
 _NAME = Names(CodeExecution)

@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, option
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Metric
+from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
-from stepjepa.generation import text_of
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _IN_PROMPT = re.compile(r"\bdb_id:\s*\[([^\]\n]+)\]")
@@ -29,10 +28,9 @@ _LARGEST_VALUE = 10_000_000  # bytes of a text or blob
 _READING, _FUNCTION = {20, 21, 33}, 31  # SQLITE_READ, SQLITE_SELECT, SQLITE_RECURSIVE; SQLITE_FUNCTION
 # Functions that reach beyond the query, or build values of any size in one step.
 _FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "randomblob", "zeroblob"}
-_QUOTED_OR_COMMENT = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL
+_TOKENS = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*|\S""", re.DOTALL
 )
-_BRACKETS = re.compile(r"\([^()]*\)")
 
 
 @dataclass(kw_only=True)
@@ -60,23 +58,27 @@ class SqlExecution(Metric):
             raise ConfigError(f"{_NAME.db_folder}: no folder {self.db_folder}")
         self._worker = Worker(compare, _MEMORY)
 
-    def read(self, generated: str, row: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """As of `Metric`: the queries. Raises DataError: the row's database is not there either."""
-        self._database(row)
-        return query_of(self.reference(row)), query_of(generated) or None
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where both queries return the same rows.
 
-    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """As of `Metric`: how the rows that both queries return differ."""
+        Raises:
+            DataError: the row has no reference, or its database is not there.
+        """
+        gold, answer = query_of(self.reference(row)), query_of(generated)
+        database = self._database(row)
+        if not answer:
+            return Verdict(0.0, gold, None, "no query found")
         if max(len(gold), len(answer)) > _LONGEST:
-            return f"longer than {_LONGEST} characters"
-        queries = {"database": str(self._database(row)), "gold": gold, "answer": answer}
+            return Verdict(0.0, gold, answer, f"longer than {_LONGEST} characters")
+        queries = {"database": str(database), "gold": gold, "answer": answer}
         limits = {"seconds": self.time_limit, "max_rows": self.max_rows}
         try:
-            return self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
+            note = self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
         except WorkerTimeout:
-            return "unknown: the queries took too long"
+            note = "unknown: the queries took too long"
         except WorkerError as error:
-            return f"unknown: {error}"
+            note = f"unknown: {error}"
+        return Verdict(float(not note), gold, answer, note)
 
     def _database(self, row: Mapping[str, Any]) -> Path:
         """The file of a row's database."""
@@ -84,21 +86,15 @@ class SqlExecution(Metric):
         if isinstance(row.get("db_path"), str) and row["db_path"]:
             files = [(folder or Path()) / row["db_path"]]
         else:
-            listed = row.get("messages")
-            turns = [turn for turn in listed if isinstance(turn, Mapping)] if isinstance(listed, (list, tuple)) else []
-            said = [found[1].strip() for turn in turns for found in _IN_PROMPT.finditer(text_of(turn.get("content")))]
-            name = text_of(row.get("db_id")) or next(iter(said), "")
-            if not name:
-                raise DataError(
-                    f"the row names no database: no column db_path or db_id (columns found: {', '.join(row)})"
-                )
+            name = _database_name(row)
             if folder is None:
                 raise ConfigError(
                     f"the metric {self.name} needs {_NAME.db_folder}, the folder of the database {name!r}"
                 )
             if name in (".", "..") or "/" in name or "\\" in name:
                 raise DataError(f"db_id {name!r} is no name of a database")
-            files = [folder / name / f"{name}.sqlite", folder / f"{name}.sqlite"]
+            stems = (f"{name}/{name}.sqlite", f"{name}.sqlite", f"{name}/{name}.db", f"{name}.db")
+            files = [folder / stem for stem in stems]
         found = next((file for file in files if file.is_file()), None)
         if found is None:
             raise DataError(f"no database {files[0]}")
@@ -106,6 +102,20 @@ class SqlExecution(Metric):
 
 
 _NAME = Names(SqlExecution)
+
+
+def _database_name(row: Mapping[str, Any]) -> str:
+    named = row.get("db_id")
+    if isinstance(named, str) and named:
+        return named
+    messages = row.get("messages")
+    for turn in messages if isinstance(messages, (list, tuple)) else ():
+        content = turn.get("content") if isinstance(turn, Mapping) else None
+        name = _IN_PROMPT.search(content) if isinstance(content, str) else None
+        if name is not None:
+            return name[1].strip()
+    found = ", ".join(map(str, row))
+    raise DataError(f"the row names no database: no column db_path or db_id (columns found: {found})")
 
 
 def query_of(text: str) -> str:
@@ -122,7 +132,7 @@ def query_of(text: str) -> str:
     return text.strip()
 
 
-class _Limit(sqlite3.Error):
+class _Limit(Exception):
     """A query broke a limit."""
 
 
@@ -149,7 +159,7 @@ def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int
         for query, whose in ((gold, "unknown: the reference"), (answer, "the query")):
             try:
                 results.append(_rows(connection, query, seconds, max_rows))
-            except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+            except (sqlite3.Error, sqlite3.Warning, _Limit, ValueError, OverflowError) as error:
                 return f"{whose} fails: {error}"
         return _why_different(results[0], results[1], is_ordered(gold))
     finally:
@@ -184,10 +194,16 @@ def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: 
 
 def is_ordered(query: str) -> bool:
     """Whether a query has an ORDER BY outside of all brackets, strings and comments."""
-    text, inner = _QUOTED_OR_COMMENT.sub(lambda found: " " if found[0][:2] in ("--", "/*") else "x", query), ""
-    while inner != text:
-        text, inner = _BRACKETS.sub("x", text), text
-    return re.search(r"\border\s+by\b", text, re.IGNORECASE) is not None
+    depth, before = 0, ""
+    for token in _TOKENS.findall(query):
+        if token in "()":
+            depth += 1 if token == "(" else -1
+        elif token.startswith(("--", "/*")):
+            continue
+        elif depth == 0 and before == "order" and token.lower() == "by":
+            return True
+        before = token.lower() if depth == 0 else ""
+    return False
 
 
 def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -33,7 +32,7 @@ class WorkerTimeout(WorkerError):
 
 
 class Worker(Generic[Result]):
-    """Calls a function in another process, one call at a time.
+    """Calls a function in another process.
 
     Args:
         function: of a module; arguments and result must be JSON.
@@ -45,6 +44,7 @@ class Worker(Generic[Result]):
         named = function.__module__, function.__qualname__
         self._code = f"from {__name__} import serve; serve{(*named, memory, imports)}"
         self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
 
     def call(self, seconds: float, /, **arguments: object) -> Result:
         """The function's result.
@@ -53,26 +53,26 @@ class Worker(Generic[Result]):
             WorkerTimeout: there was none after `seconds`; starting the process does not count.
             WorkerError: it raised an error, ran out of memory, or its process could not start or died.
         """
-        reply = None
-        try:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            reply = self._exchange({"seconds": seconds, "arguments": arguments}, seconds)
-        finally:
-            if reply is None:  # too late, dead, or an interrupt: a reply under way belongs to no later call
-                self.close()
+        with self._lock:
+            reply = None
+            try:
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                reply = self._exchange({"seconds": seconds, "arguments": arguments}, seconds)
+            finally:
+                if reply is None:  # too late, or an interrupt: a reply under way belongs to no later call
+                    self._stop()
         if "error" in reply:
             raise WorkerError(reply["error"])
         return reply["value"]
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._end()
-            self._process = None
+        with self._lock:
+            self._stop()
 
     def _start(self) -> None:
-        self.close()
+        self._stop()
         # The same packages as here, wherever they were found; not the current folder, which nobody asked for.
         path = os.pathsep.join(part for part in sys.path if part)
         self._process = subprocess.Popen(
@@ -80,19 +80,33 @@ class Worker(Generic[Result]):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            text=True,
             encoding="utf-8",
             env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         )
         self._end = weakref.finalize(self, _end, self._process)
-        trouble = self._exchange(None, _START_SECONDS).get("error")
+        try:
+            trouble = self._exchange(None, _START_SECONDS).get("error")
+        except WorkerError as error:
+            trouble = str(error)
         if trouble:
             raise WorkerError(f"its process did not start: {trouble}")
 
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._end()
+            self._process = None
+
     def _exchange(self, call: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
         """Send a call, if there is one, and read a reply."""
-        process, begin = self._process, time.monotonic()
+        process, late = self._process, threading.Event()
         assert process is not None and process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(seconds, process.kill)
+
+        def stop() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, stop)
         timer.daemon = True
         timer.start()
         try:
@@ -106,7 +120,7 @@ class Worker(Generic[Result]):
             timer.cancel()
         if reply.endswith("\n"):
             return json.loads(reply)
-        if time.monotonic() - begin >= seconds:
+        if late.is_set():
             raise WorkerTimeout(f"no result after {seconds:g} s")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)  # it has closed its output: its own exit code is about to come
@@ -115,7 +129,11 @@ class Worker(Generic[Result]):
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def serve(module: str, name: str, memory: int, imports: str | None) -> None:

@@ -21,28 +21,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any, ClassVar
+from typing import Any
 
-from stepjepa.config.option import option
-from stepjepa.evaluation.metrics import OPTIONS, Metric
-from stepjepa.evaluation.metrics.regex_equivalence.syntax import (
-    LAST,
-    WORD,
-    Dialect,
-    NotSupportedError,
-    Part,
-    Pattern,
-    PatternError,
-    Ranges,
-    Turns,
-    WordBoundary,
-    merged,
-    parse,
-)
+from stepjepa.evaluation.metrics.regex_equivalence.syntax import LAST, WORD, Part, Pattern, Ranges, Turns, merged
 
 PRINTABLE = (32, 126)
 BEGIN, IN_WORD, OTHER = 0, 1, 2  # kinds of the character before a position; the first where there is none
@@ -56,48 +41,6 @@ _BOUNDARY_NULLS = {
     "begin": 0b000_000_111,
     "end": 0b001_001_001,
 }
-
-
-@dataclass(kw_only=True)
-class RegexEquivalence(Metric):
-    r"""Compares the languages of two regular expressions, each of which must match all of a line.
-
-    The judge of the published functional accuracy (`dk.brics.automaton`) reads `\b` as the letter b; NL-RX's sentences mean
-    the edge of a word.
-    """
-
-    dialect: Dialect = option("nl_rx", "nl_rx (with & and ~) or python; see `regex_equivalence.syntax`.", OPTIONS)
-    word_boundary: WordBoundary = option("zero_width", r"What \b is: the edge of a word, or the letter b.", OPTIONS)
-    budget: int = option(
-        600_000, "Steps of about a microsecond until a comparison is given up as different.", OPTIONS, at_least=1
-    )
-
-    name: ClassVar[str] = "regex_equivalence"
-
-    def read(self, generated: str, row: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """As of `Metric`."""
-        return self.reference(row).strip(), generated.strip() or None
-
-    def why_wrong(self, gold: str, answer: str, row: Mapping[str, Any]) -> str:
-        """As of `Metric`: what tells the two languages apart."""
-        if gold == answer:
-            return ""
-        whose = "the reference"
-        try:
-            first = parse(gold, self.dialect, self.word_boundary)
-            whose = "the answer"
-            second = parse(answer, self.dialect, self.word_boundary)
-            found = difference(first, second, self.budget)
-        except NotSupportedError as error:
-            return f"unknown: {whose} cannot be compared: {error}"
-        except PatternError as error:
-            return f"{whose} is no regular expression: {error}"
-        except (TooMuchWork, RecursionError):
-            return f"unknown: not decided in {self.budget} steps"
-        if found is None:
-            return ""
-        text, in_first = found
-        return f"only {'the reference' if in_first else 'the answer'} matches {text!r}"
 
 
 class TooMuchWork(Exception):
@@ -122,12 +65,10 @@ class Alphabet:
         points = [point for point in sorted(cuts) if _holds(universe, point)]
         if len(points) * len(sets) > _MOST_WORK:
             raise TooMuchWork
-        # Letters and digits first, then the other printable characters.
-        readability = lambda point: 0 if chr(point).isalnum() else 1 if 32 < point < 127 else 2  # noqa: E731
         found: dict[int, int] = {}  # the sets that hold a letter, as bits -> a readable character of it
         for point in points:
             signature = sum(_holds(ranges, point) << bit for bit, ranges in enumerate(sets))
-            found[signature] = min(found.get(signature, point), point, key=readability)
+            found[signature] = min(found.get(signature, point), point, key=_readability)
         self.size = len(found)
         self.kinds = [IN_WORD if signature & 1 else OTHER for signature in found]
         self.examples = [chr(point) for point in found.values()]
@@ -135,6 +76,11 @@ class Alphabet:
             ranges: sum((signature >> bit & 1) << letter for letter, signature in enumerate(found))
             for bit, ranges in enumerate(sets)
         }
+
+
+def _readability(point: int) -> int:
+    """Letters and digits first, then the other printable characters."""
+    return 0 if chr(point).isalnum() else 1 if 32 < point < 127 else 2
 
 
 def _holds(ranges: Ranges, point: int) -> bool:

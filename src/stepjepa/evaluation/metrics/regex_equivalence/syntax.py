@@ -79,6 +79,8 @@ Dialect = Literal["nl_rx", "python"]
 WordBoundary = Literal["zero_width", "letter"]
 
 LONGEST_PATTERN = 2_000  # characters
+DEEPEST = 80  # groups inside each other
+MOST_REPEATS = 1_000_000
 
 _SHORT: dict[str, Ranges] = {"d": ((48, 57),), "w": WORD, "s": ((9, 13), (32, 32))}
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "a": 7}
@@ -110,20 +112,15 @@ def parse(text: str, dialect: Dialect = "nl_rx", word_boundary: WordBoundary = "
     """
     if len(text) > LONGEST_PATTERN:
         raise NotSupportedError(f"longer than {LONGEST_PATTERN} characters")
-    if word_boundary == "letter":
-        text = re.sub(r"\\(.)", lambda pair: "b" if pair[1] == "b" else pair[0], text, flags=re.DOTALL)
-    try:
-        return _Reader(text, dialect == "nl_rx").read()
-    except RecursionError:
-        raise NotSupportedError("too many groups inside each other") from None
+    return _Reader(text, dialect == "nl_rx", word_boundary == "letter").read()
 
 
 class _Reader:
-    """Recursive descent; `position` is that of the next character, `operators` whether `&` and `~` are some."""
+    """Recursive descent; `position` is that of the next character."""
 
-    def __init__(self, text: str, operators: bool):
-        self.text, self.position, self.operators = text, 0, operators
-        self.ends_join = "|)&" if operators else "|)"
+    def __init__(self, text: str, operators: bool, b_is_a_letter: bool):
+        self.text, self.position, self.depth = text, 0, 0
+        self.operators, self.b_is_a_letter = operators, b_is_a_letter
         self.named: list[tuple[int, int]] = []
         self.sets: list[Ranges] = []
 
@@ -161,20 +158,24 @@ class _Reader:
 
     def joined(self) -> Part:
         parts: list[Part] = []
-        while self.position < len(self.text) and not self.next_is(self.ends_join):
+        while self.position < len(self.text) and not self.next_is("|)&" if self.operators else "|)"):
             parts.append(self.repeated())
         return parts[0] if len(parts) == 1 else Part("join", tuple(parts))
 
     def repeated(self) -> Part:
-        part = alone = self.complement()
+        part = self.complement()
+        counts = 0
         while (bounds := self.bounds()) is not None:
-            if part is not alone and not self.operators:
+            counts += 1
+            if counts > 1 and not self.operators:
                 raise PatternError(f"multiple repeat at {self.position}")
             part = Part("repeat", (part,), turns=bounds)
             if not self.operators and self.next_is("?"):
                 self.position += 1  # lazy: the same texts
             elif not self.operators and self.next_is("+"):
                 raise NotSupportedError("possessive repeats are not supported")
+            if counts > DEEPEST:
+                raise NotSupportedError("too many repeats of repeats")
         return part
 
     def bounds(self) -> Turns | None:
@@ -187,18 +188,22 @@ class _Reader:
         self.position = braces.end()
         low = int(braces[1] or 0)
         high = low if braces[2] is None else int(braces[3]) if braces[3] else None
+        if max(low, high or 0) > MOST_REPEATS:
+            raise NotSupportedError(f"more than {MOST_REPEATS} repeats")
         if high is not None and high < low:
             raise PatternError(f"{braces[0]} asks for fewer repeats at most than at least")
         return low, high
 
     def complement(self) -> Part:
-        if self.operators and self.next_is("~"):
+        negations = 0
+        while self.operators and self.next_is("~"):
             self.position += 1
-            return Part("not", (self.complement(),))
-        return self.atom()
+            negations += 1
+        part = self.atom()
+        return Part("not", (part,)) if negations % 2 else part
 
     def atom(self) -> Part:
-        if self.position == len(self.text) or self.next_is(self.ends_join) or self.next_is("*+?"):
+        if self.next_is("*+?") or (self.position == len(self.text) or self.next_is("|)&" if self.operators else "|)")):
             raise PatternError(f"nothing to repeat or to negate at {self.position}")
         sign = self.take()
         if sign == "(":
@@ -220,10 +225,14 @@ class _Reader:
                 sign = self.text[self.position + 1 : self.position + 2]
                 raise NotSupportedError(f"(?{sign} is not supported: no lookaround, no flags")
             self.position = kind.end()
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise NotSupportedError(f"more than {DEEPEST} groups inside each other")
         part = self.union()
         if not self.next_is(")"):
             raise PatternError("a ( is not closed")
         self.position += 1
+        self.depth -= 1
         return part
 
     def name(self, low: int, high: int | None = None) -> Ranges:
@@ -233,7 +242,10 @@ class _Reader:
 
     def escaped(self) -> Part:
         sign = self.text[self.position : self.position + 1]
-        if sign in _BOUNDARIES:
+        if sign == "b" and self.b_is_a_letter:
+            self.position += 1
+            return self.chars(self.name(ord("b")))
+        if sign in _BOUNDARIES and sign:
             self.position += 1
             return Part(_BOUNDARIES[sign])
         return self.chars(self.escape())
@@ -264,7 +276,9 @@ class _Reader:
         negated = self.next_is("^")
         self.position += negated
         found: list[tuple[int, int]] = []
-        while not found or not self.next_is("]"):
+        first = True
+        while first or not self.next_is("]"):
+            first = False
             low = self.member()
             if self.next_is("-") and self.text[self.position + 1 : self.position + 2] not in ("]", ""):
                 self.position += 1
@@ -283,5 +297,5 @@ class _Reader:
             return self.name(ord(sign))
         if self.next_is("b"):
             self.position += 1
-            return self.name(8)
+            return self.name(ord("b") if self.b_is_a_letter else 8)
         return self.escape()
