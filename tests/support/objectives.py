@@ -172,9 +172,15 @@ def prepare(tokenizer, case: Options, rows: list | None = None) -> Run:
     return Run(options, model, setup, [drawn[Draw(0, row)] for row in range(len(store))])
 
 
-def in_one_row(collator: ForestCollator) -> ForestCollator:
+class InOneRow(ForestCollator):
     """Attention by segments whatever it costs."""
-    return replace(collator, segmented=True, attention_length=1e-9)
+
+    def lay_out(self, forests):
+        return self.pack_one_row(forests)
+
+
+def in_one_row(collator: ForestCollator) -> ForestCollator:
+    return InOneRow(**vars(collator))
 
 
 class Parts(NamedTuple):

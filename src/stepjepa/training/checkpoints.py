@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -105,7 +104,6 @@ class CheckpointedTrainer(Trainer):
     args: JEPAConfig
     setup: ModelSetup
     data_reports: dict[str, DataReport]
-    requested_steps: int
     run_options: RunOptions | None = None  # of the command, which made the model from them
     _meter: LossMeter
     _watch: FiniteWatch
@@ -116,6 +114,11 @@ class CheckpointedTrainer(Trainer):
     def at_equal_compute(self) -> bool:
         """Whether it takes as many steps as cost what a regular run of the given length costs."""
         return self.args.same_flop and self.setup.objective.makes_pairs
+
+    @property
+    def requested_steps(self) -> int:
+        """Optimizer steps that the options and the data ask for."""
+        raise NotImplementedError
 
     @property
     def _folder(self) -> RunFolder:
@@ -141,7 +144,9 @@ class CheckpointedTrainer(Trainer):
         with self._folder.running():
             checkpoint = None
             if resume_from_checkpoint:
-                checkpoint = self._folder.chosen(resume_from_checkpoint)
+                checkpoint, passed = self._folder.chosen(resume_from_checkpoint)
+                for line in passed:
+                    logger.warning("%s; passed over", line)
                 if checkpoint is None:
                     raise ConfigError(
                         f"{_NAME.resume_from_checkpoint}: no checkpoint to resume from in {self._folder.path}"
@@ -174,6 +179,8 @@ class CheckpointedTrainer(Trainer):
                     "and of the target encoder are recomputed",
                     *(checkpoint, planned, steps),
                 )
+            if self.args.should_save:
+                self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
         if isinstance(self.train_dataset, StreamedExamples):
             self.train_dataset.resume(checkpoint, done)
         if self.args.should_save:
@@ -186,8 +193,6 @@ class CheckpointedTrainer(Trainer):
         finally:
             self._view.close()
             self.remove_callback(ResumeLog)
-        if self.args.should_save:  # a kill may have come before
-            self._folder.rotate(self.args.save_total_limit, self.state.best_model_checkpoint)
         self._check_finite()
         if self._watch.found is None and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
@@ -290,8 +295,12 @@ class CheckpointedTrainer(Trainer):
         if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
         if recorded_steps(Path(checkpoint))[1] != self.state.max_steps:
-            scheduler.last_epoch -= 1  # the rates that were loaded are those of the old schedule
-            scheduler.step()
+            # The rates that were loaded are those of the old schedule.
+            bases = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            rates = [rate * at(scheduler.last_epoch) for rate, at in bases]
+            for group, rate in zip(cast(Any, self.optimizer).param_groups, rates, strict=True):
+                group["lr"] = rate
+            scheduler._last_lr = rates
 
     # Checkpoints
 
@@ -325,7 +334,7 @@ class CheckpointedTrainer(Trainer):
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
-            RunFolder(folder.parent).rotate(limit, self.state.best_model_checkpoint)
+            RunFolder(folder.parent).rotate(folder, limit)
         self.accelerator.wait_for_everyone()
         self._meter.since += time.perf_counter() - begin
 
@@ -460,14 +469,14 @@ class CheckpointedTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)
-        output = self._folder.path
-        output.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".stepjepa-", dir=output) as made:
-            folder = Path(made)
-            self.save_model(made)
+        folder = self._folder.path / ".upload"
+        if self.is_world_process_zero():
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            self.save_model(str(folder))
             if not self.is_world_process_zero():
                 return None
-            own = output / CARD
+            own = self._folder.path / CARD
             if own.exists() and not is_card(own.parent):
                 write_whole(folder / CARD, [own.read_bytes()])
             with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
@@ -478,6 +487,9 @@ class CheckpointedTrainer(Trainer):
                     token=token or self.args.hub_token,
                     revision=revision or self.args.hub_revision,
                 )
+        finally:
+            if self.is_world_process_zero():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

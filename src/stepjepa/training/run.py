@@ -95,7 +95,9 @@ def _run(
     wanted = str(config.resume_from_checkpoint or "")
     resuming, checkpoint = wanted.lower() not in ("", "false", "none"), None
     if resuming:
-        checkpoint = folder.chosen(True if wanted.lower() == "true" else wanted)
+        checkpoint, passed = folder.chosen(True if wanted.lower() == "true" else wanted)
+        for line in passed:
+            say(f"{line}; passed over")
     if is_main_process():
         folder.check_free(overwrite, resuming, checkpoint)
         if overwrite:
@@ -128,15 +130,13 @@ def _run(
         if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
-            write_json(output / RECORD, record)  # first: by it the folder is that of a run that was cut off
             dump_yaml((run, trainer.args), output / "resolved.yaml")
+            write_json(output / RECORD, record)
             _write_report(trainer, output)
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
-        # The last step's, where its weights are those that are saved.
-        last = {} if config.load_best_model_at_end else last_evaluation(trainer.state)
-        metrics |= {name: value for name, value in last.items() if name != "step"} or trainer.evaluate()
+        metrics |= _last_evaluation(trainer) or trainer.evaluate()
     trainer.save_model()
     state = trainer.state
     stopped = run.stop_at is not None and state.global_step < record["steps"]
@@ -233,6 +233,12 @@ def make_trainer(
     if run.stop_at is not None:
         trainer.add_callback(StopAt(run.stop_at))
     return trainer
+
+
+def _last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
+    """What the last step's evaluation came to; empty where there was none, or its weights are not those that are saved."""
+    found = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
+    return {name: value for name, value in found.items() if name != "step"}
 
 
 def _write_report(trainer: JEPATrainer, output: Path) -> None:

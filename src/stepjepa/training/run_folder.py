@@ -31,7 +31,6 @@ from stepjepa.utils.files import (
     read_object,
     write_json,
 )
-from stepjepa.utils.terminal import say
 
 _NAME = Names(TrainerOptions, JEPAOptions)
 RECORD, METRICS = "run.json", "metrics.json"
@@ -40,6 +39,8 @@ BROKEN = "broken.json"  # of a run that stopped because something was not finite
 LOG_STATE, RESUME_RECORD = "log_state_{}.pt", "resume_record.json"
 _STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
+# What a run that was killed before its first checkpoint leaves.
+_BEGUN = ("resolved.yaml", RECORD, BROKEN, "data_report.json", "runs", ".export", ".upload", LOCK)
 # In the order in which they are removed: first those by which a run is complete.
 _OWN_FILES = [METRICS, MANIFEST, BROKEN]
 _OWN_FILES += (
@@ -138,7 +139,7 @@ class RunFolder:
     """The `output_dir` of a run.
 
     It is complete where `finished_steps` is the number of steps that is asked for, running while another process is inside
-    `running`, and else new or cut off: `checkpoint` is where it resumes.
+    `running`, and else new or cut off: `newest` says where it resumes.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -237,8 +238,7 @@ class RunFolder:
         unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
         if again and (unfinished or self.finished_steps is not None):
             return
-        ours = (".",) if again else LOCK  # in the making when the run was killed
-        entries = [entry for entry in self.path.iterdir() if not entry.name.startswith(ours)]
+        entries = [entry for entry in self.path.iterdir() if entry.name != LOCK and not (again and _left_over(entry))]
         if entries:
             raise ConfigError(
                 f"--{_NAME.output_dir} {self.path}: the folder is not empty ({entries[0].name}); give another one, resume "
@@ -258,62 +258,73 @@ class RunFolder:
 
     # Checkpoints
 
-    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> Path | None:
-        """The newest checkpoint that can be resumed from for True, None where there is none, else the one that is named.
-        Every process must call it.
+    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> tuple[Path | None, list[str]]:
+        """`newest` for True, else the checkpoint that is named. Every process must call it.
 
         Raises:
-            ConfigError: the one that is named cannot be resumed from, or none can, and not all were cut short by a kill.
+            ConfigError: it cannot be resumed from.
         """
 
-        def find() -> Path | None:
-            if wanted is True:
-                return self._newest(say)
-            problem = _problem(folder := Path(wanted))
+        def named() -> tuple[Path, list[str]]:
+            folder = Path(str(wanted))
+            problem = _problem(folder)
             if problem is not None:
                 raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
-            return folder
+            return folder, []
 
-        return on_main(find)
+        return on_main(self.newest if wanted is True else named)
 
-    def _newest(self, tell: Callable[[str], None]) -> Path | None:
-        found, passed, lost = None, list[str](), list[str]()
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint that can be resumed from, None where there is none; and what is wrong with newer ones.
+
+        Raises:
+            ConfigError: there are checkpoints, none can be resumed from, and not all of them were cut short by a kill.
+        """
+        passed: list[str] = []
+        lost: list[str] = []
         for _, folder in sorted(self._numbered(), reverse=True):
             problem = _problem(folder)
             if problem is None:
-                found = folder
-                break
+                return folder, passed
             passed.append(f"{folder}: {problem}")
             lost += [] if _cut_short(folder) else [passed[-1]]
-        if lost and found is None:
+        if lost:
             more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
             raise ConfigError(
                 f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost[0]}{more}; start over with "
                 f"--{_NAME.overwrite_output_dir}, or give another --{_NAME.output_dir}"
             )
-        for line in passed:
-            tell(f"{line}; passed over")
-        return found
+        return None, passed
 
     @property
     def checkpoint(self) -> Path | None:
         """The newest checkpoint that can be resumed from, None where there is none."""
         with suppress(ConfigError):
-            return self._newest(lambda _: None)
+            return self.newest()[0]
         return None
 
-    def rotate(self, limit: int | None, best: str | None) -> None:
-        """Remove what was cut short, and the checkpoints that were written first until `limit` are left (None and numbers
-        below 1 are no limit), but neither the last nor `best`."""
-        for _, folder in self._numbered():
-            if _cut_short(folder):
-                _remove(folder)
-        written = [folder for *_, folder in sorted((one.stat().st_mtime, step, one) for step, one in self._numbered())]
-        if limit is None or limit < 1 or not written:
+    def rotate(self, checkpoint: Path, limit: int | None, resumed: bool = False) -> None:
+        """Remove what was cut short among the checkpoints older than this one of the same folder, and complete ones until
+        `limit` are left (None and numbers below 1 are no limit), the oldest first, but neither this one nor the best.
+
+        Args:
+            resumed: the run resumes from it, and a kill may have come before the others were removed; those after it stay.
+                Else it was just written, and those with a higher number are of an earlier start: they go first.
+        """
+        numbers = {folder.resolve(): number for number, folder in self._numbered()}
+        step = numbers.get(checkpoint.resolve())
+        if step is None:
             return
-        kept = {written[-1].name, Path(best).name if best else written[-1].name}
-        others = [folder for folder in written if folder.name not in kept]
-        for folder in others[: max(len(written) - max(limit, len(kept)), 0)]:
+        for folder in [folder for folder, number in numbers.items() if number < step and _cut_short(folder)]:
+            del numbers[folder]
+            _remove(folder)
+        if limit is None or limit < 1 or (resumed and max(numbers.values()) > step):
+            return
+        best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
+        kept = {checkpoint.resolve(), *([(self.path / Path(best).name).resolve()] if best else [])}
+        others = sorted((number <= step, number, folder) for folder, number in numbers.items() if folder not in kept)
+        room = max(limit - sum(folder.is_dir() for folder in kept), 0)
+        for _, _, folder in others[: max(len(others) - room, 0)]:
             _remove(folder)
 
     def _numbered(self) -> list[tuple[int, Path]]:
@@ -374,3 +385,11 @@ def _remove(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     (checkpoint / _STATE).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _left_over(entry: Path) -> bool:
+    """Whether a run that was killed before its first checkpoint has left this."""
+    if entry.name in _BEGUN or entry.name.startswith(".stepjepa-"):
+        return True
+    temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
+    return temporary or (entry.name.startswith("checkpoint-") and _cut_short(entry))

@@ -383,7 +383,7 @@ class JEPATrainer(CheckpointedTrainer):
         return planned_steps(self.args, len(dataset), self.accelerator.num_processes), own / regular
 
     @property
-    def requested_steps(self) -> int:  # type: ignore[override]
+    def requested_steps(self) -> int:
         """Optimizer steps that the options and the data ask for; at equal compute as many as cost the same."""
         dataset: Any = self.train_dataset
         if self.at_equal_compute:
