@@ -191,10 +191,12 @@ def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str
     Raises:
         ConfigError: the checkpoint cannot be read, or the folder not be written.
     """
+    from stepjepa.config.option import Names
     from stepjepa.modeling.options import ExportOptions
 
-    given = dict(options, checkpoint=os.fspath(checkpoint), output_dir=os.fspath(output_dir))
-    checked = _options(ExportOptions, given)
+    name = Names(ExportOptions)
+    paths = {name.checkpoint: os.fspath(checkpoint), name.output_dir: os.fspath(output_dir)}
+    checked = _options(ExportOptions, {**options, **paths})
     from stepjepa.modeling.export import export_checkpoint
 
     return export_checkpoint(checked)
@@ -343,8 +345,8 @@ def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyRe
     """
     from stepjepa.study.spec import StudyOptions
 
-    options |= {} if file is None else {"file": os.fspath(file)}
-    checked = _options(StudyOptions, options)
+    named = {} if file is None else {"file": os.fspath(file)}
+    checked = _options(StudyOptions, {**named, **options})
     from stepjepa.study.run import study as run
 
     return run(checked)

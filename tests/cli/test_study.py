@@ -61,7 +61,7 @@ def test_recipes_are_listed_without_a_study(run):
         (["stduy.yaml"], ["no such file or recipe", "study.yaml"]),
         (["study.yaml", "--job", "2"], ["unknown flag --job", "--jobs"]),
         (["study.yaml", "--set", "max_steps"], ["--set max_steps: expected key.key=value"]),
-        (["study.yaml", "--output_dir", "study.yaml"], ["study.yaml is a file"]),
+        (["study.yaml", "--output_dir", "study.yaml"], ["is a file; give a folder"]),
     ],
 )
 def test_mistakes_are_one_line(run, flags, words):

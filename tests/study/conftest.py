@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 
 import pytest
 import yaml
 
-from stepjepa.errors import StepJepaError
 from stepjepa.study import stages
 from stepjepa.study.reading import read_study
 from stepjepa.study.records import StudyRunFolder, write_record
 from stepjepa.study.run import run_study
-from stepjepa.study.tree import parse_tree
+from stepjepa.study.stages import StageFailed
+from stepjepa.study.tree import parse_tree, set_value
 from stepjepa.training.run_folder import BROKEN
 from support.runs import run_here
 
@@ -57,12 +58,12 @@ class Player:
                 raise KeyboardInterrupt
         log.write_text(f"a line\nthe last line of {stage}\n")
         if self.fails(name, stage):
-            raise StepJepaError(f"exit status 1; the last line of {stage}")
+            raise StageFailed(f"exit status 1; the last line of {stage}")
         if argv[0] == "train":
             folder.model.mkdir(exist_ok=True)
             if self.diverges(name):
                 (folder.model / BROKEN).write_text(json.dumps({"step": 2, "what": "the loss is not finite"}))
-                raise StepJepaError("exit status 1")
+                raise StageFailed("exit status 1")
             (folder.model / "model.safetensors").write_bytes(b"weights")
             metrics = {"total_flos": 100.0 + options["seed"], "train_runtime": 2.0}
             written = {"steps": 4, "metrics": metrics, "log_history": [{"step": 4}]}
@@ -91,7 +92,10 @@ def study_file(tmp_path):
 @pytest.fixture
 def make_study(tmp_path):
     def make(*overrides, text=STUDY, folder="out"):
-        return read_study(parse_tree(text, "study.yaml"), "study", False, str(tmp_path / folder), overrides)
+        tree = parse_tree(text, "study.yaml")
+        for override in overrides:
+            tree = set_value(tree, override)
+        return dataclasses.replace(read_study(tree, "study"), output_dir=tmp_path / folder)
 
     return make
 

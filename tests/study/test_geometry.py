@@ -105,11 +105,12 @@ def test_directions_in_a_study():
     ("metric", "message"),
     [
         ("target_rank", "name the views that it compares"),
-        ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown key 'step_spliter'; did you mean"),
-        ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown key 'predictors'"),
-        ("{target_rank: {objective: step_jepa, step_splitter: line}}", "step_splitter: expected one of"),
+        ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown option 'step_spliter'; did you mean"),
+        ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown option 'predictors'"),
+        ("{target_rank: {objective: step_jepa, step_splitter: line}}", "target_rank: step_splitter: expected one of"),
         ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
         ("{map_r2: {objective: step_jepa, higher_is_better: maybe}}", "expected true or false, got 'maybe'"),
+        ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),
     ],
 )
 def test_options_that_cannot_be_used(metric, message):

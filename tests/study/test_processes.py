@@ -95,7 +95,7 @@ def planned(make_study, tmp_path):
         study = make_study(*settings, text=STUDY, folder=str(processes))
         run = [run for run in all_runs(study) if run.arm.jepa][0]
         folder = StudyRunFolder(study.output_dir / run.folder)
-        write_builtin(run.block.data)
+        write_builtin(run.block.data, study.output_dir)
         write_plan(folder, run, study)
         return folder
 

@@ -12,7 +12,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_study
 from stepjepa.study.records import StudyRunFolder, write_builtin, write_plan
 from stepjepa.study.spec import all_runs
-from stepjepa.study.tree import parse_tree
+from stepjepa.study.tree import parse_tree, set_value
 
 STUDY = """\
 title: Two arms
@@ -32,7 +32,10 @@ seeds: [3, 1]
 @pytest.fixture
 def read():
     def read(text=STUDY, *overrides, mini=False):
-        return read_study(parse_tree(text, "study.yaml"), "study", mini, overrides=overrides)
+        tree = parse_tree(text, "study.yaml")
+        for override in overrides:
+            tree = set_value(tree, override)
+        return read_study(tree, "study", mini)
 
     return read
 
@@ -55,14 +58,14 @@ def test_runs_evaluate_on_the_validation_split(read, refused, tmp_path):
         run = next(iter(all_runs(study)))
         folder = StudyRunFolder(tmp_path / "run")
         write_plan(folder, run, study)
-        return yaml.safe_load(folder.train_config.read_text()), run.block.data.files
+        return yaml.safe_load(folder.train_config.read_text()), run.block.data.paths(study.output_dir)
 
     options, paths = planned()
     assert options["eval_file"] == paths["select"][0] != paths["test"][0]
     options, _ = planned("base.eval_file=other.jsonl")
     assert options["eval_file"] == "other.jsonl"
     files = "data={train_file: a.jsonl, test_file: b.jsonl}"
-    assert "the arm regular needs select_file, a validation file, under data" in refused(STUDY, *asked, files)
+    assert "eval_strategy has no data to evaluate on; give select_file" in refused(STUDY, *asked, files)
     assert planned("data={train_file: a.jsonl, test_file: b.jsonl, select_file: c.jsonl}")[0]["eval_file"] == "c.jsonl"
 
 
@@ -151,7 +154,7 @@ def test_a_seed_may_stand_in_a_name(read):
         ("base.seed=1", ["give seeds at the top"]),
         ("arms.step_jepa.control=shuffled", ["controls: [shuffled, random]"]),
         ("arms.step_jepa.lbd=0.1", ["sets lbd to", "keep one of them"]),
-        ("arms.step_jepa.predictors=-1", ["--set arms.step_jepa.predictors=-1: predictors: predictors is -1"]),
+        ("arms.step_jepa.predictors=-1", ["--set arms.step_jepa.predictors=-1: predictors is -1"]),
         ("arms.step jepa.objective=regular", ["the name 'step jepa'", "letters, digits"]),
         ("baseline=plain", ["the baseline 'plain' is no arm; there are: regular, step_jepa"]),
         ("seeds=[1, 1]", ["seeds: expected different whole numbers"]),
@@ -218,15 +221,17 @@ def test_values_are_those_of_an_option_file():
 def test_what_is_missing(refused):
     assert "this study has no section 'mini'" in refused(mini=True)
     text = STUDY.replace("data: builtin", "data: {train_file: a.jsonl, test_file: b.jsonl}") + "tune: {lbd: [1, 2]}\n"
-    assert "needs select_file, a validation file, under data: it has values to tune" in refused(text)
+    assert "tune needs select_file" in refused(text)
 
 
 def test_a_built_in_task_with_longer_tests(read, tmp_path):
     given = "{task: a5, length: 4, train_rows: 30, select_rows: 40, test_rows: 10, test: {length: 6, symbols: 3}}"
-    (block,) = read(STUDY.replace("data: builtin", f"data: {{builtin: {given}}}"), f"output_dir={tmp_path}").blocks
+    (block,) = read(STUDY.replace("data: builtin", f"data: {{builtin: {given}}}")).blocks
     assert [metric.name for metric in block.metrics] == ["answer_nll", "task"]
-    write_builtin(block.data)
-    asked = {split: [row["question"] for _, row in RowSource(file)] for split, (file,) in block.data.files.items()}
+    write_builtin(block.data, tmp_path)
+    asked = {
+        split: [row["question"] for _, row in RowSource(file)] for split, (file,) in block.data.paths(tmp_path).items()
+    }
     assert {split: len(rows) for split, rows in asked.items()} == {"train": 30, "select": 40, "test": 10}
     assert {split: {len(one.split()) for one in rows} for split, rows in asked.items()} == {
         "train": {4}, "select": {4}, "test": {6}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -49,7 +50,7 @@ evaluate: {max_new_tokens: 4, batch_size: 4}
 def results(tmp_path_factory):
     """One study for all tests of the module: its folder and what was said at its end."""
     folder = tmp_path_factory.mktemp("study") / "out"
-    study = read_study(parse_tree(STUDY, "study.yaml"), "study", output_dir=str(folder))
+    study = dataclasses.replace(read_study(parse_tree(STUDY, "study.yaml"), "study"), output_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "run_process", run_here)
         outcome = run_study(study, lambda line: None)

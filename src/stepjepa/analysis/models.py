@@ -359,7 +359,7 @@ def _states(model: AnalyzedModel, label: str, rows: RowSource, options: AnalyzeO
     bar.say(f"{label}: {model.description}")
     for line in [*notes(model, _NAME.system_prompt, *options_of(TemplateOptions)), *pairs.report.lines()]:
         bar.say(f"  {line}")
-    bar.begin(label, len(pairs.examples), 0)
+    bar.start(label, len(pairs.examples), 0)
     pad, how = model.tokenizer.pad_token_id or 0, dict[str, Any](batch_size=options.batch_size, advance=bar.step)
     how_pairs = {**how, "predictor_ids": model.predictor_ids, "pad_token_id": pad, "head_layer": model.layer}
     found = states.collect_states(net, name, pairs, layers=layers, **how_pairs)
@@ -370,6 +370,6 @@ def _states(model: AnalyzedModel, label: str, rows: RowSource, options: AnalyzeO
     except DataError as error:
         raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
     examples, places = walks_of(steps)
-    bar.begin(f"{label}, steps", len(examples), 0)
+    bar.start(f"{label}, steps", len(examples), 0)
     views, _ = states.read_states(net, name, TwoPassCollator((), pad), examples, head_layer=-2, **how)
     return replace(found, walks=Walks(views[0, 0], places))

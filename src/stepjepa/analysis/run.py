@@ -295,9 +295,9 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
             found, stale = collect_all(options, folder, stale, bar), []
         if found is not None:
             states, base, about = found
-            bar.begin("numbers", sum(len(one.layers) for one in states.values()), 0)
+            bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
             most = options.prediction_horizon or MOST_HORIZONS
-            comparison = compare(states, base, options.map_layers, lambda label: bar.step(1, label), most)
+            comparison = compare(states, base, options.map_layers, lambda label: bar.advance(1, label), most)
             folder.mkdir(parents=True, exist_ok=True)
             for file in stale:
                 file.unlink()

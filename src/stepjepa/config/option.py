@@ -123,20 +123,18 @@ class Option:
         return f"one of {', '.join(self.choices)}{further}" if self.choices else describe(self.hint)
 
     def read(self, given: object) -> object:
-        """The field's value for what was written; BadValue or ConfigError if it does not fit."""
+        """The field's value for what was written; BadValue if it does not fit."""
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
         if self.choices and value is not None and value not in self.choices and not (self.own and named_by_file(value)):
             close = nearest(str(value), self.choices)
             raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
-        if self.bounds and isinstance(value, (int, float)):
-            self._check_number(value, type(value))
         return value
 
     def fits(self, given: object) -> bool:
         """Whether `read` takes it."""
         try:
             self.read(given)
-        except (BadValue, ConfigError):
+        except BadValue:
             return False
         return True
 

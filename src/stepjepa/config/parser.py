@@ -120,9 +120,9 @@ class StrictParser:
         given: dict[str, Setting] = {}
         if config is not None:
             given.update(
-                merge(s for one in read_tree(config).mapping("options").items() for s in self._from_yaml(*one))
+                _merge(s for one in read_tree(config).mapping("options").items() for s in self._from_yaml(*one))
             )
-        given.update(merge(s for flag in flags for s in self._from_flag(*flag)))
+        given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
         return carried(self.options, {name: setting.value for name, setting in given.items()})
 
     def take_up(self, name: str, value: object) -> None:
@@ -173,7 +173,13 @@ class StrictParser:
                 raise BadValue(f"expected one of {', '.join(target)}, got {got}")
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{spelling}: {error}") from None
-        yield from (Setting(field, value, spelling, alias=field != name) for field, value in values)
+        for field, value in values:
+            try:
+                if self.options[field].bounds and isinstance(value, (int, float)):
+                    self.options[field].check(value)
+            except ConfigError as error:  # which begins with the option's name
+                raise ConfigError(f"{spelling.removesuffix(spelling.split()[-1].lstrip('-'))}{error}") from None
+            yield Setting(field, value, spelling, alias=field != name)
 
     # Help
 
@@ -400,12 +406,8 @@ def _written(argv: Sequence[str], name: str) -> Any:
     return node and node.written
 
 
-def merge(settings: Iterable[Setting]) -> dict[str, Setting]:
-    """The last setting of each field.
-
-    Raises:
-        ConfigError: two spellings, one of them an alias, disagree.
-    """
+def _merge(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """The last setting of each field; two spellings, one of them an alias, must not disagree."""
     merged: dict[str, Setting] = {}
     for new in settings:
         old = merged.get(new.field)

@@ -11,9 +11,9 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -216,17 +216,20 @@ def _run_arms(options: DemoOptions) -> None:
     arms, given = options.setting.arms, json.dumps(asdict(options))
     processes = {arm: start_process(["stepjepa.study.demo", arm, given], environment, subprocess.PIPE) for arm in arms}
 
-    def pass_on(arm: str) -> None:
-        for line in processes[arm].stdout or ():
+    def pass_on(arm: str, process: subprocess.Popen[bytes]) -> None:
+        for line in process.stdout or ():
             say(f"{arm:<{max(map(len, arms))}}  {line.decode('utf-8', 'replace').rstrip()}")
-        processes[arm].wait()
+        process.wait()
 
-    with ThreadPoolExecutor(len(arms)) as pool:
-        try:
-            list(pool.map(pass_on, arms))
-        finally:
-            for process in processes.values():
-                kill_group(process)
+    readers = [threading.Thread(target=pass_on, args=pair) for pair in processes.items()]
+    try:
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+    finally:
+        for process in processes.values():
+            kill_group(process)
     failed = [arm for arm, process in processes.items() if process.returncode != 0]
     if failed:
         raise StepJepaError(f"the arm {failed[0]} failed; its last lines are above")
@@ -297,8 +300,13 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]], method: 
     from stepjepa.training.encoding import encode
     from stepjepa.training.meter import collapse_signs
 
-    own = {**method, _NAME.predictors: method[_NAME.predictors] * bool(trainer.setup.predictor_ids)}
-    store, _ = encode(test, tokenizer, JEPAConfig(output_dir=trainer.args.output_dir, report_to="none", **own))
+    predictors = len(trainer.setup.predictor_ids)
+    paired = JEPAConfig(
+        output_dir=trainer.args.output_dir,
+        report_to="none",
+        **{**method, _NAME.predictors: predictors and method[_NAME.predictors]},
+    )
+    store, _ = encode(test, tokenizer, paired)
     model = trainer.model.eval()
     collator = replace(trainer.data_collator, shuffle_targets=False)
     lm, labels, sources, targets = 0.0, 0, [], []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from itertools import product
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import StrictParser, carried, merge
+from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
+from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import MODEL_METRICS, make_metric
+from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
 from stepjepa.evaluation.options import HARNESS, HarnessOptions
 from stepjepa.objectives.base import OBJECTIVES, Objective, built_in, objective_of
 from stepjepa.study.spec import (
@@ -39,23 +40,23 @@ from stepjepa.study.spec import (
     varied,
 )
 from stepjepa.study.stages import GEOMETRY
-from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_values
+from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 
 _NAME = Names(RunOptions, JEPAConfig, StudyOptions)
 # What a study's runs have unless the file says otherwise.
 DEFAULTS = {_NAME.track_flop: True, _NAME.disable_tqdm: True, _NAME.save_total_limit: 1}
-# Options that the study sets, and where it is told to.
+# Options that the study sets, and where its file sets them.
 _SET_BY_STUDY = {
-    _NAME.output_dir: f"{_NAME.output_dir} at the top of the study",
-    _NAME.overwrite_output_dir: f"--{_NAME.overwrite_output_dir} to stepjepa study",
-    _NAME.train_file: f"{_NAME.train_file} under data",
-    _NAME.dataset_split: "train_split under data",
-    _NAME.seed: "seeds at the top of the study",
-    _NAME.control: "controls: [shuffled, random] at the top of the study",
-    _NAME.same_flop: "equal_compute: true at the top of the study",
-    _NAME.resume_from_checkpoint: "nothing: a study resumes by itself",
+    _NAME.output_dir: f"give {_NAME.output_dir} at the top of the study",
+    _NAME.overwrite_output_dir: f"give --{_NAME.overwrite_output_dir} to stepjepa study",
+    _NAME.resume_from_checkpoint: "a study resumes by itself",
+    _NAME.train_file: f"give {_NAME.train_file} under data",
+    _NAME.dataset_split: "give train_split under data",
+    _NAME.seed: "give seeds at the top of the study",
+    _NAME.control: "give controls at the top of the study, as in controls: [shuffled, random]",
+    _NAME.same_flop: "give equal_compute: true at the top of the study",
 }
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.,=-]{0,99}")
 
@@ -93,9 +94,9 @@ class _Select:
     rule: Literal["lowest", "highest"] | None = None
 
 
+_STUDY_KEYS = [f.name for f in fields(Study) if f.name != "notes"]
 _BLOCK_KEYS = ["base", "arms", "grid", "tune", "data", "metrics", "select", "evaluate"]
 _BLOCK_KEYS += [f.name for f in fields(_BlockValues)]
-_KEYS = [*(f.name for f in fields(Study) if f.name != "notes"), *_BLOCK_KEYS]
 
 
 def read_options(options: StudyOptions) -> Study:
@@ -107,37 +108,37 @@ def read_options(options: StudyOptions) -> Study:
     name, tree = open_study(str(options.file))
     replaced = {name: getattr(options, name) for name in (_NAME.jobs, _NAME.executor, _NAME.seeds)}
     assignments = [f"{name}={value}" for name, value in replaced.items() if value is not None]
-    return read_study(tree, name, options.mini, options.output_dir, [*assignments, *(options.overrides or [])])
+    for assignment in [*assignments, *(options.overrides or [])]:
+        tree = set_value(tree, assignment, options.mini)
+    return read_study(tree, name, options.mini, output_dir=options.output_dir)
 
 
-def read_study(
-    root: Node, name: str, mini: bool = False, output_dir: str | None = None, overrides: Sequence[str] = ()
-) -> Study:
+def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None = None) -> Study:
     """The study that a tree describes.
 
     Args:
-        root: of the file.
+        root: of the file, overrides set.
         name: of the study, for its title and folder where the file gives none.
         mini: put the section ``mini`` on top, in place of the blocks.
         output_dir: instead of the file's.
-        overrides: values on top of all, ``key.key=value``.
 
     Raises:
         ConfigError: anything that cannot be understood or used.
     """
-    tree: dict[str, Node] = {**set_values(Node(root.mapping("study"), root.where), overrides).given}
-    check_keys(tree, [*_KEYS, "mini"], "study")
+    tree = dict(root.mapping("study"))
+    check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS, "mini"], "study")
     small = tree.pop("mini", None)
     if mini:
         if small is None:
             raise ConfigError(f"{root.where}: --{_NAME.mini}: this study has no section 'mini'")
-        check_keys(small.mapping("mini"), _KEYS, "mini")
+        over = small.mapping("mini")
+        check_keys(over, [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
-        over = Node(small.given or {}, small.where)
-        tree = set_values(merged(Node(tree, root.where), over, replaced=["data"]), overrides, _KEYS).given
-    elif ignored := [one for one in overrides if one.startswith("mini.")]:
-        raise ConfigError(f"--set {ignored[0]}: the section mini is read with --{_NAME.mini} only")
-    blocks = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
+        tree = merged(Node(tree, root.where), Node(over, small.where), replaced=["data"]).given
+    shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
+    parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
+    notes = list[str]()
+    blocks = tuple(_block(part, own, shared, notes) for part, own in parts.items())
     values = field_values(Study, tree)
     values.setdefault("title", name)
     values.setdefault("output_dir", Path(f"runs/{name}{'-mini' if mini else ''}"))
@@ -145,48 +146,51 @@ def read_study(
     values.setdefault("jobs", 100 if queued else 1)
     if output_dir:
         values["output_dir"] = Path(output_dir)
-    shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
-    notes, found = list[str](), list[Block]()
-    for part, own in blocks.items():
-        check_keys(own.mapping(f"block {part}"), _BLOCK_KEYS, f"block {part}")
-        whole = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
-        found.append(_block(part, set_values(whole, overrides, _BLOCK_KEYS), values["output_dir"], notes))
-    return Study(**values, blocks=tuple(found), notes=tuple(dict.fromkeys(notes)))
+    return Study(**values, blocks=blocks, notes=tuple(dict.fromkeys(notes)))
 
 
-def _block(name: str, node: Node, folder: Path, notes: list[str]) -> Block:
-    """A block, whose keys are known, of the study in `folder`. `notes` takes what its reader should know."""
+def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
+    """A block: what it says itself on top of what all share. `notes` takes what its reader should know."""
     if name:
-        _check_name(name, node.where)
-    tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
+        _check_name(name, own.where)
+    check_keys(own.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
+    node = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
+    tree: dict[str, Node] = node.given
+
+    def part(key: str) -> Node:
+        return tree.get(key, Node(None, node.where))
+
     values = _BlockValues(**field_values(_BlockValues, tree))
     seeds = values.seeds
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         expected = "expected different whole numbers from 0 on, as in seeds: [1, 2, 3]"
-        raise ConfigError(f"{tree['seeds'].where}: seeds: {expected}")
-    base = {**DEFAULTS, **read_training(tree["base"].mapping("base"))}
+        raise ConfigError(f"{part('seeds').where}: seeds: {expected}")
+    base = {**DEFAULTS, **read_training(part("base").mapping("base"))}
     variants = [*dict.fromkeys(values.controls), *([SAME_FLOP] if values.equal_compute else [])]
     arms = dict[str, Arm]()
-    for where, arm_name, section in _named_arms(tree["arms"], tree["grid"]):
+    for where, arm_name, section in _named_arms(part("arms"), part("grid")):
         if arm_name in arms:
             raise ConfigError(f"{where}: two arms are named {arm_name!r}")
-        arms[arm_name] = _arm(arm_name, section, base, tree["tune"], variants, where, notes)
+        arms[arm_name] = _arm(arm_name, section, base, part("tune"), variants, where, notes)
     if values.baseline not in arms:
         known = ", ".join(arms)
-        raise ConfigError(f"{tree['baseline'].where}: the baseline {values.baseline!r} is no arm; there are: {known}")
+        raise ConfigError(f"{part('baseline').where}: the baseline {values.baseline!r} is no arm; there are: {known}")
     for arm in arms.values():
         if arm.control_arm is not None and (arm.control_arm not in arms or arm.control_arm == arm.name):
             raise ConfigError(f"{node.where}: control_arm of {arm.name} is {arm.control_arm!r}, which is no other arm")
-    data = _data(tree["data"], folder)
-    for arm in arms.values() if "select" not in data.files else ():
-        if arm.tuned or evaluates_on_the_way({**base, **arm.settings}):
-            raise ConfigError(
-                f"{tree['data'].where}: the arm {arm.name} needs {_FILE.select_file}, a validation file, under data: it has "
-                f"values to tune, or {_NAME.eval_strategy} without {_NAME.eval_file}"
-            )
-    metrics = _metrics(tree["metrics"], data)
-    evaluation = Evaluation(**field_values(Evaluation, tree["evaluate"].mapping("evaluate"), "evaluate"))
-    select = _select(tree["select"], metrics)
+    data = _data(part("data"))
+    if "select" not in data.files and data.builtin is None and any(arm.tuned for arm in arms.values()):
+        raise ConfigError(
+            f"{part('data').where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
+            "is no result"
+        )
+    settings = ({**base, **arm.settings} for arm in arms.values())
+    if "select" not in data.files and data.builtin is None and any(map(evaluates_on_the_way, settings)):
+        remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
+        raise ConfigError(f"{part('data').where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
+    metrics = _metrics(part("metrics"), data)
+    evaluation = Evaluation(**field_values(Evaluation, part("evaluate").mapping("evaluate"), "evaluate"))
+    select = _select(part("select"), metrics)
     return Block(name, base, tuple(arms.values()), values.baseline, tuple(seeds), data, metrics, select, evaluation)
 
 
@@ -225,22 +229,13 @@ def _arm(
     tune, control_arm = section.pop("tune", Node(None, where)), section.pop("control_arm", Node(None, where))
     settings = read_training(section)
     values = {**base, **settings}
-    config = config_of(values, f"{where}: arm {name}: ")
-    pairs, cells = objective_of(config).makes_pairs, list[dict[str, Any]]()
-    lists = {**shared_tune.mapping("tune"), **tune.mapping("tune")}
-    choices = []  # without those that the arm does not read (lbd of `regular`)
-    for key, node in lists.items():
-        read = [read_training({key: item}) for item in node.listed(f"tune {key}")]
-        if not any(without_effect(config_of({**values, **choice}), list(choice)) for choice in read):
-            choices.append(read)
-    for combination in product(*choices):
-        cell = {name: value for part in combination for name, value in part.items()}
-        place = f"{next(iter(lists.values())).where}: tune, arm {name}: " if lists else ""
-        if cell and objective_of(config_of({**values, **cell}, place)).makes_pairs != pairs:
-            raise ConfigError(f"{place}with {cell} it is no JEPA arm any more, or becomes one")
-        cells += [cell] if cell not in cells else []
+    try:
+        config = config_of(values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: arm {name}: {error}") from None
+    cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, config, f"arm {name}")
     variants = list[str]()
-    for variant in wanted if pairs else ():
+    for variant in wanted if objective_of(config).makes_pairs else ():
         try:
             config_of({**values, **varied(variant)})
             variants.append(variant)
@@ -248,23 +243,41 @@ def _arm(
             notes.append(f"arm {name} is run without {variant}: {error}")
     notes += [f"arm {name}: {key} has no effect" for key in settings if without_effect(config, [key])]
     control = None if control_arm.given is None else str(control_arm.value)
-    return Arm(name, settings, tuple(cells), pairs, tuple(variants), control)
+    return Arm(name, settings, cells, objective_of(config).makes_pairs, tuple(variants), control)
+
+
+def _cells(
+    lists: Mapping[str, Node], values: Mapping[str, Any], config: JEPAConfig, what: str
+) -> tuple[dict[str, Any], ...]:
+    """All combinations of the values to be tuned, without those that the arm does not read (lbd of `regular`)."""
+    choices = []
+    for key, node in lists.items():
+        read = [read_training({key: item}) for item in node.listed(f"tune {key}")]
+        if not any(without_effect(config_of({**values, **choice}), list(choice)) for choice in read):
+            choices.append(read)
+    cells: list[dict[str, Any]] = []
+    for combination in product(*choices):
+        cell = {name: value for part in combination for name, value in part.items()}
+        where = f"{next(iter(lists.values())).where}: tune, {what}" if lists else what
+        try:
+            pairs = objective_of(config_of({**values, **cell}) if cell else config).makes_pairs
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if pairs != objective_of(config).makes_pairs:
+            raise ConfigError(f"{where}: with {cell} it is no JEPA arm any more, or becomes one")
+        cells += [cell] if cell not in cells else []
+    return tuple(cells)
 
 
 # Data and metrics
 
 
-def _data(node: Node, folder: Path) -> Data:
+def _data(node: Node) -> Data:
     if node.given is None:
         raise ConfigError(f"{node.where}: there is no data; give {_DATA_EXAMPLE}")
     section = {"builtin": Node(None, node.where)} if node.given == "builtin" else node.mapping("data")
     if "builtin" in section:
-        builtin = _builtin(section, node.where)
-        options = "-".join(
-            f"{key}={value}" for key, value in sorted(builtin.items())
-        )  # blocks with the same share them
-        own = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
-        return Data({split: (str(own / f"{split}.jsonl"),) for split in SPLITS}, builtin=builtin)
+        return Data(builtin=_builtin(section, node.where))
     values = field_values(_DataFiles, section, "data")
     for key in (_FILE.train_file, _FILE.test_file):
         if not values.get(key):
@@ -275,7 +288,7 @@ def _data(node: Node, folder: Path) -> Data:
     same = [split for split in ("train", "select") if test in files.get(split, ())]
     if same and not splits:
         raise ConfigError(f"{node.where}: data: {_FILE.test_file} and {same[0]}_file are the same file")
-    return Data(files, splits)
+    return Data(files=files, splits=splits)
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
@@ -316,33 +329,28 @@ def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
 
 
 def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
-    values: dict[str, Any] = {key: node.value for key, node in options.items()}
+    values = {key: node.value for key, node in options.items()}
     usual = GEOMETRY[name].higher_is_better if name in GEOMETRY else name not in MODEL_METRICS
     higher = values.pop("higher_is_better", usual)
     if type(higher) is not bool:
         raise ConfigError(f"{where}: higher_is_better: expected true or false, got {higher!r}")
-    own = {key: options[key] for key in values}
     if name in GEOMETRY:
-        method = options_of(JEPAOptions)
-        check_keys(
-            own, ["objective", *(key for key in method if method[key].group == method["views"].group)], "metrics"
-        )
-        values = field_values(JEPAOptions, own)
-    elif name.startswith(HARNESS):
-        values = field_values(HarnessOptions, own, "metrics")
-    try:
-        if name in GEOMETRY:
-            _check_views(values)
-        elif name.startswith(HARNESS):
-            from stepjepa.evaluation.harness import Harness  # with transformers' models
+        return MetricSpec(name, _read_views({key: options[key] for key in values}, where), higher)
+    if name in MODEL_METRICS and values:
+        raise ConfigError(f"{where} has no options")
+    if name.startswith(HARNESS):
+        from stepjepa.evaluation.harness import Harness  # with transformers' models
 
-            task = HarnessOptions(**{**values, "harness": [name.removeprefix(HARNESS)]})
-            Harness(task)  # which knows it
-            values = asdict(task)
-        elif name not in MODEL_METRICS:
+        own = field_values(HarnessOptions, {key: options[key] for key in values}, where)
+        task = replace(HarnessOptions(**own), harness=[name.removeprefix(HARNESS)])
+        Harness(task)  # which knows it
+        return MetricSpec(name, asdict(task), higher)
+    near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
+    if name not in METRICS and ":" not in name and near in GEOMETRY:
+        raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")
+    try:
+        if name not in MODEL_METRICS:
             make_metric(name, **values).close()
-        elif values:
-            raise ConfigError("it has no options")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     return MetricSpec(name, values, higher)
@@ -359,15 +367,31 @@ def _select(node: Node, metrics: Sequence[MetricSpec]) -> tuple[str, bool]:
     return name, by_name[name].higher_is_better if select.rule is None else select.rule == "highest"
 
 
-def _check_views(values: Mapping[str, Any]) -> None:
-    """Check options that say which views of a chat a metric compares."""
+def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
+    """Options that say which views of a chat a metric compares, checked."""
+    method = options_of(JEPAOptions)
+    known = ["objective", *(name for name in method if method[name].group == method["views"].group)]
+    values: dict[str, Any] = {}
+    for name, node in section.items():
+        if name not in known:
+            raise ConfigError(f"{where}: unknown option {name!r}; did you mean {nearest(name, known)!r}?")
+        try:
+            values[name] = method[name].read(node.written)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {name}: {error}") from None
     # Where predictors are read, there is a source view that they follow, and a target view.
     if "objective" not in values or not built_in().get(values["objective"], Objective)().takes_predictors:
-        raise ConfigError("name the views that it compares, the same for all arms, as in {objective: llm_jepa}")
-    views = JEPAOptions(**values, predictors=0)
-    views.check()
-    if views.step_splitter != LISTED:
-        make_splitter(views.step_splitter, views.step_separator)
+        raise ConfigError(
+            f"{where}: name the views that it compares, the same for all arms, as in {{objective: llm_jepa}}"
+        )
+    try:
+        views = JEPAOptions(**values, predictors=0)
+        views.check()
+        if views.step_splitter != LISTED:
+            make_splitter(views.step_splitter, views.step_separator)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return values
 
 
 # Options of training
@@ -384,26 +408,31 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown key, a value that does not fit, a secret, or an option that the study itself sets.
     """
-    parser = _parser()
+    parser, values, spelt = _parser(), dict[str, Any](), dict[str, str]()
     for name in section.keys() & {one.name for one in parser.options.values() if one.brings}:
         parser.take_up(name, section[name].written)
     check_keys(section, [*parser.options, *parser.aliases])
-    given = merge(
-        one for name, node in section.items() for one in parser.settings(name, node.written, f"{node.where}: {name}")
-    )
-    for key, one in given.items():
-        if parser.options[key].secret:
-            raise ConfigError(f"{one.spelling}: a study keeps its settings in files; set HF_TOKEN in the environment")
-        if key in _SET_BY_STUDY:
-            raise ConfigError(f"{one.spelling}: a study sets it; give {_SET_BY_STUDY[key]}")
-    return {key: one.value.value if isinstance(one.value, Enum) else one.value for key, one in given.items()}
+    for name, node in section.items():
+        place = f"{node.where}: {name}"
+        for setting in parser.settings(name, node.written, place):
+            key, value = setting.field, setting.value
+            if parser.options[key].secret:
+                raise ConfigError(f"{place}: a study keeps its settings in files; set HF_TOKEN in the environment")
+            if key in _SET_BY_STUDY:
+                raise ConfigError(f"{place}: {_SET_BY_STUDY[key]}")
+            value = value.value if isinstance(value, Enum) else value
+            if values.setdefault(key, value) != value:
+                other = f"{spelt[key]} sets it to {values[key]!r}"
+                raise ConfigError(f"{place} sets {key} to {value!r}, but {other}; keep one of them")
+            spelt[key] = name
+    return values
 
 
-def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
+def config_of(values: Mapping[str, Any]) -> JEPAConfig:
     """The configuration of a run with these options, which are checked alone and together.
 
     Raises:
-        ConfigError: they cannot be used; the message begins with `place`.
+        ConfigError: they cannot be used.
     """
     # The check needs no accelerator, and the machine that it runs on may have none.
     data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
@@ -412,5 +441,5 @@ def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
         given = carried(options_of(JEPAOptions), given)
         RunOptions(**{k: v for k, v in given.items() if k in options_of(RunOptions)})
         return JEPAConfig(**{k: v for k, v in given.items() if k in options_of(JEPAConfig)})
-    except (ValueError, OSError, ConfigError) as error:
-        raise ConfigError(f"{place}{error}") from None
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -38,7 +38,7 @@ SOURCE = Path(__file__).parents[1]
 _OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
 # What is kept of a model whose weights are deleted.
 _MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
-_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.*", "study*.png", "study*.svg", "data/builtin*/")
+_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json")
 _MOST_BYTES = 500_000_000  # larger files are not searched for questions of other splits
 
 
@@ -119,27 +119,32 @@ class Item:
         return [stage for stage in self.stages if self.folder.done(stage) is None]
 
 
-def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
-    """All that carrying a run out needs, in its folder."""
+def _file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run as its file has them: without those of other arms' own objectives, and own files in full."""
     from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
 
-    block, known = run.block, {**options_of(RunOptions), **options_of(JEPAConfig)}
-    files = {split: [*map(_absolute, names)] for split, names in block.data.files.items()}
-    # Without the options of other arms' own objectives.
-    settings = {name: value for name, value in carried(known, run.settings).items() if name in known}
-    for name, value in settings.items():
-        if known[name].own and named_by_file(value):
+    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    found = {name: value for name, value in carried(known, settings).items() if name in known}
+    for name, value in found.items():
+        if known[name].own and named_by_file(value) and Path(value.rpartition(":")[0]).is_file():
             file, _, attribute = value.rpartition(":")
-            settings[name] = f"{_absolute(file)}:{attribute}"
+            found[name] = f"{Path(file).resolve()}:{attribute}"
+    return found
+
+
+def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
+    """All that carrying a run out needs, in its folder."""
+    block, settings, paths = run.block, run.settings, run.block.data.paths(study.output_dir)
+    files = {split: [_absolute(name) for name in names] for split, names in paths.items()}
     # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
     name = settings.get("run_name") or study.output_dir.resolve().name
-    settings |= {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
+    values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
     if "train" in block.data.splits:
-        settings["dataset_split"] = block.data.splits["train"]
+        values["dataset_split"] = block.data.splits["train"]
     if evaluates_on_the_way(settings):
-        settings["eval_file"] = files["select"][0]
-        settings["eval_split"] = block.data.splits.get("select", "test")
-    write_yaml(settings, folder.train_config, header=f"One run of a study: {run.name}")
+        values["eval_file"] = files["select"][0]
+        values["eval_split"] = block.data.splits.get("select", "test")
+    write_yaml({**_file_settings(settings), **values}, folder.train_config, header=f"One run of a study: {run.name}")
     plan = {
         "run": run.name,
         "processes": study.processes_per_run,
@@ -148,7 +153,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         "metrics": {metric.name: dict(metric.options) for metric in block.metrics},
         "evaluation": asdict(block.evaluation),
         # How a row becomes a chat, and a chat tokens: a model is asked as it was trained.
-        "chat": {name: value for name, value in run.settings.items() if name in options_of(DataOptions)},
+        "chat": {name: value for name, value in settings.items() if name in options_of(DataOptions)},
     }
     write_record(folder.plan, plan)
 
@@ -159,58 +164,54 @@ def _absolute(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-class KeptRuns:
-    """The runs that a file like ``results.jsonl`` holds, which a study counts as done; the file gets the others.
-
-    Attributes:
-        runs: by name, of each its last line with a stage that is done; none where there is no file yet.
+def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
+    """The runs that a file like ``results.jsonl`` holds, by name: of each its last line with a stage that is done.
 
     Raises:
-        DataError: the file cannot be read, or a line is no record of a run.
+        DataError: the file cannot be read, or a line is no record of a run. One that does not exist has none.
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    for number, row in file_rows(path) if path.exists() else ():
+        if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
+            raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
+        if row["at"]:
+            runs[row["run"]] = row
+    return runs
+
+
+class KeptRuns:
+    """The runs that a study counts as done, see `kept_runs`, and their file, which gets the others.
+
+    Raises:
+        DataError: see `kept_runs`.
+        ConfigError: a run of the study has other data, scoring or settings there, or the file cannot be written.
     """
 
-    def __init__(self, path: Path):
-        self.path, self.runs = path, dict[str, dict[str, Any]]()
-        for number, row in file_rows(path) if path.exists() else ():
-            if not isinstance(row, dict) or not {"run", "identity", "code", "at"} <= row.keys():
-                raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
-            if row["at"]:
-                self.runs[row["run"]] = row
-
-    def check(self, study: Study, identity: Mapping[str, Any]) -> str | None:
-        """Refuse runs of another study; how many were made by other code, None where all are of this one.
-
-        Raises:
-            ConfigError: a run of the study has other data, scoring or settings there.
-        """
+    def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
+        check_writable(path.parent, f"--{_NAME.records}")
+        self.path, self.runs = path, kept_runs(path)
         for run in all_runs(study):
             if (known := self.runs.get(run.name)) and known["identity"] != run_identity(run, identity):
-                raise ConfigError(f"{self.path}: {run.name} has other data, scoring or settings than the study")
-        other = sum(one["code"] != identity["code"] for one in self.runs.values())
-        return f"{self.path}: {other} of its runs were made by other code or versions" if other else None
+                raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
 
-    def add(self, results: Iterable[dict[str, Any]]) -> None:
-        """Add the results that failed or of which the file lacks a stage, atomically; their folders are of this machine."""
-        new = []
-        for one in results:
-            before = self.runs.get(one["run"], {"at": {}})["at"]
-            if one["status"] == "failed" or one["at"].keys() - before.keys():
-                new.append({**one, "model": None})
-        if new:
-            self.runs |= {one["run"]: one for one in new}
-            lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-            write_whole(self.path, (line + b"\n" for line in [*lines, *map(json_bytes, new)]))
+    def add(self, results: Sequence[dict[str, Any]]) -> None:
+        """Add lines to the file, atomically."""
+        self.runs |= {result["run"]: result for result in results}
+        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        write_whole(self.path, (line + b"\n" for line in [*lines, *map(json_bytes, results)]))
 
 
 # The study's folder
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written, or that holds something other than a study.
+    """Refuse a folder that holds something other than a study.
 
     Raises:
         ConfigError: it does.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
     check_writable(folder)
     # A study that was killed at once leaves built-in data and no state.
     others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
@@ -222,20 +223,21 @@ def check_folder(folder: Path) -> None:
 
 def clear_folder(folder: Path) -> None:
     """Remove what a study has written, and nothing else."""
-    for entry in (entry for pattern in _OWN_FILES for entry in folder.glob(pattern)):
+    figures = [entry for entry in folder.glob("study*") if entry.suffix in (".png", ".svg")]
+    for entry in [*(folder / name for name in _OWN_FILES), *figures, *(folder / "data").glob("builtin*/")]:
         if entry.is_dir():
             shutil.rmtree(entry)
         else:
-            entry.unlink()
+            entry.unlink(missing_ok=True)
 
 
-def write_builtin(data: Data) -> None:
+def write_builtin(data: Data, folder: Path) -> None:
     """Generate the built-in problems of a block, where it has any and they are not there yet.
 
     Raises:
         ConfigError: the options admit too few different problems.
     """
-    files = {split: Path(name) for split, (name, *_) in data.files.items()}
+    files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
     if data.builtin is None or all(file.is_file() for file in files.values()):
         return
     name, seed = data.builtin["task"], data.builtin["seed"]
@@ -252,9 +254,9 @@ def write_builtin(data: Data) -> None:
         write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
 
 
-def shared_questions(block: Block) -> Iterator[str]:
+def shared_questions(block: Block, folder: Path) -> Iterator[str]:
     """A line for every two splits of a block that share questions: what was trained on, or chosen by, is no test."""
-    files = {split: [Path(name).expanduser() for name in names] for split, names in block.data.files.items()}
+    files = {split: [Path(name).expanduser() for name in names] for split, names in block.data.paths(folder).items()}
     paths = [path for group in files.values() for path in group]
     if any(not path.is_file() for path in paths) or sum(path.stat().st_size for path in paths) > _MOST_BYTES:
         return
@@ -321,7 +323,11 @@ def code_identity() -> dict[str, str]:
 
 
 def study_identity(study: Study) -> dict[str, Any]:
-    """What must be equal for results to share a table: the code, the data, the settings. Plain JSON."""
+    """What must be equal for results to share a table: the code, the data, the settings. Plain JSON.
+
+    Raises:
+        DataError: a file of the data cannot be read.
+    """
     blocks = {block.name: _block_identity(block, study) for block in study.blocks}
     return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
 
@@ -346,18 +352,24 @@ def _block_identity(block: Block, study: Study) -> dict[str, Any]:
         if study.processes_per_run > 1:  # each has a batch of its own
             row[_NAME.processes_per_run] = study.processes_per_run
         arms |= dict.fromkeys(arm.rows.values(), row)
-    data: dict[str, list[str]] = {split: [] for split in block.data.files}
-    for split, name in ((split, name) for split, names in block.data.files.items() for name in names):
-        path, part = Path(name).expanduser(), block.data.splits.get(split, "")
-        # The whole content of a file; of a data set that is none its name and split.
-        own = checksum(path)[:16] if path.is_file() else f"{RowSource(name, part or 'train').fingerprint}:{part}"
-        data[split].append(own)
+    paths, splits = block.data.paths(study.output_dir), block.data.splits
     return {
-        "data": data,
+        "data": {split: [_digest(name, splits.get(split, "")) for name in names] for split, names in paths.items()},
         "scoring": {"metrics": {one.name: dict(one.options) for one in block.metrics}, **asdict(block.evaluation)},
         "select": list(block.select) if any(arm.tuned for arm in block.arms) else None,
         "arms": arms,
     }
+
+
+def _digest(name: str, split: str) -> str:
+    """A digest of a file's whole content, or the name and split of a data set that is no file."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        return f"{RowSource(name, split or 'train').fingerprint}:{split}"
+    try:
+        return checksum(path)[:16]
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

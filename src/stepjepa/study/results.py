@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stepjepa.errors import DataError
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
 from stepjepa.study.records import Item, run_identity
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
@@ -151,8 +152,11 @@ class Table:
             row |= {"mean": one.estimate, "sd": one.sd, "low": one.low, "high": one.high}
             for kind, *_ in KINDS:
                 made = arm.comparisons.get(kind)
-                row |= {f"{kind}_{name}": getattr(made and made.result, name, None) for name in _RESULT}
-                row |= {f"{kind}_{name}": getattr(made, name, None) for name in ("holm_p", "against")}
+                row |= {f"{kind}_{name}": getattr(made.result, name) if made else None for name in _RESULT}
+                row |= {
+                    f"{kind}_holm_p": made.holm_p if made else None,
+                    f"{kind}_against": made.against if made else None,
+                }
             row |= {"flops": arm.flops, "seconds": arm.seconds, "verdict": verdict.label if verdict else None}
             rows.append({**row, "reasons": "; ".join(verdict.reasons) if verdict else None})
         return rows
@@ -215,15 +219,13 @@ def records_of(carried: StudyRun) -> list[RunRecord]:
 
 def record_of(carried: StudyRun, item: Item) -> RunRecord:
     """The record of one run."""
-    run, identity = item.run, carried.state.identity or {}
+    run, trained, identity = item.run, item.folder.done("train") or {}, carried.state.identity or {}
     choice = carried.state.choice(run.block.name, run.arm.name)
-    done: dict[str, dict[str, Any]] = {stage: made for stage in SPLITS if (made := item.folder.done(stage))}
-    trained = done.get("train", {})
     return RunRecord(
         run=run.name,
         identity=run_identity(run, identity),
         code=identity["code"],
-        at={stage: made["at"] for stage, made in done.items()},
+        at={stage: done["at"] for stage in SPLITS if (done := item.folder.done(stage))},
         block=run.block.name,
         arm=run.arm.name,
         control=run.control,
@@ -232,9 +234,12 @@ def record_of(carried: StudyRun, item: Item) -> RunRecord:
         cell=run.cell,
         chosen=bool(run.variant or not run.arm.tuned or (choice and choice["cell"] == run.cell)),
         settings=run.changes,
-        metrics={split: made["metrics"] for split, made in done.items() if split != "train"},
-        **{name: trained.get(name) for name in ("flops", "train_seconds", "steps", "diverged")},
+        metrics={split: done["metrics"] for split in SPLITS[1:] if (done := item.folder.done(split))},
+        flops=trained.get("flops"),
+        train_seconds=trained.get("train_seconds"),
+        steps=trained.get("steps"),
         history=trained.get("history", ()),
+        diverged=trained.get("diverged"),
         model=str(item.folder.model) if item.folder.has_weights else None,
         status="failed" if item.error is not None else "not run" if item.todo else "finished",
         error=item.error or (f"diverged: {trained['diverged']}" if "diverged" in trained else None),
@@ -360,14 +365,19 @@ def _draw(study: Study, tables: Tables) -> Iterator[str]:
     """``study.png`` and ``.svg`` of the first metric, ``study_METRIC`` of the others: differences with their intervals."""
     from stepjepa.analysis.plots import forest_figure, save_figure
 
-    for number, metric in enumerate(dict.fromkeys(metric for _, metric in tables)):
-        own = {block: table for (block, name), table in tables.items() if name == metric}
-        rows = [(f"{b}: {arm}" if b else arm, made) for b, table in own.items() for arm, made in table.differences()]
-        if not rows:  # no pair of runs yet
-            continue
-        higher = next(iter(own.values())).higher_is_better
-        figure = forest_figure(rows, metric, title=study.title, higher_is_better=higher)
+    higher = {metric: table.higher_is_better for (_, metric), table in tables.items()}
+    for number, metric in enumerate(higher):
+        rows = [
+            (f"{block}: {arm}" if block else arm, made)
+            for (block, name), table in tables.items()
+            for arm, made in table.differences()
+            if name == metric
+        ]
         stem = f"study_{re.sub(r'[^A-Za-z0-9_-]+', '_', metric)}" if number else "study"
+        try:
+            figure = forest_figure(rows, metric, title=study.title, higher_is_better=higher[metric])
+        except DataError:  # nothing to draw: no pair of runs yet
+            continue
         for suffix in (".png", ".svg"):
             save_figure(figure, study.output_dir / f"{stem}{suffix}")
             yield f"{stem}{suffix}"

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
@@ -93,7 +93,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         state = State(read.output_dir)
         if state.identity is not None and not options.overwrite_output_dir:
             records.check_same(read.output_dir, state.identity, records.study_identity(read))
-        kept = KeptRuns(Path(options.records)).runs if options.records else {}
+        kept = records.kept_runs(Path(options.records)) if options.records else {}
         return StudyResult(tuple(describe(read, {name for name, one in kept.items() if "test" in one["at"]})))
     for name in ("statsmodels", "matplotlib"):
         library(name, "study")  # before the work, whose results could not be written
@@ -163,8 +163,9 @@ class Submitit:
         Raises:
             StepJepaError: the job could not be submitted.
         """
-        job = self._in_turn(lambda: self._still_running(run) or self._submit(run, todo))
-        while not self._in_turn(job.done):
+        with self._alone:
+            job = self._still_running(run) or self._submit(run, todo)
+        while not self._ended(job):
             if self._stopped.wait(5.0 if self._cluster == "slurm" else 0.5):  # each look is one at a shared file system
                 if self._cluster == "local":
                     job.cancel()
@@ -175,9 +176,9 @@ class Submitit:
             reason = f"{type(error).__name__}, the state of the job is {job.state}"
         return reason and f"job {job.job_id}: {reason} (the job's own log: {job.paths.stderr})"
 
-    def _in_turn(self, ask: Callable[[], Any]) -> Any:
+    def _ended(self, job: Any) -> bool:
         with self._alone:
-            return ask()
+            return job.done()
 
     def _submit(self, run: StudyRunFolder, todo: Sequence[str]) -> Any:
         ends_with = str(os.getpid()) if self._cluster == "local" else ""
@@ -297,22 +298,21 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False,
         if not locks.enter_context(locked(folder / LOCK)):
             raise ConfigError(f"{folder}: another stepjepa study is running in this folder; wait, or end it")
         if kept:
-            records.check_writable(Path(kept).parent, f"--{_NAME.records}")
             Path(kept).parent.mkdir(parents=True, exist_ok=True)
             if not locks.enter_context(locked(Path(f"{kept}.lock"))):
                 raise ConfigError(f"--{_NAME.records} {kept}: another stepjepa study writes to it; wait, or end it")
         if overwrite:
             records.clear_folder(folder)
         for block in study.blocks:
-            records.write_builtin(block.data)
+            records.write_builtin(block.data, folder)
         state, identity = State(folder), records.study_identity(study)
         if state.identity is not None:
             records.check_same(folder, state.identity, identity)
-        known = KeptRuns(Path(kept)) if kept else None
-        other_code = known and known.check(study, identity)
+        known = records.KeptRuns(Path(kept), study, identity) if kept else None
         state.take_over(identity)
-        notes = [note for block in study.blocks for note in records.shared_questions(block)]
-        notes += [other_code] if other_code else []
+        notes = [note for block in study.blocks for note in records.shared_questions(block, folder)]
+        if known and (other := sum(one["code"] != identity["code"] for one in known.runs.values())):
+            notes.append(f"{kept}: {other} of its runs were made by other code or versions")
         for note in notes:
             say(f"note   {note}")
         executor: Executor
@@ -336,7 +336,9 @@ class StudyRun:
     def __init__(self, study: Study, state: State, say: Callable[[str], None], notes: list[str], kept: KeptRuns | None):
         self.study, self.state, self.say, self.notes, self._kept = study, state, say, notes, kept
         self._items: dict[Path, Item] = {}
-        self._finished, self._total = 0, sum(1 for _ in all_runs(study))
+        self._arms: dict[tuple[str, str], list[Item]] = {}  # of each block: its runs
+        self._finished: set[Path] = set()
+        self._total = sum(1 for _ in all_runs(study))
 
     @property
     def items(self) -> list[Item]:
@@ -349,76 +351,46 @@ class StudyRun:
         return [item for item in self.items if item.todo or item.error is not None]
 
     def carry_out(self, executor: Executor) -> None:
-        """Do what is not done, `jobs` runs at a time, then what the validation split has chosen by then.
+        """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
+        pool, active = ThreadPoolExecutor(self.study.jobs), dict[Future[str | None], Item]()
+        new = [item for block in self.study.blocks for arm in block.arms for item in self._plan(block, arm)]
+        self._keep(self.items)  # what ended while no study was there to see it
+        ready: list[Item] = []
+        try:
+            while True:
+                if new:  # first all arms of the first seed, so that a part of a study is of use
+                    ready, new = sorted(ready + new, key=lambda item: item.run.block.seeds.index(item.run.seed)), []
+                while ready and len(active) < self.study.jobs:
+                    item = ready.pop(0)
+                    active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
+                if not active:
+                    return
+                for future in wait(active, return_when=FIRST_COMPLETED).done:
+                    item = active.pop(future)
+                    item.error = future.result()
+                    if item.error is None and item.todo:
+                        item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
+                    self._keep([item], failed=item.error is not None)
+                    new += self._settle(item)
+                    self.say(self._line(item))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in active):
+                executor.stop()
+                time.sleep(0.05)
 
-        One failed run does not stop the others.
-        """
-        ready = self._plan()
-        self._keep([item for item in self.items if item.error is None])  # what ended while no study was there to see it
-        while ready:
-            pool = ThreadPoolExecutor(self.study.jobs)
-            running = {pool.submit(executor.carry_out, item.folder, item.todo): item for item in ready}
-            try:
-                for future in as_completed(running):
-                    self._end(running[future], future.result())
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                while not all(future.done() for future in running):
-                    executor.stop()
-                    time.sleep(0.05)
-            ready = self._plan()
-
-    def _plan(self) -> list[Item]:
-        """The runs that are to be begun now; those of a tuned arm's variants once its cell is chosen."""
-        for block in self.study.blocks:
-            first = ("train", "select") if "select" in block.data.files else ("train",)
-            for arm in block.arms:
-                items = [self._add(run, first if arm.tuned else (*first, "test")) for run in runs_of(block, arm)]
-                cell = self._choice(block, arm, items)
-                if cell is not None:
-                    for run in (run for variant in arm.rows for run in runs_of(block, arm, variant, [cell])):
-                        self._add(run, (*first, "test"))
-        done = [item for item in self.items if not item.todo]
-        for item in done:
-            self._tidy(item)
-        self._finished = len(done)
-        ready = [item for item in self.items if item.todo and item.error is None]
-        # First all arms of the first seed, so that a part of a study is of use.
-        return sorted(ready, key=lambda item: item.run.block.seeds.index(item.run.seed))
-
-    def _add(self, run: Run, stages: tuple[str, ...]) -> Item:
-        path = self.study.output_dir / run.folder
-        if path not in self._items:
-            item = self._items[path] = Item(run, StudyRunFolder(path), stages)
-            if item.todo:
-                records.write_plan(item.folder, run, self.study)
-                if self._kept and run.name in self._kept.runs:
-                    item.folder.restore(self._kept.runs[run.name])
-        item = self._items[path]
-        item.stages = max(item.stages, stages, key=len)
-        return item
-
-    def _end(self, item: Item, error: str | None) -> None:
-        """Note how a run has ended."""
-        if error is None and item.todo:
-            error = f"its record {item.folder.record(item.todo[0])} is missing"
-        item.error = error
-        if not item.todo:
-            self._finished += 1
-            self._tidy(item)
-        self._keep([item])
-        self.say(self._line(item))
-
-    def _tidy(self, item: Item) -> None:
-        undecided = item.run.arm.tuned and self.state.choice(item.run.block.name, item.run.arm.name) is None
-        item.folder.tidy(self.study.keep_models or undecided)
-
-    def _keep(self, items: Sequence[Item]) -> None:
-        if self._kept is not None:
-            self._kept.add([asdict(record_of(self, item)) for item in items])
+    def _keep(self, items: Sequence[Item], failed: bool = False) -> None:
+        """Add runs to the file of records, those that `failed` or of which the file lacks a stage."""
+        kept = self._kept
+        if kept is None:
+            return
+        found = (record_of(self, item) for item in items)
+        new = [one for one in found if failed or one.at.keys() - kept.runs.get(one.run, {"at": {}})["at"].keys()]
+        if new:
+            kept.add([{**asdict(one), "model": None} for one in new])  # the folder is of this machine
 
     def _line(self, item: Item) -> str:
-        head = f"[{self._finished}/{self._total}] {item.run.name}: "
+        head = f"[{len(self._finished)}/{self._total}] {item.run.name}: "
         if item.error is not None:
             return f"{head}FAILED: {item.error}"
         trained = item.folder.done("train") or {}
@@ -426,9 +398,52 @@ class StudyRun:
             head += f"diverged at step {trained['steps']}: {trained['diverged']}"
         elif trained.get("train_seconds") is not None:
             head += f"trained in {trained['train_seconds']:.0f} s"
-        scores = (item.folder.done("select") or {}).get("metrics", {})  # the test split is looked at once, at the end
+        # The test split is looked at once, at the end.
+        scores = (item.folder.done("select") or {}).get("metrics", {})
         values = ", ".join(f"{name} {value:.4g}" for name, value in scores.items() if value is not None)
         return head + (f"; validation: {values}" if values else "")
+
+    def _plan(self, block: Block, arm: Arm) -> list[Item]:
+        """Add the runs of an arm, choose its cell where all that is needed is there, and give what can be begun by now."""
+        first = ("train", "select") if "select" in block.data.paths(self.study.output_dir) else ("train",)
+        items = [self._add(run, first if arm.tuned else (*first, "test")) for run in runs_of(block, arm)]
+        cell = self._choice(block, arm, items)
+        for item in items:
+            if item.run.cell == cell:
+                item.stages = (*first, "test")
+        for variant in arm.variants if cell is not None else ():
+            items += [self._add(run, (*first, "test")) for run in runs_of(block, arm, variant, [cell or {}])]
+        self._arms[block.name, arm.name] = items
+        for item in items:
+            self._tidy(item)
+        return [item for item in items if item.error is None and item.todo]
+
+    def _settle(self, item: Item) -> list[Item]:
+        """Tidy up after a run; the runs that can be begun now because it was the last one that a choice needed."""
+        block, arm = item.run.block, item.run.arm
+        undecided = arm.tuned and self.state.choice(block.name, arm.name) is None
+        if undecided and not any(one.todo for one in self._arms[block.name, arm.name]):
+            return self._plan(block, arm)
+        self._tidy(item)
+        return []
+
+    def _tidy(self, item: Item) -> None:
+        if item.todo:
+            self._finished.discard(item.folder.path)
+            return
+        undecided = item.run.arm.tuned and self.state.choice(item.run.block.name, item.run.arm.name) is None
+        self._finished.add(item.folder.path)
+        item.folder.tidy(self.study.keep_models or undecided)
+
+    def _add(self, run: Run, wanted: tuple[str, ...]) -> Item:
+        path = self.study.output_dir / run.folder
+        if path not in self._items:
+            item = self._items[path] = Item(run, StudyRunFolder(path), wanted)
+            if item.todo:
+                records.write_plan(item.folder, run, self.study)
+                if self._kept and run.name in self._kept.runs:
+                    item.folder.restore(self._kept.runs[run.name])
+        return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
         """The cell with the best mean over the seeds on the validation split, of equal ones the first; None while one of the
@@ -437,12 +452,12 @@ class StudyRun:
         before = self.state.choice(block.name, arm.name)
         if not arm.tuned or before is not None:
             return arm.cells[0] if before is None else before["cell"]
-        scored = [record for item in items if (record := item.folder.done("select"))]
-        if len(scored) < len(items):
-            return None
         metric, highest = block.select
         values: dict[str, dict[str, float | None]] = {}
-        for item, record in zip(items, scored, strict=True):
+        for item in items:
+            record = item.folder.done("select")
+            if record is None:
+                return None
             values.setdefault(cell_name(item.run.cell), {})[str(item.run.seed)] = record["metrics"].get(metric)
         means: dict[str, float | None] = {}
         for name, by_seed in values.items():
@@ -452,12 +467,15 @@ class StudyRun:
         ranked = {name: round(mean if highest else -mean, 12) for name, mean in means.items() if mean is not None}
         if not ranked:
             for item in items:
-                item.error = "no cell of this arm has a finite value on the validation split for every seed"
+                item.error = (
+                    item.error or "no cell of this arm has a finite value on the validation split for every seed"
+                )
             return None
+        at = max((item.folder.done("select") or {})["at"] for item in items)
         best, rule = max(ranked, key=lambda name: ranked[name]), "highest" if highest else "lowest"
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
         choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "values": values, "words": words}
-        self.state.choose(block.name, arm.name, {**choice, "at": max(record["at"] for record in scored)})
+        self.state.choose(block.name, arm.name, {**choice, "at": at})
         self.say(f"{arm.name}: {words}")
         return cell

@@ -6,6 +6,7 @@ Importing this module loads no torch, so that ``--help`` is quick.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ Executor = Literal["processes", "slurm", "local", "ray"]
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
 _TRAIN = Names(RunOptions, TrainerOptions)
+_WHERE = {"processes": "processes of this machine", "slurm": "SLURM jobs", "local": "jobs on this machine"}
+_WHERE["ray"] = "tasks of a Ray cluster"
 
 
 @dataclass
@@ -98,15 +101,23 @@ class Data:
     """Where the rows come from.
 
     Attributes:
-        files: split (`SPLITS`) to its files or Hub data sets.
+        builtin: fields of `ProblemRows`, options of its task, and under ``test`` those that differ in the test split; None
+            for files.
+        files: split (`SPLITS`) to its files or Hub data sets; of the built-in problems none.
         splits: split to the split's name in a Hub data set.
-        builtin: of built-in problems, which the study's folder holds: fields of `ProblemRows`, options of the task, and
-            under ``test`` those that differ in the test split. None for others.
     """
 
-    files: Mapping[str, tuple[str, ...]]
-    splits: Mapping[str, str] = field(default_factory=dict)
     builtin: Values | None = None
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)
+
+    def paths(self, folder: Path) -> dict[str, tuple[str, ...]]:
+        """Split to files, for the study in `folder`, which holds the built-in problems; blocks with the same share them."""
+        if self.builtin is None:
+            return dict(self.files)
+        options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
+        own = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
+        return {split: (str(own / f"{split}.jsonl"),) for split in SPLITS}
 
 
 def evaluates_on_the_way(settings: Values) -> bool:
@@ -264,35 +275,37 @@ def all_runs(study: Study) -> Iterator[Run]:
 def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     """Lines that say how many runs there are, what each arm changes, and how it is judged; `kept` are done elsewhere."""
     yield from filter(None, (study.title, study.shows))
+    yield ""
     every = list(all_runs(study))
     finished = sum(run.name in kept or (study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
-    how = f"{study.jobs} at a time ({study.executor})"
+    how = f"{study.jobs} at a time as {_WHERE[study.executor]}"
     how += f", {study.processes_per_run} processes for each" if study.processes_per_run > 1 else ""
-    yield f"\n{counted(len(every), 'run')} in {study.output_dir}, {finished:,} of them finished; {how}"
+    runs = Counter((run.block.name, run.row) for run in every)
+    yield f"{counted(len(every), 'run')} in {study.output_dir}, {finished:,} of them finished; {how}"
     for block in study.blocks:
         data, (metric, highest) = block.data, block.select
-        files = data.builtin or {split: ", ".join(names) for split, names in data.files.items()}
+        files = assignments({split: ", ".join(names) for split, names in data.files.items()})
         choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
-        yield f"\nblock {block.name}" if block.name else ""
+        yield from ["", f"block {block.name}"] if block.name else [""]
         yield f"base       {assignments(block.base)}"
         yield f"seeds      {' '.join(map(str, block.seeds))}; baseline {block.baseline}"
-        yield f"data       {'built in: ' if data.builtin else ''}{assignments(files)}"
+        yield f"data       {files if data.builtin is None else f'built in: {assignments(data.builtin)}'}"
         yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; " + (
             choice if any(arm.tuned for arm in block.arms) else "nothing is tuned"
         )
-        rows = [(arm, variant, row) for arm in block.arms for variant, row in arm.rows.items()]
-        width = max(len(row) for *_, row in rows)
-        for arm, variant, row in rows:
-            given = (
-                f"as {arm.name}, {assignments(varied(variant))}" if variant else assignments(arm.settings) or "the base"
-            )
-            if arm.tuned and not variant:
-                tuned = {
-                    name: list({str(cell[name]): cell[name] for cell in arm.cells}.values()) for name in arm.cells[0]
-                }
-                given += f"; tuned: {assignments(tuned)}"
-            count = len(block.seeds) * (1 if variant else len(arm.cells))
-            yield f"  {row:<{width}}  {counted(count, 'run'):>8}  {given}"
+        width = max(len(row) for arm in block.arms for row in arm.rows.values())
+        for arm in block.arms:
+            for variant, row in arm.rows.items():
+                given = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
+                yield f"  {row:<{width}}  {counted(runs[block.name, row], 'run'):>8}  {given}"
+
+
+def _own_settings(arm: Arm) -> str:
+    given = assignments(arm.settings) or "the base"
+    if not arm.tuned:
+        return given
+    tuned = {name: list({str(cell[name]): cell[name] for cell in arm.cells}.values()) for name in arm.cells[0]}
+    return f"{given}; tuned: {assignments(tuned)}"
 
 
 def assignments(values: Values) -> str:

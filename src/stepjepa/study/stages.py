@@ -41,6 +41,10 @@ ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study 
 _processes: set[subprocess.Popen[bytes]] = set()  # that run now
 
 
+class StageFailed(StepJepaError):
+    """A stage of a run failed; the message holds the last lines of its log."""
+
+
 def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Do those of a run's stages that are not done: ``train``, ``select`` (score on the validation split), ``test``.
 
@@ -85,7 +89,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
         launch = ["launch", str(processes)] if processes > 1 else []
         argv = ["train", "--config", str(run.train_config), f"--{_NAME.output_dir}", str(run.model), f"--{how}", "true"]
         run_process(run.path / "train.log", [*launch, *argv], environment)
-    except StepJepaError:
+    except StageFailed:
         broken = training.broken
         if broken is None:
             raise
@@ -128,7 +132,7 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
     """Run a process of this module to its end; what it prints is added to its log.
 
     Raises:
-        StepJepaError: its exit status is not 0; with the last lines that it printed.
+        StageFailed: its exit status is not 0; with the last lines that it printed.
     """
     with open(log, "ab+", opener=no_links) as file:
         file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} stepjepa {' '.join(argv)}\n".encode())
@@ -147,7 +151,7 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
             lines = [" ".join(line.split())[:300] for line in printed if line.strip()]
             lines = [*dict.fromkeys(lines)][-5:]  # several processes may say the same
             how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
-            raise StepJepaError(f"{how}; {log}: {' | '.join(lines) or 'it printed nothing'}")
+            raise StageFailed(f"{how}; {log}: {' | '.join(lines) or 'it printed nothing'}")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -166,18 +170,18 @@ def kill_all() -> None:
 
 def end_with(pid: str | None) -> None:
     """End this process, and those that it started, once the process `pid` has ended; None and "" watch nothing."""
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                os.kill(int(pid or 0), 0)  # only asks whether it is there
-                time.sleep(0.5)
-        if os.getpgid(0) == os.getpid():  # each process of a stage leads a group of its own
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
     if pid and hasattr(os, "killpg"):
-        threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(target=_end_with, args=(int(pid),), daemon=True).start()
+
+
+def _end_with(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            os.kill(pid, 0)  # only asks whether it is there
+            time.sleep(0.5)
+    if os.getpgid(0) == os.getpid():  # each process of a stage leads a group of its own
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def exit_status(name: str, work: Callable[[], object]) -> int:
@@ -307,10 +311,11 @@ def score_model(
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = chat_tokenizer(AutoTokenizer.from_pretrained(model_folder), method)
     values, kwargs = dict[str, float | None](), method.chat_template_kwargs
-    # Metrics with the same options are read together; tasks of the harness have options of their own.
+    # Metrics of states are read together where their views are the same, metrics of answers where they have no options.
     groups: dict[str, list[str]] = {}
     for name, options in metrics.items():
-        groups.setdefault(f"{name in GEOMETRY} {dict(options)}", []).append(name)
+        together = name in GEOMETRY or not options  # tasks of the harness have some
+        groups.setdefault(f"{name in GEOMETRY} {dict(options)}" if together else name, []).append(name)
     for names in groups.values():
         options = metrics[names[0]]
         if names[0] in GEOMETRY:

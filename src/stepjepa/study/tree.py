@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import BadValue, nearest
 from stepjepa.config.yaml_file import Node, parse_tree, read_tree
 from stepjepa.errors import ConfigError
+from stepjepa.study.spec import StudyOptions
 
+_NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
@@ -55,23 +57,39 @@ def merged(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
     return Node(both, over.where)
 
 
-def set_values(root: Node, assignments: Iterable[str], keys: Container[str] | None = None) -> Node:
-    """`root` with values set, each as in ``base.max_steps=20``.
+def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
+    """`root` with one value set, as in ``base.max_steps=20``.
 
     Args:
-        keys: of which one must come first, as ``base`` does; what is set elsewhere is passed over. None for all.
+        mini: the section mini is read; the value is set there, where the study has that section.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: it is not of the form ``key.key=value``, or no run would read the value: the section mini is not read,
+            or a block has its own value.
     """
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        names = path.split(".")
-        if not equals or not all(names):
-            raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
-        if keys is None or names[0] in keys:
-            root = _with(root, names, parse_tree(text, f"--set {assignment}", numbered=False))
-    return root
+    path, equals, text = assignment.partition("=")
+    names = path.split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
+    if names[0] == "mini" and not mini:
+        raise ConfigError(f"--set {assignment}: the section mini is read with --{_NAME.mini} only")
+    section = ["mini"] if names[0] == "mini" or (mini and "mini" in root.given) else []
+    names = names[1:] if names[0] == "mini" else names
+    blocks = _at(root, [*section, "blocks"])
+    for block, own in blocks.mapping("blocks").items() if blocks and names[:1] != ["blocks"] else ():
+        if _at(own, names):
+            raise ConfigError(
+                f"--set {assignment}: the block {block} has its own value; write blocks.{block}.{'.'.join(names)}=..."
+            )
+    return _with(root, [*section, *names], parse_tree(text, f"--set {assignment}", numbered=False))
+
+
+def _at(node: Node, names: Sequence[str]) -> Node | None:
+    for name in names:
+        if not (isinstance(node.given, dict) and name in node.given):
+            return None
+        node = node.given[name]
+    return node
 
 
 def _with(root: Node, names: Sequence[str], value: Node) -> Node:
@@ -83,7 +101,11 @@ def _with(root: Node, names: Sequence[str], value: Node) -> Node:
 
 
 def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = "") -> None:
-    """Refuse an unknown key with a ConfigError that names the nearest known one."""
+    """Refuse unknown keys.
+
+    Raises:
+        ConfigError: there is one; the message names the nearest known one.
+    """
     known = list(known)
     for key, node in section.items():
         if key not in known:
@@ -108,6 +130,9 @@ def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> di
             continue
         try:
             values[name] = known[name].read(node.written)
-        except (BadValue, ConfigError) as error:
-            raise ConfigError(f"{node.where}: {name}: {error}") from None
+            if known[name].bounds:
+                known[name].check(values[name])
+        except (BadValue, ConfigError) as error:  # of the two the second names the field itself
+            field = "" if isinstance(error, ConfigError) else f"{name}: "
+            raise ConfigError(f"{node.where}: {field}{error}") from None
     return values

@@ -14,7 +14,12 @@ from stepjepa.errors import ConfigError, RunError
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # safetensors and tokenizers raise errors of their own with the system's number in the text; torch.save says only that its
 # writer failed.
-_WRITER_FAILED = ("PytorchStreamWriter failed writing", "unexpected pos ", "iostream error")
+_FULL_TEXTS = (
+    *(f"os error {number}" for number in _FULL),
+    "PytorchStreamWriter failed writing",
+    "unexpected pos ",
+    "iostream error",
+)
 _MEMORY_TEXTS = (
     "can't allocate memory",
     "Cannot allocate memory",
@@ -29,9 +34,10 @@ def why_not_written(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in _FULL else None
     text = str(error)
-    named = [os.strerror(number) for number in _FULL if f"os error {number}" in text]
-    full = named or any(part in text for part in _WRITER_FAILED)
-    return (named[0] if named else "the disk is full, or a quota is used up") if full else None
+    if not any(part in text for part in _FULL_TEXTS):
+        return None
+    named = (os.strerror(number) for number in _FULL if f"os error {number}" in text)
+    return next(named, "the disk is full, or a quota is used up")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -63,16 +69,20 @@ def explaining(lower: str, then: str) -> Iterator[None]:
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            words = next(iter(str(error).strip().splitlines()), "") or "an allocation failed"
-            raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
         with writing(getattr(error, "filename", None) or "a file", then):
-            raise
+            if not is_out_of_memory(error):
+                raise
+        words = next(iter(str(error).strip().splitlines()), "") or "an allocation failed"
+        raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
 
 
 @contextmanager
 def saying_out_of_memory(message: str) -> Iterator[None]:
-    """Within this context, a lack of memory is a `ConfigError` with this message."""
+    """Within this context, a lack of memory is an error with this message.
+
+    Raises:
+        ConfigError: see above.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:

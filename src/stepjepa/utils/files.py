@@ -97,7 +97,11 @@ def share(folder: Path) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
-    """Write a file atomically; an OSError leaves what was at `path` unchanged."""
+    """Write a file atomically.
+
+    Raises:
+        OSError: it could not be written; what was at `path` is unchanged.
+    """
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.writelines(pieces)
 
@@ -110,8 +114,12 @@ def write_json(path: str | os.PathLike[str], record: object, indent: int | None 
 def json_bytes(record: object, indent: int | None = None) -> bytes:
     """`record` as JSON in UTF-8; NaN and infinity, which JSON does not have, become null, a lone surrogate an escape."""
     try:
-        return json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:  # a UnicodeEncodeError is one
+        text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
         return json.dumps(_finite(record), indent=indent, allow_nan=False).encode()
 
 
@@ -124,7 +132,12 @@ def _finite(value: object) -> object:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a file of JSON; an OSError where it cannot be read, a ValueError as `parse_object`."""
+    """The object in a file of JSON.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: as `parse_object`.
+    """
     return parse_object(Path(path).read_bytes())
 
 
@@ -391,8 +404,8 @@ def digest(parts: Iterable[bytes]) -> str:
 
 def checksum(path: Path) -> str:
     """SHA-256 of a file's content."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
         while part := file.read(1 << 22):
-            found.update(part)
-    return found.hexdigest()
+            digest.update(part)
+    return digest.hexdigest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import select
@@ -17,8 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
-from stepjepa.utils.files import json_bytes
-from stepjepa.utils.text import escaped, one_line, printable
+from stepjepa.utils.text import escaped, one_line, printable, printable_json
 
 _STDOUT = "standard output"
 _Bar = TypeVar("_Bar", bound="Bar")
@@ -33,14 +31,8 @@ def print_text(text: str) -> None:
 
 
 def print_json(record: object) -> None:
-    """Print a record as JSON that no terminal acts on; NaN and infinity are null."""
-
-    def shown(character: str) -> str:
-        if character == "\n" or character.isprintable():
-            return character
-        return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
-
-    print_drawn("".join(map(shown, json_bytes(record, indent=2).decode())))
+    """Print a record as JSON; NaN and infinity are null."""
+    print_drawn(printable_json(record))
 
 
 def print_drawn(text: str) -> None:
@@ -140,20 +132,28 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def begin(self, name: str, total: int, done: int = 0, note: str = "") -> None:
-        """Begin a task, of which so much is done; `note` is printed next to the bar."""
+    def start(self, name: str, total: int, done: int, note: str = "") -> None:
+        """Begin a task, of which so much is done."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(escaped(name), total=total, completed=done, note=note)
         self._name, self._total, self._done = name, total, done
         self._printed, self._when = done, time.monotonic()
+
+    def advance(self, count: int, note: str = "") -> None:
+        """Move it on; `note` is printed next to the bar."""
+        self._done += count
+        self._progress.update(self._task, advance=count, note=note)
+
+    def begin(self, name: str, total: int, done: int = 0, note: str = "") -> None:
+        """As `start`; elsewhere than in a terminal, print what begins."""
+        self.start(name, total, done, note)
         if self._progress.disable:
             self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
 
     def step(self, count: int, note: str = "") -> None:
-        """Move it on; elsewhere than in a terminal, print now and then how far the task is."""
-        self._done += count
-        self._progress.update(self._task, advance=count, note=note)
+        """As `advance`; elsewhere than in a terminal, print now and then how far the task is."""
+        self.advance(count, note)
         due = self._done - self._printed >= self._total / _LINES and time.monotonic() - self._when >= _PAUSE
         if self._progress.disable and due and self._done < self._total:
             self._printed, self._when = self._done, time.monotonic()
@@ -202,9 +202,10 @@ def open_missing_streams() -> None:
 
 
 def stdout_trouble() -> str | None:
-    """Why standard output takes no more, in the system's words, "" where its reader has gone; None where it does.
+    """Why standard output takes no more, None where it does; what is buffered for it is thrown away then.
 
-    What is buffered for it is thrown away then.
+    Returns:
+        The system's words; "" where its reader has gone.
     """
     trouble: str | None = None
     try:
@@ -212,7 +213,8 @@ def stdout_trouble() -> str | None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, or a system without poll
             poll = select.poll()
             poll.register(sys.stdout.fileno(), 0)
-            trouble = "" if any(event & select.POLLERR for _, event in poll.poll(0)) else None
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                trouble = ""
     except OSError as error:
         trouble = "" if error.errno == errno.EPIPE else f"{_STDOUT}: {error.strerror or error}"
     if trouble is not None:

@@ -6,11 +6,14 @@ and lone surrogates.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from stepjepa.utils.files import json_bytes
 
 PAGE = 80  # columns of what is printed to be read
 LONGEST_LINE = 480  # characters of an error line
@@ -49,6 +52,17 @@ def lone_surrogate(text: str) -> str | None:
     except UnicodeEncodeError as error:
         return escaped(text[error.start])
     return None
+
+
+def printable_json(record: object) -> str:
+    """`record` as JSON over several lines that a terminal can show; NaN and infinity become null."""
+
+    def shown(character: str) -> str:
+        if character == "\n" or character.isprintable():
+            return character
+        return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+
+    return "".join(map(shown, json_bytes(record, indent=2).decode()))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
