@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.analysis.energy import best_of, best_of_lines, first_of_each, shuffled_energies
+from stepjepa.analysis.energy import best_of, first_of_each, shuffled_energies
 from stepjepa.analysis.models import encode_solutions
+from stepjepa.analysis.options import best_of_lines
 from stepjepa.analysis.states import read_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.errors import DataError
@@ -199,6 +200,6 @@ def test_every_rule():
     assert "against_majority" not in found["rules"]["majority"]
     lines = list(best_of_lines(found))
     assert lines[0].startswith("best of 3 on 4 questions; 2 have right and wrong solutions")
-    assert any(text.startswith("lowest energy ") and "50.0 % (15.0 to 85.0)" in text for text in lines)
+    assert any(text.startswith("lowest energy ") and "50.0 (15.0 to 85.0)" in text for text in lines)
     one = best_of([line(True, "1", None, -1.0)], 1)  # no interval, and no crash
     assert one["rules"]["random"] == {"value": 1.0, "low": None, "high": None} and list(best_of_lines(one))

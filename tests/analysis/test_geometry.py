@@ -124,31 +124,36 @@ def test_singular_values_and_their_rank():
 
 
 def test_shuffled_pairs(monkeypatch):
-    """All others, never its own; of many rows those that a seed picks."""
+    """All others, never its own; of many so many that each source and each target is there as often."""
     source, target = normal(2, 30, 4, seed=5)
     every = (unit_rows(source) @ unit_rows(target).T)[~np.eye(30, dtype=bool)]
     assert sorted(shuffled_cosines(source, target)) == pytest.approx(sorted(every))
-    monkeypatch.setattr(geometry, "MOST_SHUFFLED", 5)
-    sampled = shuffled_cosines(source, target, seed=3)
-    assert len(sampled) == 20 and np.isin(sampled.round(9), every.round(9)).all()
-    assert np.array_equal(sampled, shuffled_cosines(source, target, seed=3))
+    monkeypatch.setattr(geometry, "MOST_SHUFFLED", 3 * 30)
+    assert not shuffled_cosines(np.eye(30), np.eye(30)).any()
+    angles = np.linspace(0.1, 1.5, 30)
+    sources, targets = np.tile([1.0, 0.0], (30, 1)), np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    sampled = shuffled_cosines(sources, targets, seed=3)
+    assert sorted(sampled) == pytest.approx(sorted(np.tile(np.cos(angles), 3)))
+    assert np.array_equal(sampled, shuffled_cosines(sources, targets, seed=3))
 
 
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        (np.ones((3, 2)), np.ones((3, 4)), r"views of shape \(3, 2\) and \(3, 4\): all"),
+        (np.ones((3, 2)), np.ones((3, 4)), r"source is of shape \(3, 2\) and target of \(3, 4\)"),
         (np.ones((1, 2)), np.ones((1, 2)), "two rows or more"),
-        (np.ones(3), np.ones(3), r"one shape \(rows, width\)"),
-        (np.ones((3, 2)), np.array([[1, 1], [np.nan, 1], [np.inf, 1]]), "2 of 3 states are not finite, .* row 1"),
+        (np.ones(3), np.ones(3), "source must be of shape"),
+        (np.ones((3, 2)), np.array([[1, 1], [np.nan, 1], [np.inf, 1]]), "target: 2 of 3 rows are not finite, .* row 1"),
     ],
 )
 def test_arrays_that_are_no_views(source, target, message):
     with pytest.raises(DataError, match=message):
         measure_states(source, target)
-    good = np.ones((3, 2))
-    with pytest.raises(DataError, match="one shape" if source.shape != good.shape else message):
+    good = np.ones((4, 2))
+    with pytest.raises(DataError, match=message):
         measure_states(good, good, (source, target))
+    with pytest.raises(DataError, match=r"shape \(4, 2\) against a base of shape \(5, 2\)"):
+        measure_states(good, good, (np.ones((5, 2)), np.ones((5, 2))))
 
 
 # The linear map

@@ -16,6 +16,7 @@ from stepjepa.analysis.plots import (
     forest_figure,
     layer_figure,
     look,
+    retrieval_figure,
     save_figure,
     scatter_figure,
     spectrum_figure,
@@ -48,7 +49,7 @@ FIGURES = {
     "spectrum": lambda: spectrum_figure(SPECTRA),
     "cosine": lambda: cosine_figure(COSINES),
     "layer": lambda: layer_figure(LAYERS, "cosine gap", title="Gap by layer"),
-    "retrieval": lambda: layer_figure(LAYERS, "retrieval@1", title="Retrieval", chance=0.01),
+    "retrieval": lambda: retrieval_figure(LAYERS, chance=0.01),
     "steps": lambda: step_figure(
         {"plain": {2: (0.1, 0.02), 3: (0.2, 0.01)}, LONG: {3: (0.0, 0.03)}}, {2: 0.1, 3: 0.05}
     ),
@@ -115,11 +116,11 @@ def test_cosine_histograms_are_shares_of_the_pairs():
 
 
 def test_layers_are_in_order_with_the_final_one_last():
-    axis = FIGURES["retrieval"]().axes[0]
+    axis = retrieval_figure(LAYERS, chance=0.01).axes[0]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["emb.", "6", "12", "final"]
     assert axis.lines[1].get_xdata().tolist() == [0, 1, 3]
-    assert axis.lines[1].get_ydata().tolist() == [0.1, 0.4, 0.9]
-    assert list(axis.lines[2].get_ydata()) == [0.01, 0.01]
+    assert axis.lines[1].get_ydata() == pytest.approx([10, 40, 90])
+    assert axis.lines[2].get_ydata() == pytest.approx([1, 1])
     many = layer_figure({"a": {**dict.fromkeys(range(81), 0.5), -1: 0.5}}, "x").axes[0]
     assert len(many.get_xticks()) <= 18
 
@@ -137,8 +138,10 @@ def test_curves_take_what_was_logged():
     loss, jepa = figure.axes
     assert loss.lines[1].get_ydata() == pytest.approx([3 / s for s in range(1, 20)])
     assert len(jepa.lines[0].get_xdata()) == 0 and len(jepa.lines[1].get_xdata()) == 19
+    assert (loss.get_yscale(), jepa.get_yscale()) == ("log", "linear")
     assert legend_texts(figure) == ["regular", LONG]
     assert len(curve_figure({"regular": HISTORIES["regular"]}).axes) == 1  # no JEPA loss was logged
+    assert curve_figure({"a": [{"step": 1, "lm_loss": 0.0}]}).axes[0].get_yscale() == "linear"
 
 
 def test_forest_draws_means_and_intervals():
@@ -154,10 +157,13 @@ def test_forest_draws_means_and_intervals():
 
 
 def test_what_cannot_be_drawn_or_written(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="a: logged neither lm_loss nor jepa_loss"):
-        curve_figure({"a": [{"step": 3}]})
-    with pytest.raises(DataError, match="there are no differences to draw"):
-        forest_figure([], "x")
+    for draw, what in (
+        (lambda: spectrum_figure({}), "spectra"),
+        (lambda: curve_figure({"a": [{"step": 3}]}), "curves"),
+        (lambda: forest_figure([], "x"), "differences"),
+    ):
+        with pytest.raises(DataError, match=f"there are no {what} to draw"):
+            draw()
     with pytest.raises(ConfigError, match=r"f.pdf: figures are written as .png or .svg"):
         save_figure(FIGURES["spectrum"](), tmp_path / "f.pdf")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -116,17 +116,18 @@ def test_later_states_are_predicted(analyze, runs, tmp_path):
     file.write_text("\n".join(json.dumps(row) for row in step_rows(150)))
     asked = "--prediction_horizon", 2, "--step_splitter", "separator", "--coordinates", "pca", "--layers", -1
     said = analyze(file, "--models", runs / "a", "--base_model", runs / "base", "--output_dir", out, *asked)
+    lines = {line.rsplit("  ", 1)[0].strip(): line for line in said.splitlines()}
     prediction = json.loads((out / "numbers.json").read_text())["models"]["a"]["prediction"]
     base = json.loads((out / "numbers.json").read_text())["models"]["base"]["prediction"]
-    row = next(line.split() for line in said.splitlines() if line.startswith("1, a "))
+    row = next(line.split() for name, line in lines.items() if name.startswith("linear, a"))
     linear = prediction["1"]["linear"]
-    assert row[4:6] == [f"{linear:.3g}", f"({base['1']['linear'] / linear:.3g}x)"] and 0 < linear < 2
+    assert row[2:4] == [f"{linear:.3g}", f"({base['1']['linear'] / linear:.3g}x)"] and 0 < linear < 2
     again = analyze("--from_states", out, "--output_dir", tmp_path / "again")
-    assert "error h steps later" in again
+    assert "error of a state h steps later" in again
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(json.dumps(row) for row in step_rows(12)))
     said = analyze(few, "--models", runs / "a", "--output_dir", tmp_path / "few", *asked)
-    assert "h steps later" not in said and "(horizons with fewer than 10 pairs to fit" in said
+    assert "no later state is predicted: fewer than 10 pairs" in said
 
 
 def test_the_numbers_are_those_of_the_states(done, file):
@@ -249,8 +250,10 @@ def test_steps(analyze, tmp_path, runs):
     assert record["3"]["n"] == 12 and record["3"]["pairs"]["gap"] == pytest.approx(third.pairs.gap)
     assert (tmp_path / "o" / "steps.png").is_file()
     lines = [line.split() for line in out.splitlines()]
-    (row,) = [line for line in lines if line[:2] == ["3,", "a"]]
-    assert row[2:4] == ["12", f"{third.pairs.gap:.4f}"] and row[-2:] == ["8.3", "%"]
+    first = lines.index(["target", "step", "2", "3"])
+    assert lines[first + 1] == ["pairs", "12", "12"]
+    assert lines[first + 2][:2] == ["gap,", "a"] and lines[first + 2][3] == f"{third.pairs.gap:.4f}"
+    assert lines[first + 4] == ["@1,", "chance", "8.3", "%", "8.3", "%"]
     with open(tmp_path / "o" / "numbers.csv", newline="") as table:
         cells = [(line["layer"], line["step"]) for line in csv.DictReader(table)]
     assert cells == [("1", ""), ("-1", ""), ("-1", "2"), ("-1", "3")]
@@ -321,9 +324,9 @@ def test_curves(analyze, tmp_path, runs):
     found = _read_runs(["ended", "going", "going/checkpoint-9"])
     assert {name: len(history) for name, history in found.items()} == {"ended": 3, "going": 3, "going/checkpoint-9": 2}
     assert found["going"][0]["lm_loss"] == 1.5
-    assert "empty: logged neither lm_loss nor jepa_loss" in analyze("--runs", "empty", status=2)
+    assert "empty: metrics.json holds neither lm_loss nor jepa_loss" in analyze("--runs", "empty", status=2)
     assert "no log of a training there" in analyze("--runs", runs / "a", status=2)
-    assert "--runs nowhere: no log of a training there" in analyze("--runs", "nowhere", status=2)
+    assert "--runs nowhere: no such folder" in analyze("--runs", "nowhere", status=2)
 
 
 def test_wrong_input(analyze, file, runs, tmp_path):
@@ -341,12 +344,11 @@ def test_wrong_input(analyze, file, runs, tmp_path):
         ([file, "--models", a, "--layers", -2], r"--layers -2: this model has 0 \(embeddings\) to 2"),
         ([file, "--models", a, "--map_layers", 7], "--map_layers 7: a has no states of this layer; it has 0, 1, 2, -1"),
         ([file, "--models", a, "--batch_size", 0], "batch_size is 0"),
-        ([file, "--models", a, "--seed", -1], "seed is -1"),
-        ([file, "--models", a, "--output_dir", plain], "plain.jsonl is a file"),
+        ([file, "--models", a, "--output_dir", plain], "plain.jsonl: is a file; give a folder"),
         ([file, "--models", runs / "wide", "--base_model", a], "wide are 48 wide, those of the base model a 32"),
         ([file, "--models", a, "--from_states", empty], "--from_states loads no model"),
         (["--from_states", empty], "empty: holds no states"),
-        (["--from_states", "nowhere"], "--from_states nowhere: holds no states"),
+        (["--from_states", "nowhere"], "--from_states nowhere: no such folder"),
     ):
         found = analyze(*words, status=2)
         assert re.search(message, found), (message, found)
@@ -364,7 +366,7 @@ def test_states_of_other_rows(done, analyze, tmp_path):
         save_states(other, tmp_path / "states-b.safetensors")
         assert message in analyze("--from_states", tmp_path, status=2)
     (tmp_path / "states-b.safetensors").write_bytes(b"nothing")
-    assert "states-b.safetensors: holds no states" in analyze("--from_states", tmp_path, status=2)
+    assert "states-b.safetensors: is no safetensors file" in analyze("--from_states", tmp_path, status=2)
 
 
 def test_names_of_models(tmp_path):

@@ -49,8 +49,8 @@ def test_energies_by_hand(score, home, tmp_path):
     """The pairs of one row against separate passes of transformers through the saved model and head; sums of the others."""
     said = score(None, "--output_file", "energies.jsonl")
     found = lines(tmp_path / "energies.jsonl")
-    assert [line["index"] for line in found] == list(range(12)) and "nearer to their own next step" in said
-    words = "energy shuffled relative log_likelihood_mean".split()
+    assert [line["index"] for line in found] == list(range(12)) and "steps of other questions" in said
+    words = "energy shuffled relative log-likelihood".split()
     assert all(f" {word}: " in said for word in words) and max(map(len, said.splitlines())) <= 80
     head = load_scorer(EnergyOptions(model_name=str(home / "kept"))).model.jepa.head
     model = AutoModelForCausalLM.from_pretrained(home / "kept").eval()
@@ -180,7 +180,7 @@ def test_nothing_is_written_over(score, home, tmp_path):
         assert said in score(None, *flags, status=2)
     assert (tmp_path / "mine.jsonl").read_text() == "mine"
     same = write(tmp_path / "s.jsonl", TEST[:2])
-    assert "is the input" in score(same, "--output_file", "s.jsonl", "--overwrite_output_dir", status=2)
+    assert "over its input" in score(same, "--output_file", "s.jsonl", "--overwrite_output_dir", status=2)
 
 
 def test_one_solution_has_nothing_to_be_shuffled_with(score, tmp_path):

@@ -1,7 +1,15 @@
-"""The reference values computed elsewhere."""
+"""The tokenizer of the tests here, and the reference values computed elsewhere."""
 
 import pytest
 from transformers import AutoTokenizer
+
+from stepjepa.modeling.load import load_tokenizer
+from support.rows import step_rows
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
 
 
 @pytest.fixture(scope="session")

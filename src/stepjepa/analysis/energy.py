@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ import transformers
 
 from stepjepa.analysis import models
 from stepjepa.analysis.models import AnalyzedModel, EncodedSolution
-from stepjepa.analysis.options import READING, AnalysisResult, EnergyOptions
+from stepjepa.analysis.options import READING, RULES, AnalysisResult, EnergyOptions, energy_lines
 from stepjepa.analysis.states import read_states
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match
@@ -31,7 +31,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import questions
-from stepjepa.evaluation.intervals import Interval, mcnemar_p, mean, paired_counts, paired_difference, share
+from stepjepa.evaluation.intervals import mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import Metric, make_metrics
 from stepjepa.evaluation.models import digests
 from stepjepa.evaluation.questions import SolutionSet, SystemPrompt
@@ -40,10 +40,10 @@ from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import LocalGenerator
 from stepjepa.generation.store import Output, Paths, json_line, saying_where
 from stepjepa.generation.store import replace as replace_file
-from stepjepa.objectives.base import objective_of, trained_pairs
+from stepjepa.objectives.base import objective_of
 from stepjepa.utils.files import check_writable, json_bytes
 from stepjepa.utils.terminal import Bar, ending, show_log
-from stepjepa.utils.text import legend, slug, text_table
+from stepjepa.utils.text import slug
 from stepjepa.version import __version__
 
 Line = dict[str, Any]  # a solution, as the file of energies has it
@@ -54,28 +54,11 @@ _SAMPLED = (
     *(_NAME.dtype, _NAME.attn_implementation, _NAME.max_examples),
 )
 _ENERGIES = ("energy", "shuffled", "relative")
-# What each mean over the pairs of steps, or over the tokens, is.
-_MEANINGS = {
-    "energy": "distance of a step's prediction from its own next step, so lower is nearer",
-    "shuffled": "the same from steps of other questions",
-    "relative": "energy less shuffled, below 0 where the own step is nearer",
-    "log_likelihood_mean": "of the solution's tokens, in nats a token",
-}
-# Signal, which is a rule too -> what it chooses, the number of a line that it is, and its sign: 1 where high is better.
+# Signal, which is a rule too -> the number of a line that it is, and its sign: 1 where a high value is the better one.
 SIGNALS = {
-    "relative": ("lowest relative energy", "relative", -1),
-    "energy": ("lowest energy", "energy", -1),
-    "shuffled": ("lowest shuffled energy (control)", "shuffled", -1),
-    "likelihood_mean": ("highest likelihood a token", "log_likelihood_mean", 1),
-    "likelihood_sum": ("highest likelihood in all", "log_likelihood", 1),
-}
-# Every rule of best of N, and what it chooses.
-RULES = {
-    "random": "random (expected)",
-    "first": "the first sample",
-    "majority": "majority of answers",
-    **{name: text for name, (text, _, _) in SIGNALS.items()},
-    "oracle": "oracle (pass@N)",
+    **{name: (name, -1) for name in ("relative", "energy", "shuffled")},
+    "likelihood_mean": ("log_likelihood_mean", 1),
+    "likelihood_sum": ("log_likelihood", 1),
 }
 
 
@@ -91,12 +74,13 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
     path = Path(options.output_file or f"energies-{name}.jsonl").expanduser()
     files = [path, path.with_name(f"{path.stem}.metrics.json")]
     for one in files:
-        same = one.exists() and Path(file).exists() and one.samefile(file)
-        if one.is_dir() or same or (one.exists() and not options.overwrite_output_dir):
-            advice = (
-                f"give another --{_NAME.output_file}, or replace earlier energies with --{_NAME.overwrite_output_dir}"
-            )
-            raise ConfigError(f"{one} is {'the input' if same else 'there already'}; {advice}")
+        if one.is_dir():
+            raise ConfigError(f"--{_NAME.output_file} {path}: {one} is a folder")
+        if one.exists() and Path(file).exists() and one.samefile(file):
+            raise ConfigError(f"{one}: the scoring would write over its input; name another --{_NAME.output_file}")
+        if one.exists() and not options.overwrite_output_dir:
+            advice = f"give another --{_NAME.output_file}, or replace it with --{_NAME.overwrite_output_dir}"
+            raise ConfigError(f"{one} is there already; {advice}")
     check_writable(path.parent, f"--{_NAME.output_file}")
     show_log(logging.WARNING)
     metric: Metric | None = None
@@ -112,9 +96,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         system = questions.choose_system_prompt(options.system_prompt, False, model.record, model.place.name)
         bar.say(f"model    {model.place.name} ({model.description})")
         bar.say(f"system   {system.origin}")
-        if model.record.settings and not trained_pairs(model.record.settings):
-            bar.say("note     it was trained without pairs; no step predicted the next one there")
-        for line in models.notes(model):
+        for line in models.energy_notes(model.record.settings):
             bar.say(f"note     {line}")
         source, limit = RowSource(file, options.dataset_split), options.max_examples
         if options.questions:
@@ -126,7 +108,7 @@ def energies(options: EnergyOptions, given: Sequence[str] = ()) -> AnalysisResul
         lines, result = _score(options, model, found, metric, bar)
         replace_file(path, map(json_line, lines))
         replace_file(files[1], [json_bytes(result, indent=2), b"\n"])
-    return AnalysisResult(result, tuple(files), (*energy_lines(result), f"written to {', '.join(map(str, files))}"))
+    return AnalysisResult(result, tuple(files), (*energy_lines(result), *(f"{'written':<14} {one}" for one in files)))
 
 
 def _sample(
@@ -185,7 +167,7 @@ def _score(
         "rows": {"read": found.rows_read, "skipped": dict(found.skipped), "first_skipped": found.first_skipped},
         "pairs": len(_values(steps, "energy")),
         "nearer_than_shuffled": sum(value < 0 for value in relative) / len(relative) if relative else None,
-        "means": {name: mean(_values(lines, name))._asdict() for name in _MEANINGS},
+        "means": {name: mean(_values(lines, name))._asdict() for name in (*_ENERGIES, "log_likelihood_mean")},
     }
     if metric is not None:
         for number, (line, (right, final)) in enumerate(zip(lines, verdicts, strict=True)):
@@ -216,10 +198,11 @@ def _lines(
     distance, keys = objective_of(model.method).distances, [one.question_key for one in found.solutions]
     views = torch.from_numpy(states[0, 0]), torch.from_numpy(states[1, 0])
     counts = [0 if one is None else len(one.sources) for one in encoded]
-    groups_P = np.repeat(np.unique(keys, return_inverse=True)[1], counts)
-    shuffled = shuffled_energies(distance, *views, groups_P, options.shuffled_targets, options.seed)
-    others = [None if np.isnan(one) else one for one in shuffled.tolist()]
-    pairs = iter(zip(distance(*views).double().tolist(), others, strict=True))
+    groups_P, own, shuffled = np.repeat(np.unique(keys, return_inverse=True)[1], counts), np.zeros(0), np.zeros(0)
+    if len(groups_P):
+        own = distance(*views).double().numpy()
+        shuffled = shuffled_energies(distance, *views, groups_P, options.shuffled_targets, options.seed)
+    pairs = iter(zip(own.tolist(), [None if np.isnan(one) else one for one in shuffled.tolist()], strict=True))
     likelihood_of, lines = iter(likelihoods.tolist()), list[Line]()
     for solution, one in zip(found.solutions, encoded, strict=True):
         of_step = {} if one is None else {step: next(pairs) for step in one.sources}
@@ -308,7 +291,7 @@ def best_of(lines: Sequence[Line], count: int) -> dict[str, Any]:
         "oracle": right_QN.any(axis=1),
     }
     auroc = {}
-    for signal, (_, name, sign) in SIGNALS.items():
+    for signal, (name, sign) in SIGNALS.items():
         worth = [float("-inf") if line[name] is None else sign * line[name] for line in lines]
         worth_QN = np.array(worth).reshape(right_QN.shape)
         picked[signal] = right_QN[every_Q, worth_QN.argmax(axis=1)]
@@ -342,47 +325,3 @@ def _majority(answers: Sequence[str | None]) -> int:
 
 def _values(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [record[name] for record in records if record[name] is not None]
-
-
-# As text
-
-
-def energy_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """What all energies come to."""
-    yield f"{result['solutions']} solutions, {result['without_energy']} without an energy; {result['pairs']} pairs of steps"
-    means = {name: Interval(**one) for name, one in result["means"].items() if one["value"] is not None}
-    rows = [[name, *("" if value is None else f"{value:.5g}" for value in one)] for name, one in means.items()]
-    yield from ("", *text_table(["mean, 95 % interval", *Interval._fields], rows))
-    yield from legend({name: _MEANINGS[name] for name in means})
-    if result["nearer_than_shuffled"] is not None:
-        nearer = 100 * result["nearer_than_shuffled"]
-        yield f"{nearer:.1f} % of predictions are nearer to their own next step than to shuffled ones"
-    if result["truncated"]:
-        yield f"{result['truncated']} solutions are cut at {_NAME.max_length}; the rest of them is not scored"
-    if "best_of" in result:
-        yield from ("", *best_of_lines(result["best_of"]))
-        if fewer := result["best_of"]["questions_with_fewer"]:
-            yield f"{fewer} questions have fewer solutions and are left out"
-    yield ""
-
-
-def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """The result of `best_of` as two tables."""
-    mixed = f"{result['mixed']} have right and wrong solutions"
-    yield f"best of {result['samples']} on {result['questions']} questions; {mixed}; 95 % intervals"
-    rows = []
-    for name, text in RULES.items():
-        one = result["rules"][name]
-        less = (_percent(one.get(f"against_{base}"), "+") for base in ("random", "majority"))
-        rows.append([text, _percent(one), *less])
-    yield from text_table(["", "accuracy", "less random", "less majority"], rows)
-    yield from legend({"random": "any of the samples", "oracle": "right where one is"})
-    yield from ("", "right against wrong solutions of the same question: area under the ROC curve (50 % is chance)")
-    rows = [
-        [RULES[name], _percent(one), str(one["questions"]), str(one["pairs"])] for name, one in result["auroc"].items()
-    ]
-    yield from text_table(["", "area", "questions", "pairs"], rows)
-
-
-def _percent(found: Mapping[str, Any] | None, sign: str = "") -> str:
-    return "" if found is None else Interval(*(found[name] for name in Interval._fields)).percent(sign)

@@ -23,7 +23,7 @@ from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
-MOST_SHUFFLED = 500  # rows whose shuffled pairs a picture is drawn from
+MOST_SHUFFLED = 500 * 499  # shuffled pairs that a picture is drawn from: all of them up to 500 rows
 MIN_ROWS = 10  # fewer rows than this are fitted by no map and compared by no CKA
 TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
 _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
@@ -152,17 +152,24 @@ def measure_states(
     Raises:
         DataError: the arrays do not fit together, or hold numbers that are not finite.
     """
-    check_views(source, target, *(base or ()))
+    check_views(source, target)
+    if base is not None:
+        check_views(*base)
+        if base[0].shape != source.shape:
+            raise DataError(f"states of shape {source.shape} against a base of shape {base[0].shape}")
     n, width = source.shape
     maps = maps and n >= MIN_ROWS
-    own, other = (_view(*both, maps) for both in zip((source, target), base or (None, None), strict=True))
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
-    top, rank, found = (
+    return GeometryNumbers(
+        n,
+        width,
+        pair_numbers(source, target),
+        _view(source, base[0] if base else None, maps),
+        _view(target, base[1] if base else None, maps),
         float(spectrum[:100].mean()),
         effective_rank(spectrum),
         linear_map(source, target) if maps else None,
     )
-    return GeometryNumbers(n, width, pair_numbers(source, target), own, other, top, rank, found)
 
 
 def _view(states: np.ndarray, base: np.ndarray | None, cka: bool) -> ViewNumbers:
@@ -173,13 +180,17 @@ def _view(states: np.ndarray, base: np.ndarray | None, cka: bool) -> ViewNumbers
         base_D = base.var(axis=0, ddof=1, dtype=np.float64)
         ratio_D = variance_D[base_D > 0] / base_D[base_D > 0]
         dead_D, ratio = ratio_D <= DEAD_SHARE, float(np.median(ratio_D)) if len(ratio_D) else None
-    dead = float(dead_D.mean()) if len(dead_D) else 0.0
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
-    cosine = float((sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)) / (n * (n - 1)))
-    rank, centred = effective_rank(singular_values(unit_ND)), effective_rank(singular_values(states, center=True))
-    likeness = linear_cka(states, base) if cka and base is not None else None
-    return ViewNumbers(cosine, rank, centred, uniformity(unit_ND), dead, ratio, likeness)
+    return ViewNumbers(
+        float((sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)) / (n * (n - 1))),
+        effective_rank(singular_values(unit_ND)),
+        effective_rank(singular_values(states, center=True)),
+        uniformity(unit_ND),
+        float(dead_D.mean()) if len(dead_D) else 0.0,
+        ratio,
+        linear_cka(states, base) if cka and base is not None else None,
+    )
 
 
 def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
@@ -211,14 +222,22 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
     gap, spread = aligned_mean - shuffled_mean, math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
     harmonic_N = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, n + 1))])
     at_1, at_5 = (float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean()) for k in (1, 5))
-    mrr = float(((harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)).mean())
-    chance_1, chance_5, chance_mrr = 1 / n, min(5, n) / n, float(harmonic_N[n] / n)
-    # Below the rounding of float32 a spread is none.
-    d_prime = gap / spread if spread > TIE else (0.0 if abs(gap) <= TIE else None)
     return PairNumbers(
-        n, aligned_mean, aligned_sd, shuffled_mean, shuffled_sd, gap, d_prime,
-        at_1, at_5, mrr, chance_1, chance_5, chance_mrr,
-    )  # fmt: skip
+        n,
+        aligned_mean,
+        aligned_sd,
+        shuffled_mean,
+        shuffled_sd,
+        gap,
+        # Below the rounding of float32 a spread is none.
+        gap / spread if spread > TIE else (0.0 if abs(gap) <= TIE else None),
+        at_1,
+        at_5,
+        float(((harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)).mean()),
+        1 / n,
+        min(5, n) / n,
+        float(harmonic_N[n] / n),
+    )
 
 
 def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -227,9 +246,16 @@ def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Cosines of (N, D) sources with the targets of other pairs, (M,): all of `MOST_SHUFFLED` rows, which `seed` picks."""
-    rows = np.random.default_rng(seed).permutation(len(source))[:MOST_SHUFFLED]
-    return (unit_rows(source[rows]) @ unit_rows(target[rows]).T)[~np.eye(len(rows), dtype=bool)]
+    """Cosines of (N, D) sources with the targets of other pairs, (M,), the same for the same seed.
+
+    All N (N - 1) of them, where these are no more than `MOST_SHUFFLED`; else so many, for which the pairs go round one
+    random cycle by different distances, so that each source and each target is used equally often.
+    """
+    rng, n = np.random.default_rng(seed), len(source)
+    cycle_N = rng.permutation(n)
+    source_ND, target_ND = unit_rows(source)[cycle_N], unit_rows(target)[cycle_N]
+    distances = rng.permutation(np.arange(1, n))[: max(1, MOST_SHUFFLED // n)]
+    return np.concatenate([np.einsum("nd,nd->n", source_ND, np.roll(target_ND, k, axis=0)) for k in distances])
 
 
 def uniformity(unit_ND: np.ndarray) -> float:
@@ -338,22 +364,22 @@ def unit_rows(states: np.ndarray) -> np.ndarray:
     return np.divide(states_ND, length_N1, out=np.zeros_like(states_ND), where=length_N1 > 0)
 
 
-def check_views(*views: np.ndarray) -> None:
-    """Refuse arrays that are no views of the same pairs: of one shape (N, D), N >= 2, and finite.
+def check_views(source: np.ndarray, target: np.ndarray) -> None:
+    """Refuse arrays that are no pairs: of one shape (N, D), N >= 2, and finite.
 
     Raises:
         DataError: they are not.
     """
-    shapes = {states.shape for states in views}
-    if len(shapes) > 1 or len(views[0].shape) != 2 or len(views[0]) < 2:
-        raise DataError(
-            f"views of shape {' and '.join(map(str, sorted(shapes)))}: all must be of one shape (rows, width) with two rows "
-            "or more, and row i of each is of pair i"
-        )
-    for states in views:
+    for name, states in (("source", source), ("target", target)):
+        if states.ndim != 2 or len(states) < 2:
+            raise DataError(f"{name} must be of shape (rows, width) with two rows or more, not {states.shape}")
         bad_N = ~np.isfinite(states).all(axis=1)
         if bad_N.any():
-            raise DataError(f"{bad_N.sum()} of {len(states)} states are not finite, the first is row {bad_N.argmax()}")
+            raise DataError(
+                f"{name}: {bad_N.sum()} of {len(states)} rows are not finite, the first is row {bad_N.argmax()}"
+            )
+    if source.shape != target.shape:
+        raise DataError(f"source is of shape {source.shape} and target of {target.shape}: row i of both must be a pair")
 
 
 def _blocks(rows: int) -> Iterator[slice]:
@@ -380,33 +406,37 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
     """Signs of collapse in one model's states, none for healthy ones; `collapsed` says whether they amount to collapse."""
     from scipy import stats
 
-    pairs, signs, most = numbers.pairs, list[CollapseSign](), min(numbers.n, numbers.width)
-
-    def add(name: str, view: str, value: float, threshold: float, text: str) -> None:
-        signs.append(CollapseSign(name, view, value, threshold, text))
-
+    pairs, signs = numbers.pairs, list[CollapseSign]()
     if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
         how = "farther apart than" if pairs.d_prime < -LOW_D_PRIME else "as close as"
-        means = f"{pairs.aligned_mean:.4f} against {pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f}"
-        text = f"matched pairs are {how} shuffled ones: cosine {means} (below {LOW_D_PRIME})"
-        add("pairs_alike", "pairs", pairs.d_prime, LOW_D_PRIME, text)
+        text = (
+            f"matched pairs are {how} shuffled ones: cosine {pairs.aligned_mean:.4f} against "
+            f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
+        )
+        signs.append(CollapseSign("pairs_alike", "pairs", pairs.d_prime, LOW_D_PRIME, text))
     found = round(pairs.retrieval_at_1 * pairs.n)
     p = float(stats.binom.sf(found - 1, pairs.n, pairs.chance_at_1))
     if pairs.n >= CHANCE_ROWS and p >= CHANCE_LEVEL:
-        chance = f"{pairs.n * pairs.chance_at_1:.0f} expected by chance (p = {p:.2f}, not below {CHANCE_LEVEL})"
-        text = f"retrieval is at chance: {found} of {pairs.n} targets are nearest to their source, {chance}"
-        add("retrieval_at_chance", "pairs", pairs.retrieval_at_1, pairs.chance_at_1, text)
+        text = (
+            f"retrieval is at chance: {found} of {pairs.n} targets are nearest to their source, "
+            f"{pairs.n * pairs.chance_at_1:.0f} expected by chance (p = {p:.2f}, not below {CHANCE_LEVEL})"
+        )
+        signs.append(CollapseSign("retrieval_at_chance", "pairs", pairs.retrieval_at_1, pairs.chance_at_1, text))
+    most = min(numbers.n, numbers.width)
     for name, view in (("source", numbers.source), ("target", numbers.target)):
         rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
         if most >= RANK_ROWS and rank < LOW_RANK:
             text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
-            add("low_rank", name, rank, LOW_RANK, text)
+            signs.append(CollapseSign("low_rank", name, rank, LOW_RANK, text))
         if cosine >= CONE_COSINE:
-            mean = f"two rows have a cosine of {cosine:.4f} on average (from {CONE_COSINE}; plain models .76 to .96)"
-            add("cone", name, cosine, CONE_COSINE, f"{name} states point in one direction: {mean}")
+            text = (
+                f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
+                f"(from {CONE_COSINE}; plain models .76 to .96)"
+            )
+            signs.append(CollapseSign("cone", name, cosine, CONE_COSINE, text))
         if dead >= DEAD_DIMENSIONS:
             text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
-            add("dead_dimensions", name, dead, DEAD_DIMENSIONS, text)
+            signs.append(CollapseSign("dead_dimensions", name, dead, DEAD_DIMENSIONS, text))
     return signs
 
 

@@ -18,9 +18,9 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis import states
-from stepjepa.analysis.options import OF_PREDICTORS, READING, AnalyzeOptions, EnergyOptions
+from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions
 from stepjepa.analysis.prediction import walks_of
-from stepjepa.analysis.states import FINAL, States, Walks
+from stepjepa.analysis.states import FINAL, Pairs, States, Walks
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import named_by_file
 from stepjepa.data.chat import ChatRenderer
@@ -28,8 +28,8 @@ from stepjepa.data.encode import EncodeOptions, PlacedRow, make_encoder, read_ch
 from stepjepa.data.options import ColumnOptions, TemplateOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import TOTAL_COLUMN, StepSplitter, make_splitter
-from stepjepa.data.tokens import encode_texts, kept_predictors, token_span
+from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
+from stepjepa.data.tokens import encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
@@ -85,13 +85,6 @@ class AnalyzedModel:
         layer = objective_of(self.method).layer
         return FINAL if layer is None else known_layers(causal_lm(self.model), layer)[1]
 
-    def encoding(
-        self, rows: RowSource, method: JEPAOptions, splitter: StepSplitter | None = None
-    ) -> tuple[PreTrainedTokenizerBase, ChatRenderer | None, EncodeOptions]:
-        """What turns rows into examples for it."""
-        positions = max_positions(causal_lm(self.model))
-        return self.tokenizer, make_renderer(self.tokenizer, method), settings_for(rows, method, positions, splitter)
-
 
 def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | EnergyOptions) -> AnalyzedModel:
     """A model with its predictors and head.
@@ -109,8 +102,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
         model, kind = load_place(place, tokenizer, loading)
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
-    own = record.settings if trained_pairs(record.settings) else {}
-    extras, read = trained_extras(inner), objective_of(method).groups
+    own, extras, read = record.settings, trained_extras(inner), objective_of(method).groups
     grouped = len(extras.groups) > 1
     if grouped:
         if not set(read) <= set(extras.groups):
@@ -119,52 +111,54 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
                 f"{place.name}: has predictors of its own for each of the horizons {known}; give one with --{_NAME.horizon}"
             )
         extras.keep_groups(read)
-    values, ids = _as_run(own, options, OF_PREDICTORS), _predictors_of(inner, tokenizer, place, record)
-    groups, size = len(extras.groups), len(ids) // len(extras.groups)
-    count = wanted = int(values.get(_NAME.predictors) or (size if options.predictors is None else 0))
-    need = min(count, 1) if values.get(_NAME.same_predictor) else count
-    if need > size:
-        count = need = 0
-    method = replace(method, **{**values, _NAME.predictors: count})
-    ids = [index for group in range(groups) for index in ids[group * size : group * size + need]]
-    placed = placed_predictors(ids if grouped else ids * len(read), method, len(read))  # one group serves all horizons
-    where = "the mean of their tokens" if method.readout == "mean" else "their last token"
-    if count:
-        where = "their predictor" if count == 1 else f"the last of {count} predictors"
-    what = f"{kind}; sources at {where}{f', after the {head} head' if head else ''}"
-    return AnalyzedModel(place, record, model, tokenizer, method, placed, head, what, wanted - count)
+    order: Any = options.predictor_order or own.get("predictor_order") or method.predictor_order
+    method = replace(
+        method,
+        same_predictor=bool(own.get("same_predictor") if options.same_predictor is None else options.same_predictor),
+        predictor_order=order,
+        readout_layer=own.get("readout_layer") if options.readout_layer is None else options.readout_layer,
+    )
+    count, ids = _find_predictors(model, tokenizer, place, record, options.predictors, method.same_predictor)
+    method = replace(method, predictors=count)
+    ids = ids if grouped else [*ids] * len(read)  # one group serves all horizons
+    alone = "the mean of their tokens" if method.readout == "mean" else "their last token"
+    where = f"sources at the last of {count} predictors" if count else f"sources at {alone}"
+    where = "sources at their predictor" if count == 1 else where
+    trained = own.get("predictors") if trained_pairs(own) else None
+    return AnalyzedModel(
+        place,
+        record,
+        model,
+        tokenizer,
+        method,
+        placed_predictors(ids, method, len(read)),
+        head,
+        f"{kind}; {where}{f', after the {head} head' if head else ''}",
+        0 if count else int((trained if options.predictors is None else options.predictors) or 0),
+    )
 
 
-def _as_run(own: Mapping[str, Any], options: AnalyzeOptions | EnergyOptions, names: Sequence[str]) -> dict[str, Any]:
-    """The options of reading that are given, else those of a run, where they are not about its own files."""
-    given = {name: getattr(options, name) for name in names}
-    run = {name: own.get(name) for name in names if name not in _OF_FILES}
-    return {name: value for one in (run, given) for name, value in one.items() if value is not None}
-
-
-def _predictors_of(inner: Any, tokenizer: Any, place: Place, record: TrainingRecord) -> list[int]:
-    """The ids of the predictors that were saved with a causal LM (`extras.attach_saved`), of several groups one after the
-    other; else of those in its vocabulary: kept ones, or those that a checkpoint of version 0.1 holds at its end."""
-    saved, rows = trained_extras(inner).predictors, vocabulary_size(inner)
+def _find_predictors(
+    model: Any, tokenizer: Any, place: Place, record: TrainingRecord, asked: int | None, same: bool
+) -> tuple[int, Sequence[int]]:
+    """K and the ids of the predictors that were saved with the model (`extras.attach_saved`), else of those in its
+    vocabulary: kept ones, or those that a checkpoint of version 0.1 holds at its end; of several groups all."""
+    extras, trained = trained_extras(causal_lm(model)), record.settings.get("predictors")
+    saved, groups = extras.predictors, len(extras.groups)
     if saved is not None:
-        return saved.ids
-    kept = known_predictors(tokenizer, rows, predictor_names(len(kept_predictors(tokenizer))))
-    return kept or list(range(softmax_size(inner, tokenizer, place, record), rows))
-
-
-def notes(model: AnalyzedModel, *names: str) -> Iterator[str]:
-    """Where the views are not those that the model was trained on; `names` are further options to compare."""
-    own, method = model.record.settings, model.method
-    if model.lacking:
-        yield f"it does not hold {model.lacking} predictor tokens (see {PREDICTORS_FILE})"
-    if trained_pairs(own):
-        if own[_NAME.objective] == method.objective:
-            views = (_NAME.views, _NAME.step_pairs, _NAME.last_token, _NAME.readout, _NAME.readout_layer)
-            names = (*views, _NAME.jepa_target_column, *names)
-        names = (_NAME.objective, _NAME.target_encoder, *names)
-    for name in names:
-        if name in own and own[name] != getattr(method, name):
-            yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"
+        wanted = int(asked if asked is not None else trained or len(saved.ids) // groups)
+        ids = saved.ids
+    else:
+        rows, added, kept = vocabulary_size(causal_lm(model)), tokenizer.get_added_vocab(), 0
+        while added.get(predictor_names(kept + 1)[-1], rows) < rows:
+            kept += 1
+        after = rows - softmax_size(causal_lm(model), tokenizer, place, record) if not kept else 0
+        wanted = int(asked if asked is not None else (trained or kept) if kept or after else 0)
+        ids = list(known_predictors(tokenizer, rows, predictor_names(min(wanted, 1) if same else wanted)))
+        ids = ids or list(range(rows - after, rows))  # a checkpoint has them after its vocabulary
+    need, size = min(wanted, 1) if same else wanted, len(ids) // groups
+    own = [index for group in range(groups) for index in ids[group * size : group * size + need]]
+    return (wanted, own) if need <= size else (0, ())
 
 
 def collator_of(model: AnalyzedModel) -> tuple[int, Collator]:
@@ -188,15 +182,16 @@ def load_scorer(options: EnergyOptions) -> AnalyzedModel:
     """
     place = find_model(str(options.model_name))
     own = place.settings
-    values = _as_run(own, options, READING)
-    if own.get(_NAME.objective) == StepJEPA.name and options.horizon is None:
+    values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
+    if own.get("objective") == StepJEPA.name:
         trained = StepJEPAOptions(**{name: own[name] for name in options_of(StepJEPAOptions) if name in own})
-        values[_NAME.horizon] = min(trained.horizons)
+        values["horizon"] = min(trained.horizons)
     if not options.jepa_loss and named_by_file(values.get("jepa_loss")):
         raise ConfigError(
             f"--{_NAME.model_name} {place.name}: was trained with a loss of one's own, whose file is not run because a "
             f"folder names it; give --{_NAME.jepa_loss} {values['jepa_loss']}, or another one"
         )
+    values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
     if values.get("jepa_loss") == "infonce":
         values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
     method = replace(JEPAOptions(**values), objective=StepJEPA.name, step_pairs="all", target_grad=True)
@@ -265,25 +260,65 @@ def encode_all(
     """What training reads in the solutions, None where it cannot. Raises ConfigError or DataError: it can read none."""
     # The chats are made already, whatever the columns were.
     method = replace(model.method, source_column=None, target_column=None, choice_column=None)
+    if method.step_splitter == LISTED and found.generated:
+        raise ConfigError(f"generated solutions come without a column of steps; add --{_NAME.step_splitter} separator")
     # What a row of predictions says about steps is about another answer.
-    kept = () if found.generated else (method.steps_column, method.steps_column.partition(".")[0], TOTAL_COLUMN)
-    rows = [{**{k: v for k, v in one.row.items() if k in kept}, "messages": one.chat} for one in found.solutions]
+    own = {method.steps_column, method.steps_column.partition(".")[0], TOTAL_COLUMN}
+    names = {"messages"} if found.generated else {"messages", *own}
+    rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
     source = RowSource(rows)
     source.name = found.source
-    settled, splitter = model.record.splitter, None  # what the run's step_splitter=auto was
-    if options.step_splitter is None and model.record.settings.get("step_splitter") == "auto" and settled:
-        splitter = make_splitter(settled, method.step_separator)
-    tokenizer, renderer, settings = model.encoding(source, method, splitter)
+    renderer = make_renderer(model.tokenizer, method)
     if renderer is None:
         raise ConfigError(
             f"the model's tokenizer has no chat template; give --{_NAME.chat_template} FILE, or --{_NAME.plain}"
         )
+    settled, splitter = model.record.splitter, None  # what the run's step_splitter=auto was
+    if options.step_splitter is None and model.record.settings.get("step_splitter") == "auto" and settled:
+        splitter = make_splitter(settled, method.step_separator)
+    settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
     placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
-    encoded, report = encode_solutions(placed, tokenizer, renderer, settings)
+    encoded, report = encode_solutions(placed, model.tokenizer, renderer, settings)
     if not any(encoded):
         first = next(iter(report.first_skipped.values()))
         raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
     return encoded, report
+
+
+def energy_notes(own: Mapping[str, Any]) -> Iterator[str]:
+    """Where the energy is not what the model was trained on."""
+    if own and own.get("objective") != StepJEPA.name:
+        yield f"it was trained with --{_NAME.objective} {own.get('objective')}; no step predicted the next one there"
+    elif own and not own.get("lbd"):
+        yield f"it was trained with --{_NAME.lbd} 0; no step predicted the next one there"
+    elif own.get("step_pairs") == "first":
+        yield f"it was trained with --{_NAME.step_pairs} first: only step 1 -> step 2; all pairs are read here"
+    elif own.get("step_pairs") == "plan":
+        yield f"it was trained with --{_NAME.step_pairs} plan: only the question -> steps; pairs of steps are read here"
+    if own.get("jepa_target_column"):
+        yield f"it was trained with --{_NAME.jepa_target_column} {own['jepa_target_column']}; next steps are compared here"
+    if own.get("target_encoder") == "ema":
+        yield "it was trained with an EMA target encoder; targets are encoded by the model itself here"
+
+
+def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
+    """Where the states are not those that the model was trained on."""
+    own = model.record.settings
+    if asked and model.lacking:
+        yield f"it does not hold {asked} predictor tokens"
+    elif model.lacking:
+        yield (
+            f"it was trained with {model.lacking} predictor tokens, which its folder does not hold "
+            f"({PREDICTORS_FILE} is missing)"
+        )
+    names = [_NAME.system_prompt, *options_of(TemplateOptions)]
+    if trained_pairs(own):
+        other = own["objective"] != method.objective
+        reading = (_NAME.last_token, _NAME.readout, _NAME.readout_layer, _NAME.jepa_target_column)
+        names = [_NAME.objective] if other else [_NAME.views, _NAME.step_pairs, *reading, *names]
+    for name in names:
+        if name in own and own[name] != getattr(method, name):
+            yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"
 
 
 @contextmanager
@@ -315,18 +350,43 @@ def collect_all(
     base = labels[0] if options.base_model is not None else None
     method = replace(method_of(options), same_predictor=bool(options.same_predictor))
     rows = RowSource(options.file, options.dataset_split)
+    asked = None if options.layers in (None, ["all"]) else [int(layer) for layer in options.layers or ()]
+    if objective_of(method).sampled:
+        bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
     new, existed, inputs, found = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         for label, place in zip(labels, places, strict=True):
             model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
-            states.save_states(_states(model, label, rows, options, bar), path)
+            layers = states.layers_of(model.model, asked)
+            states.check_map_layers(options.map_layers or (), layers, label)
+            renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
+            settings = settings_for(rows, model.method, positions)
+            pairs = states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
+            bar.say(f"{label}: {model.description}")
+            for line in [*view_notes(model, method, options.predictors), *(() if found else _data_lines(pairs))]:
+                bar.say(f"  {line}")
+            bar.start(label, len(pairs.examples), 0)
+            read = states.collect_states(
+                model.model,
+                place.name,
+                pairs,
+                layers=layers,
+                predictor_ids=model.predictor_ids,
+                pad_token_id=model.tokenizer.pad_token_id or 0,
+                batch_size=options.batch_size,
+                advance=bar.step,
+                head_layer=model.layer,
+            )
+            if options.prediction_horizon is not None:
+                read = replace(read, walks=_walks(model, rows, options, bar))
+            states.save_states(read, path)
             found[label] = states.load_states(path)
             states.check_alike(found, base)
             count, head = model.method.predictors, model.head
             inputs.append({"label": label, "model": place.name, "states": path.name, "predictors": count, "head": head})
-            del model  # before the next one is loaded
+            del model, read  # before the next one is loaded
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -350,26 +410,32 @@ def collect_all(
     return found, base, about
 
 
-def _states(model: AnalyzedModel, label: str, rows: RowSource, options: AnalyzeOptions, bar: Bar) -> States:
-    """The states of a model, and with a horizon of prediction those behind the steps of all answers."""
-    net, name, limit = model.model, model.place.name, options.max_examples
-    layers = states.layers_of(net, options.layer_numbers)
-    states.check_map_layers(options.map_layers or (), layers, label)
-    pairs = states.read_pairs(rows, *model.encoding(rows, model.method), limit)
-    bar.say(f"{label}: {model.description}")
-    for line in [*notes(model, _NAME.system_prompt, *options_of(TemplateOptions)), *pairs.report.lines()]:
-        bar.say(f"  {line}")
-    bar.start(label, len(pairs.examples), 0)
-    pad, how = model.tokenizer.pad_token_id or 0, dict[str, Any](batch_size=options.batch_size, advance=bar.step)
-    how_pairs = {**how, "predictor_ids": model.predictor_ids, "pad_token_id": pad, "head_layer": model.layer}
-    found = states.collect_states(net, name, pairs, layers=layers, **how_pairs)
-    if options.prediction_horizon is None:
-        return found
+def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: Bar) -> Walks:
+    """The states behind the steps of a data set's answers, as a model has them in its chats."""
+    method = states.every_step(model.method).options
+    settings = settings_for(rows, method, max_positions(causal_lm(model.model)))
+    renderer = make_renderer(model.tokenizer, method)
     try:
-        steps = states.read_pairs(rows, *model.encoding(rows, states.every_step(model.method).options), limit)
+        examples, places = walks_of(states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples))
     except DataError as error:
         raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
-    examples, places = walks_of(steps)
-    bar.start(f"{label}, steps", len(examples), 0)
-    views, _ = states.read_states(net, name, TwoPassCollator((), pad), examples, head_layer=-2, **how)
-    return replace(found, walks=Walks(views[0, 0], places))
+    bar.start(f"{model.place.name}, steps", len(examples), 0)
+    views, _ = states.read_states(
+        model.model,
+        model.place.name,
+        TwoPassCollator((), model.tokenizer.pad_token_id or 0),
+        examples,
+        batch_size=options.batch_size,
+        advance=bar.step,
+        head_layer=-2,
+    )
+    return Walks(views[0, 0], places)
+
+
+def _data_lines(pairs: Pairs) -> list[str]:
+    """How many pairs there are and what was left out."""
+    report = pairs.report
+    skipped, without = sum(report.rows_skipped.values()), sum(report.examples_without_pairs.values())
+    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
+    line += f"; {skipped:,} rows skipped" if skipped else ""
+    return [line + (f"; {without:,} without a pair" if without else ""), *report.steps.lines()]

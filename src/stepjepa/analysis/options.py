@@ -1,8 +1,9 @@
-"""What ``stepjepa analyze`` takes and gives: the options of both its forms, and their result."""
+"""What ``stepjepa analyze`` takes and gives: the options of both its forms, their result, and the text of the energies'."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -10,19 +11,20 @@ from typing import Any, Literal, cast
 from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
+from stepjepa.evaluation.intervals import Interval
 from stepjepa.evaluation.metrics import METRICS
-from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
+from stepjepa.evaluation.options import AS_TRAINED
 from stepjepa.objectives.base import built_in, own_options
 from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.options import PredictorOptions, TargetOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.text import legend, text_table
 
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
 _BEST, _READ = "best of N", "reading (default: as the model's run had it)"
-_SEEDS: dict[str, Any] = {"at_least": 0, "at_most": 2**32 - 1}  # that NumPy and scikit-learn take
 _RIGHT = [name for name in METRICS if name not in ("rouge", "bleu")]  # those that say right or wrong
 
 
@@ -62,14 +64,16 @@ class _Loading:
     attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
     batch_size: int = option(16, "Pairs, or solutions, a batch.", _MODELS, at_least=1)
-    head: bool = option(True, "Send sources through the head that was saved with a model, as in training.", _MODELS)
+    head: bool = option(
+        True, "Send sources through the predictor head that was saved with a model, as training does.", _MODELS
+    )
     predictors: int | None = _as_trained(
         "predictors",
         "K, predictor tokens after a source. Default: as many as the model has, 0 for a model without, whose sources are "
         "read at their last token.",
     )
     predictor_order: Literal["ascending", "descending"] | None = _as_trained(
-        "predictor_order", "Order of the predictors."
+        "predictor_order", "Order of the predictor tokens."
     )
     same_predictor: bool | None = _as_trained("same_predictor")
     readout_layer: int | None = _as_trained("readout_layer", "Layer of the predictor head's input, and of energies.")
@@ -110,7 +114,7 @@ class _Analysis:
         at_least=1,
         at_most=100,
     )
-    seed: int = option(0, "Seed of the shuffled pairs in the histogram, of t-SNE and UMAP.", _MEASURED, **_SEEDS)
+    seed: int = option(0, "Seed of the shuffled pairs in the histogram, and of t-SNE and UMAP.", _MEASURED)
     runs: list[str] | None = option(
         None, "Folders of runs (or checkpoints) whose loss curves are drawn into one figure.", _OUTPUT
     )
@@ -121,7 +125,9 @@ class _Analysis:
         _OUTPUT,
     )
     overwrite_output_dir: bool = option(False, "Replace what an earlier analysis has written there.", _OUTPUT)
-    energy: bool = option(False, "Energies of solutions instead; see stepjepa analyze --energy --help.", _OUTPUT)
+    energy: bool = option(
+        False, "Energies of solutions instead of states; see stepjepa analyze --energy --help.", _OUTPUT
+    )
 
 
 @dataclass
@@ -148,24 +154,21 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         """Whether nothing but loss curves is asked for."""
         return bool(self.runs) and not (self.file or self.models or self.base_model or self.from_states)
 
-    @property
-    def layer_numbers(self) -> list[int] | None:
-        """The layers whose states are saved, None for all. Raises ConfigError: no numbers are given."""
-        try:
-            return None if self.layers in (None, ["all"]) else [int(word) for word in self.layers or ()]
-        except ValueError:
-            given = " ".join(map(str, self.layers or ()))
-            raise ConfigError(f"--{_NAME.layers} {given}: give all, or numbers such as 0 4 -1") from None
-
     def check(self) -> None:
         """Check the values and what they are together.
 
         Raises:
             ConfigError: what cannot be used; the message names the option.
         """
+        if self.energy:
+            raise ConfigError(f"{_NAME.energy} is a form of the command with options of its own; give it as a flag")
         check_fields(self, _Analysis)
         check_fields(self, _Loading)
-        _ = self.layer_numbers
+        if self.layers not in (None, ["all"]) and not all(
+            re.fullmatch(r"-?\d+", str(word)) for word in self.layers or ()
+        ):
+            given = " ".join(map(str, self.layers or ()))
+            raise ConfigError(f"--{_NAME.layers} {given}: give all, or numbers such as 0 4 -1")
         if self.from_states and (self.models or self.file):
             raise ConfigError(
                 f"--{_NAME.from_states} loads no model and reads no rows; leave the file and --{_NAME.models} out"
@@ -206,11 +209,19 @@ class EnergyOptions(_Loading):
         _MODELS,
     )
     max_examples: int | None = option(None, "Read the first so many rows only.", _MODELS, at_least=1)
-    system_prompt: str | None = option(AS_TRAINED, options_of(EvaluateOptions)["system_prompt"].help, _MODELS)
+    system_prompt: str | None = option(
+        AS_TRAINED,
+        "System message of every chat; none leaves it out. as_trained is the one that the model was trained with, as its "
+        "folder records it, else the file's own.",
+        _MODELS,
+    )
+    attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
+        None, "Attention kernel. Default: the model's own.", _MODELS
+    )
     shuffled_targets: int = option(
         256, "Steps of other questions, sampled once, that every prediction is also compared with.", _MODELS, at_least=1
     )
-    seed: int = option(42, "Seed of these, and of the sampling.", _MODELS, **_SEEDS)
+    seed: int = option(42, "Seed of these, and of the sampling.", _MODELS)
 
     best_of: int | None = option(
         None,
@@ -235,14 +246,18 @@ class EnergyOptions(_Loading):
         512, "Longest sampled solution in tokens.", _BEST, needs={"questions": True}, at_least=1
     )
 
-    jepa_loss: str | None = _as_trained("jepa_loss", "Distance that is the energy; of infonce that is cosine.")
+    jepa_loss: str | None = _as_trained(
+        "jepa_loss", "Distance that is the energy. infonce compares cosines, so its energy is that of cosine."
+    )
     horizon: int | None = _as_trained("horizon", "Step i predicts step i + horizon.")
     step_splitter: str | None = _as_trained("step_splitter", "How steps are found in a solution.")
     step_separator: str | None = _as_trained("step_separator")
     steps_column: str | None = _as_trained("steps_column")
     last_token: int | None = _as_trained("last_token")
     readout: Literal["last", "mean"] | None = _as_trained("readout")
-    max_length: int | None = _as_trained("max_length", "Longest chat in tokens; longer ones are cut and counted.")
+    max_length: int | None = _as_trained(
+        "max_length", "Longest chat in tokens; longer ones are cut on the right and counted."
+    )
     source_column: str | None = _as_trained("source_column")
     target_column: str | None = _as_trained("target_column")
     choice_column: str | None = _as_trained("choice_column")
@@ -288,6 +303,79 @@ class EnergyOptions(_Loading):
 
 
 _NAME = Names(AnalyzeOptions, EnergyOptions)
-# Options of training that say how steps and views are read, and those of them that both forms read as a run had them.
+# Options of training that say how steps and views are read.
 READING = [name for name, one in options_of(EnergyOptions).items() if one.group == _READ]
-OF_PREDICTORS = [name for name in options_of(_Loading) if name in READING]
+
+# The result of the energies
+
+# What each energy is: the mean over the pairs of steps, or over the tokens.
+MEANINGS = {
+    "energy": "distance of a step's prediction from its own next step, so lower is nearer",
+    "shuffled": "the same from steps of other questions",
+    "relative": "energy less shuffled, below 0 where the own step is nearer",
+    "log_likelihood_mean": "of the solution's tokens, in nats a token",
+}
+# Rules of best of N, and their names.
+RULES = {
+    "random": "random (expected)",
+    "first": "the first sample",
+    "majority": "majority of answers",
+    "relative": "lowest relative energy",
+    "energy": "lowest energy",
+    "shuffled": "lowest shuffled energy (control)",
+    "likelihood_mean": "highest likelihood a token",
+    "likelihood_sum": "highest likelihood in all",
+    "oracle": "oracle (pass@N)",
+}
+_BEST_WORDS = {"random": "any of the samples", "oracle": "right where one is", "less": "the difference from that rule"}
+
+
+def best_of_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The result of `energy.best_of` as two tables."""
+    mixed = f"{result['mixed']} have right and wrong solutions"
+    yield f"best of {result['samples']} on {result['questions']} questions; {mixed}; 95 % intervals, %"
+    rules = result["rules"]
+    rows = [
+        [text, _ends(rules[name]), *(_ends(rules[name].get(f"against_{base}"), "+") for base in ("random", "majority"))]
+        for name, text in RULES.items()
+    ]
+    yield from text_table(["", "accuracy", "less random", "less majority"], rows)
+    yield from legend(_BEST_WORDS)
+    yield from ("", "right against wrong solutions of the same question: area under the ROC curve (0.5 is chance)")
+    rows = [
+        [RULES[name], _ends(one, scale=1, digits=3), f"{one['questions']} questions", f"{one['pairs']} pairs"]
+        for name, one in result["auroc"].items()
+    ]
+    yield from text_table(["", "area", "", ""], rows)
+
+
+def _ends(found: Mapping[str, Any] | None, sign: str = "", scale: int = 100, digits: int = 1) -> str:
+    """``61.0 (57.9 to 64.0)``, "-" without a value, nothing where there is no such number."""
+    if found is None or found["value"] is None:
+        return "" if found is None else "-"
+    value, *ends = [
+        None if found[end] is None else f"{scale * found[end]:{sign}.{digits}f}" for end in Interval._fields
+    ]
+    return f"{value} ({ends[0]} to {ends[1]})" if all(ends) else str(value)
+
+
+def energy_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """What all energies come to, as text."""
+    without = f"; {result['without_energy']} without an energy" if result["without_energy"] else ""
+    yield f"{'solutions':<14} {result['solutions']}, {result['pairs']} pairs of steps{without}"
+    labels = {name: name.removesuffix("_mean").replace("_", "-") for name in MEANINGS}
+    shown = {name: one for name, one in result["means"].items() if one["value"] is not None}
+    for name, one in shown.items():
+        ends = "" if one["low"] is None else f", 95 % interval {one['low']:.5g} to {one['high']:.5g}"
+        yield f"{labels[name]:<14} {one['value']:.5g}{ends}"
+    if result["nearer_than_shuffled"] is not None:
+        nearer = 100 * result["nearer_than_shuffled"]
+        yield f"{'':<14} {nearer:.1f} % of predictions nearer to their own next step than to those"
+    yield from legend({labels[name]: MEANINGS[name] for name in shown})
+    if result["truncated"]:
+        yield f"{'cut':<14} {result['truncated']} solutions at {_NAME.max_length}; the rest of them is not scored"
+    if "best_of" in result:
+        yield from ("", *best_of_lines(result["best_of"]))
+        if fewer := result["best_of"]["questions_with_fewer"]:
+            yield f"{fewer} questions have fewer solutions and are left out"
+        yield ""

@@ -1,7 +1,7 @@
 """Figures, drawn from saved arrays and numbers and returned as matplotlib figures (extra ``analysis``); `save_figure`.
 
 They are drawn without pyplot, so nothing global is changed and no window opens. They are 8 inches wide: at 800 pixels their
-smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers.
+smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers. Nothing to draw is a `DataError`.
 
 Shapes: N pairs, D width.
 """
@@ -37,9 +37,9 @@ LOSS_CURVES = (("lm_loss", "LM loss (nats a token)"), ("jepa_loss", "JEPA loss")
 SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
 # t-SNE and UMAP start from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
 COMPONENTS = 50
-# Titles of the figures of ``stepjepa analyze`` by their files' names, but for those of one model each: METHOD-MODEL.
+# Figures of ``stepjepa analyze`` by their files' names, but for those of one model each, which are METHOD-MODEL.
 TITLES = {
-    "spectrum": "Singular values of source minus target",
+    "spectrum": "Singular values of target minus source",
     "cosine": "Cosines of matched and of shuffled pairs",
     "retrieval": "Targets found from their sources, by layer",
     "rank_source": "Effective rank of the sources, by layer",
@@ -95,8 +95,9 @@ def legend_below(figure: Figure, axis: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
 
 
-def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = TITLES["spectrum"]) -> Figure:
+def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Figure:
     """Singular values (S,) of several models, largest first, on a logarithmic axis."""
+    _need(spectra, "spectra")
     figure, (axis,) = new_figure(height=4.5, title=title)
     drawn = {name: list(enumerate(np.where(values > 0, values, np.nan), 1)) for name, values in spectra.items()}
     _draw_lines(axis, drawn, marks=8)
@@ -110,8 +111,11 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = TITLES["spec
     return figure
 
 
-def cosine_figure(cosines: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str = TITLES["cosine"]) -> Figure:
+def cosine_figure(
+    cosines: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str = "Cosine of source and target"
+) -> Figure:
     """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis."""
+    _need(cosines, "cosines")
     figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
     every = np.concatenate([values for both in cosines.values() for values in both])
     low, high = float(every.min()), float(every.max())
@@ -142,11 +146,13 @@ def layer_figure(
         label: of the number, with its unit.
         chance: what random states give; a horizontal line.
     """
+    _need(values, "layers")
     layers = sorted({layer for line in values.values() for layer in line}, key=lambda n: (n < 0, n))
     names = ["final" if layer < 0 else "emb." if layer == 0 else str(layer) for layer in layers]
     figure, (axis,) = new_figure(height=4.5, title=title)
-    places = {layer: place for place, layer in enumerate(layers)}
-    _draw_lines(axis, {name: sorted((places[n], value) for n, value in line.items()) for name, line in values.items()})
+    _draw_lines(
+        axis, {name: [(i, line[n]) for i, n in enumerate(layers) if n in line] for name, line in values.items()}
+    )
     if chance is not None:
         axis.axhline(chance, **_CHANCE)
     step, last = -(-len(layers) // 16), len(layers) - 1  # so that the numbers do not touch
@@ -158,6 +164,15 @@ def layer_figure(
     return figure
 
 
+def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float) -> Figure:
+    """Share of targets that are the nearest to their source, by layer, a line per model: see `layer_figure`."""
+    percent = {name: {layer: 100 * share for layer, share in line.items()} for name, line in values.items()}
+    title = "Targets found from their sources"
+    figure = layer_figure(percent, "retrieval@1 (%)", title=title, chance=100 * chance)
+    figure.axes[0].set_ylim(*_percent_limits([chance, *(v for line in values.values() for v in line.values())]))
+    return figure
+
+
 def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance: Mapping[int, float]) -> Figure:
     """Gap of the cosines and retrieval by target step, a line for each model, among the pairs of each step alone.
 
@@ -165,16 +180,27 @@ def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance:
         values: model -> step -> gap and retrieval@1.
         chance: step -> retrieval of random states.
     """
-    figure, axes = new_figure(1, 2, height=4.0, title=TITLES["steps"])
-    for part, (axis, title) in enumerate(zip(axes, ("cosine, matched - shuffled", "retrieval@1"), strict=True)):
-        _draw_lines(axis, {name: [(n, one[part]) for n, one in steps.items()] for name, steps in values.items()})
+    figure, axes = new_figure(1, 2, height=4.0, title="By target step")
+    _draw_lines(axes[0], {name: [(n, gap) for n, (gap, _) in steps.items()] for name, steps in values.items()})
+    _draw_lines(
+        axes[1], {name: [(n, 100 * share) for n, (_, share) in steps.items()] for name, steps in values.items()}
+    )
+    axes[1].plot(list(chance), [100 * share for share in chance.values()], **_CHANCE)
+    shares = [share for steps in values.values() for _, share in steps.values()]
+    axes[1].set_ylim(*_percent_limits([*chance.values(), *shares]))
+    axes[0].axhline(0, color=GREY, linewidth=0.8)
+    for axis, title in zip(axes, ("cosine, matched - shuffled", "retrieval@1 (%)"), strict=True):
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("target step")
         axis.set_xticks(list(chance)[:: -(-len(chance) // 10)])
-    axes[0].axhline(0, color=GREY, linewidth=0.8)
-    axes[1].plot(list(chance), list(chance.values()), **_CHANCE)
     legend_below(figure, axes[1])
     return figure
+
+
+def _percent_limits(shares: Sequence[float]) -> tuple[float, float]:
+    """Ends of an axis in percent: 0 to 100, unless all shares are so small that they would be at its bottom."""
+    top = 100.0 if max(shares) > 0.4 else max(125 * max(shares), 1.0)
+    return -0.03 * top, 1.03 * top
 
 
 @dataclass(frozen=True)
@@ -211,29 +237,30 @@ def coordinates(source: np.ndarray, target: np.ndarray, method: str = "pca", see
     if method not in METHOD_TITLES:
         raise ConfigError(f"method is {method!r}; known: {', '.join(METHOD_TITLES)}")
     check_views(source, target)
-    states, n = np.concatenate([source, target]).astype(np.float32), len(source)
-    points, explained = np.zeros((2 * n, 2)), (0.0, 0.0) if method == "pca" else None
-    if np.ptp(states, axis=0).any():  # else they are one point, which no method can scale
-        most = min(2 if method == "pca" else COMPONENTS, *states.shape)
+    points, n = np.concatenate([source, target]).astype(np.float32), len(source)
+    explained = (0.0, 0.0) if method == "pca" else None
+    if np.ptp(points, axis=0).any():  # else they are one point, which no method can scale
+        most = min(2 if method == "pca" else COMPONENTS, *points.shape)
         pca = library("sklearn.decomposition", "analysis").PCA(most, random_state=seed)
-        found = pca.fit_transform(states)
+        points = pca.fit_transform(points)
         if method == "pca":
             first, second = [*map(float, pca.explained_variance_ratio_), 0.0][:2]
             explained = first, second
         elif method == "tsne":
             tsne = library("sklearn.manifold", "analysis").TSNE
             start = "pca" if most >= 2 else "random"
-            found = tsne(2, perplexity=min(30.0, (2 * n - 1) / 3), init=start, random_state=seed).fit_transform(found)
+            points = tsne(2, perplexity=min(30.0, (2 * n - 1) / 3), init=start, random_state=seed).fit_transform(points)
         else:
             start = "spectral" if n > 2 else "random"  # too few for the spectral start
-            umap = library("umap", "umap").UMAP
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a seed means one thread, and that few rows have few neighbours
-                made: Any = umap(
+                made: Any = library("umap", "umap").UMAP(
                     n_components=2, n_neighbors=min(15, 2 * n - 1), init=start, random_state=seed, n_jobs=1
                 )
-                found = made.fit_transform(found)
-        points[:, : found.shape[1]] = found
+                points = made.fit_transform(points)
+    else:
+        points = np.zeros((2 * n, 2))
+    points = np.column_stack([points.astype(np.float64), np.zeros(2 * n)])[:, :2]
     return Coordinates(points[:n], points[n:], method, explained)
 
 
@@ -263,6 +290,10 @@ def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -
     if points.method == "pca":
         axis.set_aspect("equal", adjustable="datalim")
     legend_below(figure, axis)
+    legend: Any = figure.legends[0]
+    for handle in legend.legend_handles:
+        handle.set_alpha(1)
+        handle.set_sizes([40])
     return figure
 
 
@@ -276,17 +307,13 @@ def curve_figure(
     Args:
         histories: run -> the Trainer's ``log_history``.
         curves: (key of the log, label of the axis).
-
-    Raises:
-        DataError: none was logged.
     """
 
     def points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
         return [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None and "step" in entry]
 
     logged = [curve for curve in curves if any(points(history, curve[0]) for history in histories.values())]
-    if not logged:
-        raise DataError(f"{', '.join(histories)}: logged neither {' nor '.join(key for key, _ in curves)}")
+    _need(logged, "curves")
     columns = min(len(logged), 3)
     rows = -(-len(logged) // columns)
     figure, axes = new_figure(rows, columns, height=1.1 + 2.9 * rows, title=title)
@@ -296,6 +323,13 @@ def curve_figure(
         axis.set_xlabel("optimizer step", fontsize=9)
         axis.set_title(label, fontsize=10)
         axis.locator_params(axis="x", nbins=4)
+        if key == LOSS_CURVES[0][0] and all(value > 0 for line in lines.values() for _, value in line):
+            # 1, 2, 5 written as they are, for numbers that span little.
+            ticker = library("matplotlib.ticker", "analysis")
+            axis.set_yscale("log")
+            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+            axis.yaxis.set_minor_formatter(ticker.NullFormatter())
     for axis in axes[len(logged) :]:
         axis.set_visible(False)
     legend_below(figure, axes[0])
@@ -316,12 +350,8 @@ def forest_figure(
     Args:
         differences: (arm, comparison -> (mean, low, high)), as `stepjepa.study.results.Table.differences` gives them.
         label: of the metric, with its unit.
-
-    Raises:
-        DataError: there are none.
     """
-    if not differences:
-        raise DataError("there are no differences to draw")
+    _need(differences, "differences")
     kinds = list(dict.fromkeys(kind for _, made in differences for kind in made))
     lines = sum(len(made) for _, made in differences)
     figure, (axis,) = new_figure(height=1.7 + 0.26 * lines + 0.2 * len(differences), title=title)
@@ -349,3 +379,8 @@ def forest_figure(
     axis.set_xlabel(f"difference in {label}, 95 % interval (better to the {better})")
     legend_below(figure, axis)
     return figure
+
+
+def _need(values: Any, what: str) -> None:
+    if len(values) == 0:
+        raise DataError(f"there are no {what} to draw")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from stepjepa.analysis import geometry, plots
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers, LinearMap
 from stepjepa.analysis.models import ABOUT, collect_all
 from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions
-from stepjepa.analysis.plots import METHOD_TITLES, TITLES
+from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES, TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
 from stepjepa.config.option import Names
@@ -38,7 +38,7 @@ _CURVES = rf"{CURVES}\.(?:png|svg)"
 _COLLECTED = rf"states-.+\.safetensors|{re.escape(ABOUT)}"
 _NAME = Names(AnalyzeOptions)
 _LABEL = 100  # characters
-_MOST_STEPS = 9  # in the table
+_MOST_STEPS = 9  # columns that fit next to a name
 # Columns of the tables: attribute, format, and what the legend says.
 _Columns = Mapping[str, tuple[str, str, str]]
 _PAIRS: _Columns = {
@@ -59,24 +59,17 @@ _TOP: _Columns = {
     "top 100 s-t": ("difference_top_100", ".4g", "mean of the 100 largest singular values of source less target"),
 }
 _MAP: _Columns = {
-    "fitted error": (
-        "train_error",
-        ".4g",
-        "root mean squared, on the map's own rows; 0 with as many directions as rows",
-    ),
+    "fitted error": ("train_error", ".4g", "root mean squared error of a linear map, on its own rows"),
     "held-out error": ("test_error", ".4g", "on the other rows"),
     "mean's error": ("mean_error", ".4g", "there, if every target is taken for the mean"),
     "held-out R2": ("test_r2", ".3f", "1 is a perfect map, 0 as good as the mean"),
 }
+_EXACT = ("*", "the map has as many directions as rows, so its fitted error says nothing")
 _BASE: _Columns = {
     "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
     "CKA": ("base_cka", ".3f", "likeness to the base model's states, 1 where they are alike"),
 }
-_STEPS: _Columns = {
-    "pairs": ("n", "d", "of this step, among which the rest is measured"),
-    **{name: _PAIRS[name] for name in ("gap", "@1")},
-    "chance": ("chance_at_1", ".1%", "of @1"),
-}
+# Ways to predict; these are rows.
 _PREDICTION: _Columns = {
     "line": ("line", ".3g", "along the last step; 0 is perfect, 1 as bad as the mean state"),
     "linear": ("linear", ".3g", "a ridge regression, fitted on other rows"),
@@ -88,10 +81,10 @@ def _row(columns: _Columns, *records: Any) -> list[str]:
     return [", ".join(written(getattr(one, name), form) for one in records) for name, form, _ in columns.values()]
 
 
-def _table(title: str, rows: Sequence[list[str]], columns: _Columns) -> list[str]:
-    """An empty line, a table, and what its columns mean; nothing without rows."""
-    words = {name: words for name, (*_, words) in columns.items()}
-    return ["", *text_table([title, *columns], rows), *legend(words)] if rows else []
+def _table(head: Sequence[str], rows: Sequence[list[str]], columns: _Columns, *marks: tuple[str, str]) -> list[str]:
+    """An empty line, a table, and what its columns and its marks mean; nothing without rows."""
+    words = {name: words for name, (*_, words) in columns.items()} | dict(marks)
+    return ["", *text_table(head, rows), *legend(words)] if rows else []
 
 
 def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
@@ -164,57 +157,76 @@ class Comparison:
         where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
         yield f"{self.n:,} pairs of {self.file}, states {where}"
         shown = {label: one.layers[self.layer] for label, one in self.models.items()}
-        rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in shown.items()]
         chance = next(iter(shown.values())).pairs
-        shares = [written(share, ".1%") for share in (chance.chance_at_1, chance.chance_at_5)]
+        shares = [written(chance.chance_at_1, ".1%"), written(chance.chance_at_5, ".1%")]
+        rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in shown.items()]
         rows.append(["chance", "", "", "", "", *shares, written(chance.chance_mrr, ".3f")])
-        yield from _table("pairs", rows, _PAIRS)
+        yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
         rows = [[label, *_row(_VIEWS, one.source, one.target), *_row(_TOP, one)] for label, one in shown.items()]
-        yield from _table("states (source, target)", rows, {**_VIEWS, **_TOP})
-        rows = [[label, *_row(_MAP, one.linear_map)] for label, one in shown.items() if one.linear_map is not None]
-        yield from _table("linear map", rows, _MAP)
-        others = {label: one for label, one in shown.items() if self.base not in (None, label)}
-        rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in others.items()]
-        yield from _table(f"against {self.base}", rows, _BASE)
+        yield from _table(["states (source, target)", *_VIEWS, *_TOP], rows, {**_VIEWS, **_TOP})
+        maps = {label: one.linear_map for label, one in shown.items() if one.linear_map is not None}
+        rows, exact = [[label, *_row(_MAP, one)] for label, one in maps.items()], []
+        for row, one in zip(rows, maps.values(), strict=True):
+            if one.rank == one.train_rows:
+                row[1], exact = f"{row[1]} *", [_EXACT]
+        yield from _table(["linear map", *_MAP], rows, _MAP, *exact)
+        if self.base is not None:
+            others = [(label, one) for label, one in shown.items() if label != self.base]
+            rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in others]
+            yield from _table([f"against {self.base}", *_BASE], rows, _BASE)
         yield from self._prediction()
-        steps = sorted({step for one in self.models.values() for step in one.steps})[:_MOST_STEPS]
-        if len(steps) > 1:
-            found = {(step, label): one.steps.get(step) for step in steps for label, one in self.models.items()}
-            rows = [[f"{step}, {label}", *_row(_STEPS, one.pairs)] for (step, label), one in found.items() if one]
-            yield from _table("target step", rows, _STEPS)
-            yield f"(up to {_MOST_STEPS} steps, those with {MIN_ROWS} pairs or more; {TABLE} has all of them)"
+        steps = {step: one.steps[step].pairs for one in self.models.values() for step in one.steps}
+        if len(steps) < 2:
+            return
+        known = sorted(steps)[:_MOST_STEPS]
+        rows = [["pairs", *(str(steps[step].n) for step in known)]]
+        for name in ("gap", "@1"):
+            for label, model in self.models.items():
+                found = [
+                    _row({name: _PAIRS[name]}, model.steps[n].pairs)[0] if n in model.steps else "-" for n in known
+                ]
+                rows.append([f"{name}, {label}", *found])
+        rows.append(["@1, chance", *(written(steps[step].chance_at_1, ".1%") for step in known)])
+        yield from ("", *text_table(["target step", *map(str, known)], rows))
+        more = f"and {len(steps) - _MOST_STEPS} later steps; " if len(steps) > _MOST_STEPS else ""
+        yield f"({more}among the pairs of one step; steps with fewer than {MIN_ROWS} are left out)"
 
     def _prediction(self) -> Iterator[str]:
         """Errors of predicting later states by horizon, and how many times smaller they are than the base model's."""
         known = {label: one.prediction for label, one in self.models.items() if one.prediction is not None}
+        horizons = sorted({horizon for errors in known.values() for horizon in errors})
+        few = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
+        if not horizons:
+            yield from ("", f"no later state is predicted: {few}; read more rows") if known else ()
+            return
         rows = []
-        for horizon in sorted({horizon for errors in known.values() for horizon in errors}):
-            base = known.get(str(self.base), {}).get(horizon)
+        for name, (attribute, form, _) in _PREDICTION.items():
             for label, errors in known.items():
-                if horizon in errors:
-                    cells = _row(_PREDICTION, errors[horizon])
-                    if base is not None and label != self.base:
-                        smaller = [
-                            getattr(base, name) / (getattr(errors[horizon], name) or np.nan)
-                            for name, *_ in _PREDICTION.values()
-                        ]
-                        cells = [f"{cell} ({times:.3g}x)" for cell, times in zip(cells, smaller, strict=True)]
-                    rows.append([f"{horizon}, {label}", *cells])
-        than = "" if self.base is None else f" (2x: half that of {self.base})"
-        yield from _table(f"error h steps later{than}", rows, _PREDICTION)
-        if known:
-            yield f"(horizons with fewer than {MIN_ROWS} pairs to fit or to measure on are left out)"
+                base, cells = known.get(str(self.base), {}) if label != self.base else {}, [f"{name}, {label}"]
+                for horizon in horizons:
+                    own, other = (getattr(one.get(horizon), attribute, None) for one in (errors, base))
+                    cells.append(written(own, form) + (f" ({other / own:.3g}x)" if own and other is not None else ""))
+                rows.append(cells)
+        marks = [] if self.base is None else [("(2x)", "half the base model's error")]
+        head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
+        yield from _table(head, rows, _PREDICTION, *marks)
+        yield f"(horizons with {few} are left out)"
 
     def _collapse(self) -> Iterator[str]:
+        own = self.models[self.base].collapse if self.base is not None else []
+        known, advice = {(sign.name, sign.view) for sign in own}, False
         for label, one in self.models.items():
             if geometry.collapsed(one.collapse):
+                advice = advice or label != self.base
                 yield f"Warning: {label} shows collapse:"
             elif one.collapse:
                 yield f"{label}: no collapse, but what models that never saw a pair may show:"
             else:
                 yield f"{label}: no sign of collapse"
-            yield from (f"  {sign.text}" for sign in one.collapse)
-        if any(geometry.collapsed(one.collapse) for label, one in self.models.items() if label != self.base):
+            for sign in one.collapse:
+                too = f"; {self.base} too" if label != self.base and (sign.name, sign.view) in known else ""
+                yield f"  {sign.text}{too}"
+        if advice:
             yield ADVICE
 
 
@@ -250,7 +262,10 @@ def compare(
         layers, steps = dict[int, GeometryNumbers](), dict[int, GeometryNumbers]()
         for layer in one.layers:
             both, origin = one.layer(layer), None if base in (None, label) else states[str(base)].layer(layer)
-            layers[layer] = geometry.measure_states(*both, origin, layer in maps)
+            try:
+                layers[layer] = geometry.measure_states(*both, origin, layer in maps)
+            except DataError as error:
+                raise DataError(f"{label}, layer {layer}: {error}") from None
             if layer == shown and one.steps is not None:
                 for step, count in zip(*np.unique(one.steps, return_counts=True), strict=True):
                     there = one.steps == step
@@ -277,17 +292,14 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
 
         return energies(options, notes)
     options.check()
-    methods = options.coordinates or ["pca"]
-    for name in ("matplotlib", "sklearn", *(["umap"] if "umap" in methods else [])):
+    methods = [] if options.runs_alone else options.coordinates or ["pca"]
+    for name in ("matplotlib", *(["sklearn", *(["umap"] if "umap" in methods else [])] if methods else [])):
         library(name, "umap" if name == "umap" else "analysis")  # before the work, which would be lost
     folder, histories = _folder(options), _read_runs(options.runs or ())
-    figures: Iterable[tuple[str, Any]] = ()
-    if histories:
-        figures = [(CURVES, plots.curve_figure(histories, title=TITLES[CURVES]))]
     found = _saved_states(options.from_states, options.base_model) if options.from_states else None
     patterns = [_MEASURED] if found is not None else [] if options.runs_alone else [_MEASURED, _COLLECTED, _CURVES]
     stale = _existing(folder, [*patterns, _CURVES] if options.runs else patterns, options.overwrite_output_dir)
-    lines, record = list[str](), dict[str, Any]()
+    files, lines, record = list[Path](), list[str](), dict[str, Any]()
     with Bar() as bar:
         for line in notes:
             bar.say(f"note     {line}")
@@ -304,51 +316,63 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
             record = {**about, **asdict(comparison)}
             write_json(folder / NUMBERS, record)
             write_whole(folder / TABLE, [comparison.csv().encode()])
+            figures = list(_figures(comparison, states, methods, options.seed))
+            bar.start("figures", len(figures), 0)
+            for name, draw in figures:
+                files.append(folder / f"{name}.{options.figure_format}")
+                plots.save_figure(draw(), files[-1])
+                bar.advance(1)
             collected = "states-*.safetensors, " if any(folder.glob("states-*")) else ""
             lines = [str(comparison), "", f"written to {folder}: {collected}{NUMBERS}, {TABLE}"]
-            figures = chain(_figures(comparison, states, methods, options.seed), figures)
-    files = list[Path]()
-    for name, figure in figures:
-        files.append(folder / f"{name}.{options.figure_format}")
-        plots.save_figure(figure, files[-1])
+        if histories:
+            files.append(folder / f"{CURVES}.{options.figure_format}")
+            plots.save_figure(plots.curve_figure(histories, title="Training losses"), files[-1])
     lines += folded([f"figures: {', '.join(path.name if found else str(path) for path in files)}"], PAGE)
     return AnalysisResult(record, tuple(files), tuple(lines))
 
 
 def _figures(
     comparison: Comparison, states: Mapping[str, States], methods: Sequence[str], seed: int
-) -> Iterator[tuple[str, Any]]:
-    """Every figure that there are numbers for, and its name."""
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Name and drawing of every figure that there are numbers for."""
     layer, models = comparison.layer, comparison.models
     where = "final" if layer == FINAL else f"layer {layer}"
     views = {label: one.layer(layer) for label, one in states.items()}
-    spectra = {label: geometry.singular_values(source - target) for label, (source, target) in views.items()}
-    yield "spectrum", plots.spectrum_figure(spectra, f"{TITLES['spectrum']} ({where})")
-    cosines = {
-        label: (geometry.aligned_cosines(*both), geometry.shuffled_cosines(*both, seed))
-        for label, both in views.items()
-    }
-    yield "cosine", plots.cosine_figure(cosines, f"{TITLES['cosine']} ({where})")
+
+    def by_layer(read: Callable[[GeometryNumbers], float]) -> dict[str, dict[int, float]]:
+        return {label: {n: read(numbers) for n, numbers in one.layers.items()} for label, one in models.items()}
+
+    def scatter(label: str, method: str) -> Any:
+        title = f"{METHOD_TITLES[method]}: {label} ({where})"
+        return plots.scatter_figure(plots.coordinates(*views[label], method, seed), title)
+
+    def spectrum() -> Any:
+        spectra = {label: geometry.singular_values(source - target) for label, (source, target) in views.items()}
+        return plots.spectrum_figure(spectra, f"Singular values of source - target ({where})")
+
+    def cosine() -> Any:
+        matched = {label: geometry.aligned_cosines(*both) for label, both in views.items()}
+        cosines = {label: (matched[label], geometry.shuffled_cosines(*views[label], seed)) for label in views}
+        return plots.cosine_figure(cosines, f"Cosine of source and target ({where})")
+
+    yield from (("spectrum", spectrum), ("cosine", cosine))
     if any(len(one.layers) > 1 for one in models.values()):
-        chance, rank = next(iter(models.values())).layers[layer].pairs.chance_at_1, "effective rank (of unit rows)"
-        for name, path, axis in (
-            ("retrieval", "pairs.retrieval_at_1", "retrieval@1"),
-            ("rank_source", "source.effective_rank", rank),
-            ("rank_target", "target.effective_rank", rank),
-        ):
-            read = attrgetter(path)
-            values = {label: {n: read(found) for n, found in one.layers.items()} for label, one in models.items()}
-            own = chance if name == "retrieval" else None
-            yield name, plots.layer_figure(values, axis, title=TITLES[name], chance=own)
+        chance = next(iter(next(iter(models.values())).layers.values())).pairs.chance_at_1
+        yield "retrieval", partial(plots.retrieval_figure, by_layer(attrgetter("pairs.retrieval_at_1")), chance)
+        for view in ("source", "target"):
+            ranks = by_layer(attrgetter(f"{view}.effective_rank"))
+            title, label = f"Effective rank of the {view} states", "effective rank (of unit rows)"
+            yield f"rank_{view}", partial(plots.layer_figure, ranks, label, title=title)
     if any(len(one.steps) > 1 for one in models.values()):
-        pairs = {label: {n: found.pairs for n, found in sorted(one.steps.items())} for label, one in models.items()}
-        numbers = {label: {n: (p.gap, p.retrieval_at_1) for n, p in line.items()} for label, line in pairs.items()}
-        chances = {n: p.chance_at_1 for line in pairs.values() for n, p in line.items()}
-        yield "steps", plots.step_figure(numbers, dict(sorted(chances.items())))
+        steps = {
+            label: {n: one.steps[n].pairs for n in sorted(one.steps)} for label, one in models.items() if one.steps
+        }
+        numbers = {label: {n: (p.gap, p.retrieval_at_1) for n, p in line.items()} for label, line in steps.items()}
+        chances = {n: p.chance_at_1 for line in steps.values() for n, p in line.items()}
+        yield "steps", lambda: plots.step_figure(numbers, dict(sorted(chances.items())))
     for method in dict.fromkeys(methods):
-        for label, both in views.items():
-            title = f"{METHOD_TITLES[method]}: {label} ({where})"
-            yield f"{method}-{slug(label)}", plots.scatter_figure(plots.coordinates(*both, method, seed), title)
+        for label in states:
+            yield f"{method}-{slug(label)}", partial(scatter, label, method)
 
 
 # The folder
@@ -365,6 +389,8 @@ def _folder(options: AnalyzeOptions) -> Path:
 
 def _existing(folder: Path, patterns: Sequence[str], overwrite: bool) -> list[Path]:
     """What an earlier analysis has written, of the files that are written again, which must be asked for."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
     check_writable(folder)
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     there = [one for one in entries if one.is_file() and re.fullmatch("|".join(patterns), one.name)]
@@ -378,15 +404,13 @@ def _existing(folder: Path, patterns: Sequence[str], overwrite: bool) -> list[Pa
 
 def _saved_states(name: str, base: str | None) -> tuple[dict[str, States], str | None, dict[str, Any]]:
     """The states in a folder, in the order in which they were collected; `base`: label or name of another base model."""
-    folder = Path(name).expanduser()
-    about, paths = (
-        read_object(folder / ABOUT),
-        {path.name: path for path in sorted(folder.glob("states-*.safetensors"))},
-    )
+    folder, flag = Path(name).expanduser(), f"--{_NAME.from_states} {name}"
+    if not folder.is_dir():
+        raise ConfigError(f"{flag}: no such folder")
+    about = read_object(folder / ABOUT)
+    paths = {path.name: path for path in sorted(folder.glob("states-*.safetensors"))}
     if not paths:
-        raise ConfigError(
-            f"--{_NAME.from_states} {name}: holds no states (states-*.safetensors); run stepjepa analyze FILE first"
-        )
+        raise ConfigError(f"{flag}: holds no states (states-*.safetensors); run stepjepa analyze FILE first")
     listed = about.get("inputs") if isinstance(about.get("inputs"), list) else []
     inputs = {str(one.get("states")): one for one in listed or () if isinstance(one, dict)}
     states, names = dict[str, States](), dict[str, str]()
@@ -405,14 +429,18 @@ def _read_runs(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """The Trainer's log of each run, by its label: of ``metrics.json`` or, where it has not ended, its newest checkpoint."""
     found, names = {}, list(dict.fromkeys(names))
     for label, name in zip(labels_of(names), names, strict=True):
-        folder = Path(name).expanduser()
+        folder, flag = Path(name).expanduser(), f"--{_NAME.runs} {name}"
+        if not folder.is_dir():
+            raise ConfigError(f"{flag}: no such folder")
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name), reverse=True)
         files = [folder / "metrics.json", *(path / "trainer_state.json" for path in (folder, *checkpoints))]
-        logs = (read_object(file).get("log_history") for file in files)
-        log = next((log for log in logs if isinstance(log, list)), None)
+        logs = ((file.name, read_object(file).get("log_history")) for file in files)
+        file, log = next(((file, log) for file, log in logs if isinstance(log, list)), ("", None))
         if log is None:
             raise ConfigError(
-                f"--{_NAME.runs} {name}: no log of a training there (metrics.json, or a checkpoint's trainer_state.json)"
+                f"{flag}: no log of a training there (metrics.json, or a checkpoint's trainer_state.json)"
             )
         found[label] = [entry for entry in log if isinstance(entry, dict)]
+        if not any(entry.get(key) is not None for entry in found[label] for key, _ in LOSS_CURVES):
+            raise DataError(f"{flag}: {file} holds neither {' nor '.join(key for key, _ in LOSS_CURVES)}")
     return found

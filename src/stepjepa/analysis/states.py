@@ -1,6 +1,16 @@
 """States of both views: the pairs of rows, what a model makes of them, and the file that keeps it.
 
-docs/geometry.md describes the file (safetensors, which any reader of that format opens).
+`save_states` writes one safetensors file, which any reader of that format opens:
+
+    source   (L, N, D) float32   states that the source views are read from, layer by layer
+    target   (L, N, D) float32   those of the target views, row i of both a pair
+    rows     (N,) int64          the pairs' rows in `file`, counted from 0
+    steps    (N,) int64          number of the pair's target among the steps of its row, counted from 1 (so 2 is the least);
+                                 only where views are steps
+    walks, places  (M, D) float32, (M, 2) int64; see `Walks`; only with --prediction_horizon
+
+and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
+list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
 
 Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 """
@@ -34,7 +44,7 @@ from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
-from stepjepa.modeling.parts import backbone, decoder_layers, output_head, text_config
+from stepjepa.modeling.parts import backbone, decoder_layers, output_head
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
@@ -113,7 +123,13 @@ class States:
     walks: Walks | None = None
 
     def layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target of one layer, both (N, D). Raises ValueError: it was not saved."""
+        """Source and target of one layer, both (N, D).
+
+        Raises:
+            DataError: the layer was not saved.
+        """
+        if layer not in self.layers:
+            raise DataError(f"layer {layer} of {self.model} was not saved; there are: {list(self.layers)}")
         index = self.layers.index(layer)
         return self.source[index], self.target[index]
 
@@ -192,13 +208,18 @@ def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[in
     inner: Any = causal_lm(model)
     modules = decoder_layers(backbone(inner))
     if modules is None:
-        raise ConfigError(f"{type(inner).__name__}: its layers have no name that is known; add --{_NAME.layers} -1")
-    known = (*range(len(modules) + 1), FINAL)
-    for layer in set(layers or ()).difference(known):
         raise ConfigError(
-            f"--{_NAME.layers} {layer}: this model has 0 (embeddings) to {known[-2]}, and -1 (final norm)"
+            f"{type(inner).__name__}: its layers have no name that is known; ask for the last hidden state alone with "
+            f"--{_NAME.layers} -1"
         )
-    return known if layers is None else tuple(dict.fromkeys(layers))
+    known = (*range(len(modules) + 1), FINAL)
+    chosen = known if layers is None else tuple(dict.fromkeys(layers))
+    for layer in chosen:
+        if layer not in known:
+            raise ConfigError(
+                f"--{_NAME.layers} {layer}: this model has 0 (embeddings) to {len(modules)}, and -1 (final norm)"
+            )
+    return chosen
 
 
 def collect_states(
@@ -265,10 +286,9 @@ def read_states(
     device = inner.get_input_embeddings().weight.device
     predictor, head = trained_extras(inner).head, None if vocabulary is None else output_head(inner, vocabulary)
     ends = np.cumsum([len(example.pairs) for example in examples])
-    shape = (2, len(layers), sum(len(example.pairs) for example in examples), text_config(inner.config).hidden_size)
-    views, likelihoods = np.empty(shape, np.float32), np.empty(0 if head is None else len(examples))
+    views, likelihoods = np.empty(0, np.float32), np.empty(0 if head is None else len(examples))
     # Rows of similar length in a batch need little padding.
-    lengths = [one.sees(one.pairs[-1].source) if head is None else len(one.trunk) for one in examples]
+    lengths = [_source_length(example) if head is None else len(example.trunk) for example in examples]
     order = np.argsort([-length for length in lengths], kind="stable").tolist()
     with eval_mode(model):
         for begin in range(0, len(order), batch_size):
@@ -289,6 +309,8 @@ def read_states(
                 ]
                 if layer == head_layer and predictor is not None:
                     sides[0] = predictor(sides[0].float(), batch.groups)
+                if not len(views):
+                    views = np.empty((2, len(layers), ends[-1], predicting.shape[1]), np.float32)
                 for side, states_PD in enumerate(sides):
                     views[side, index, where] = states_PD.float().cpu().numpy()
             if head is not None:
@@ -296,24 +318,27 @@ def read_states(
                 both = zip(predicting.split(counts), batch.label_ids.split(counts), strict=True)
                 likelihoods[numbers] = [-float(head.loss_sum(inner, *part)) for part in both]
             advance(len(numbers))
-    bad_2LP: Any = ~np.isfinite(views).all(axis=-1)
-    if bad_2LP.any():
-        side, index, _ = np.argwhere(bad_2LP)[0]
-        raise StatesNotFinite(
-            f"{name}: the {('source', 'target')[side]} states of layer {layers[index]} are not finite in "
-            f"{bad_2LP[side, index].sum()} of {ends[-1]} pairs; its weights are broken, or --{_NAME.dtype} is too short for "
-            "them"
-        )
+    for side, side_name in enumerate(("source", "target")):
+        for index, layer in enumerate(layers):
+            bad = int((~np.isfinite(views[side, index]).all(axis=1)).sum())
+            if bad:
+                raise StatesNotFinite(
+                    f"{name}: the {side_name} states of layer {layer} are not finite in {bad} of {ends[-1]} pairs; its "
+                    f"weights are broken, or --{_NAME.dtype} is too short for them"
+                )
     return views, likelihoods
 
 
 def _states_at(
-    inner: Any, parts: Sequence[Rows], layers: Sequence[int], positions_M: torch.Tensor
+    inner: Any, parts: Sequence[Rows | None], layers: Sequence[int], positions_M: torch.Tensor
 ) -> dict[int, torch.Tensor]:
     """States (M, D) by layer at positions of the flattened (R * T) states of some rows, one after the other; rows of which
     nothing is read are not computed."""
-    found, first = dict[int, torch.Tensor](), 0
+    found: dict[int, torch.Tensor] = {}
+    first = 0
     for rows in parts:
+        if rows is None:
+            continue
         last = first + rows.input_ids.numel()
         here_M = (positions_M >= first) & (positions_M < last)
         if here_M.any():
@@ -326,6 +351,12 @@ def _states_at(
     return found
 
 
+def _source_length(example: Example) -> int:
+    source = example.pairs[0].source
+    segment = example.segment(source)
+    return example.sees(source) + 1 + (0 if segment is None else segment.length)
+
+
 def check_alike(states: Mapping[str, States], base: str | None) -> None:
     """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
     (label, first), *others = states.items()
@@ -334,21 +365,23 @@ def check_alike(states: Mapping[str, States], base: str | None) -> None:
             raise DataError(
                 f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
             )
-        if not (np.array_equal(first.rows, one.rows) and np.array_equal(first.steps, one.steps)):  # type: ignore[arg-type]
+        none = np.zeros(0)
+        steps, others_steps = (none if found.steps is None else found.steps for found in (first, one))
+        if not (np.array_equal(first.rows, one.rows) and np.array_equal(steps, others_steps)):
             raise DataError(
                 f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
                 f"same rows and steps; where tokenizers or positions differ, change --{_NAME.max_length} until every row "
                 "fits"
             )
+    origin = states[base] if base is not None else first
     for label, one in states.items() if base is not None else ():
-        origin = states[str(base)]
+        advice = f"only models that were trained from it can be held against it; leave --{_NAME.base_model} out"
         wide, base_wide = one.source.shape[2], origin.source.shape[2]
-        if wide != base_wide or not set(one.layers) <= set(origin.layers):
-            raise DataError(
-                f"states of {label} are {wide} wide, those of the base model {base} {base_wide}; of the layers "
-                f"{list(one.layers)} and {list(origin.layers)}: only models that were trained from it can be held against "
-                f"it; leave --{_NAME.base_model} out"
-            )
+        if wide != base_wide:
+            raise DataError(f"states of {label} are {wide} wide, those of the base model {base} {base_wide}: {advice}")
+        missing = [layer for layer in one.layers if layer not in origin.layers]
+        if missing:
+            raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")
 
 
 def check_map_layers(wanted: Sequence[int], there: Sequence[int], label: str) -> None:
@@ -373,10 +406,12 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
         tensors |= {"walks": states.walks.states, "places": states.walks.places}
     if states.steps is not None:
         tensors["steps"] = states.steps
-    tensors = {name: np.ascontiguousarray(one) for name, one in tensors.items()}
-    header = dict[str, Any](version=VERSION, model=states.model, file=states.file, layers=list(states.layers))
+    kinds = {"f": np.float32, "i": np.int64}
+    tensors = {name: np.ascontiguousarray(one, kinds[one.dtype.kind]) for name, one in tensors.items()}
+    # One entry, for safetensors writes several in any order.
+    about = {"model": states.model, "file": states.file}
+    header = {"version": VERSION, **about, "layers": list(states.layers)}
     with replacing(path) as temporary:  # straight to the disk: some gigabytes need no copy in memory
-        # One entry, for safetensors writes several in any order.
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
 
 
@@ -390,14 +425,19 @@ def load_states(path: str | os.PathLike[str]) -> States:
 
     try:
         with safe_open(path, framework="pt") as file:
-            header = parse_object((file.metadata() or {})[KEY])
+            names, metadata = set(file.keys()), file.metadata() or {}
+            if KEY not in metadata or names - {"steps", "walks", "places"} != {"source", "target", "rows"}:
+                raise DataError(f"{path}: holds no states; they are written by save_states")
+            header = parse_object(metadata[KEY])
             if header["version"] != VERSION:
                 raise DataError(f"{path}: is of version {header['version']}; this library reads version {VERSION}")
-            tensors = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name).numpy() for name in names}
         walks = Walks(tensors.pop("walks"), tensors.pop("places")) if "walks" in tensors else None
         states = States(header["model"], header["file"], tuple(header["layers"]), **tensors, walks=walks)
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: holds no states of save_states, or is damaged ({error})") from None
+        raise DataError(f"{path}: is no safetensors file, or a damaged one ({error})") from None
     shape = (len(states.layers), len(states.rows), states.source.shape[-1])
     steps = states.rows if states.steps is None else states.steps
     fits = states.source.shape == states.target.shape == shape and steps.shape == states.rows.shape
