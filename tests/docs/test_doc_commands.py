@@ -1,7 +1,7 @@
 """The commands on the pages are understood by the parsers they are for, and run shortened; code and YAML can be read.
 
-README.md, docs/inspect.md, docs/tutorial.md and docs/howto/your_objective.md have tests of their own that run theirs
-(tests/cli/test_readme.py, test_inspect_docs.py, tests/docs/test_tutorial.py, test_your_objective.py).
+docs/tutorial.md and docs/howto/your_objective.md have tests of their own that run theirs (test_tutorial.py,
+test_your_objective.py). Of the README everything runs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from transformers import TrainingArguments
 
 from stepjepa.cli.main import main
 from stepjepa.config.parser import StrictParser
+from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.tree import recipe_files
-from support.answers import write
+from support.answers import harness_stand_in, write
+from support.pages import read_page
 from support.rows import step_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN_ELSEWHERE = {"README.md", "docs/inspect.md", "docs/tutorial.md"}
+INSPECT = ROOT / "docs" / "inspect.md"
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -71,7 +73,7 @@ def words_of(command: str) -> list[str]:
 
 
 def is_run(page: str, command: str) -> bool:
-    return page not in RUN_ELSEWHERE and not PARSED_ONLY.keys() & set(words_of(command))
+    return page == "README.md" or page != "docs/tutorial.md" and not PARSED_ONLY.keys() & set(words_of(command))
 
 
 class Parsed(Exception):
@@ -142,7 +144,9 @@ def made(tmp_path_factory):
     (folder / "shards").mkdir()
     for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
         write(folder / f"{name}.jsonl", rows)
-    for name in ("gsm8k_train", "test", "solved.unsolved"):
+    (mia,) = [block for block in blocks(INSPECT) if block.startswith("{")]
+    (folder / "mia.jsonl").write_text(mia)
+    for name in ("gsm8k_train", "questions", "test", "solved.unsolved"):
         write(folder / f"{name}.jsonl", raw)
     write(folder / "solved.jsonl", [{"question": row["problem"], "response": row["solution"]} for row in solved])
     pandas.DataFrame(solved).to_parquet(folder / "MATH.parquet")
@@ -171,6 +175,8 @@ def shortened(words: list[str]) -> list[str]:
     words = [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
     if words[0] == "study" and {"--list", "--dry_run"} & set(words) or {"evaluate", "--analyze"} <= set(words):
         return words
+    if "--energy" in words:
+        return [*words, "--max_new_tokens", "2"]
     return words + SHORT.get(words[0], [])
 
 
@@ -180,13 +186,18 @@ def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
     if "tensorboard" in command:
         pytest.importorskip("tensorboard", reason="needs the package tensorboard")
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "copy"))
-    words = words_of(command)
-    for word in words:  # the models and predictions that earlier commands of the page leave
-        run = re.match(r"runs/\w+(?:/checkpoint-\d+)?", word)
-        if run and words[0] in ("evaluate", "analyze") and not Path(run[0]).exists():
+    harness_stand_in(monkeypatch)
+    words = words_of(command.replace("mmlu,ifeval", "sums,capitals"))
+    for word in words:  # the models, predictions and records that earlier commands of the page leave
+        run = re.match(r"runs/(?!geometry|study)\w+(?:/checkpoint-\d+)?", word)
+        if run and words[0] in ("evaluate", "analyze", "inspect", "report") and not Path(run[0]).exists():
             shutil.copytree("model", run[0])
+            if words[0] == "report":
+                (Path(run[0]) / "metrics.json").write_text('{"log_history": []}')
             if "--analyze" in words:
                 main(f"evaluate {run[0]} test.jsonl --metric gsm8k --max_new_tokens 2".split())
+    if "--geometry" in words:
+        main("analyze test.jsonl --models runs/step --output_dir runs/geometry".split())
     if words[0] in ("prepare", "generate"):
         Path(words[words.index("--output_file") + 1]).unlink(missing_ok=True)
         for made_too in ("train.valid.jsonl", "solved.unsolved.jsonl"):
@@ -197,6 +208,8 @@ def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
 
 def test_python_names_what_exists_and_yaml_can_be_read():
     assert len(commands()) > 50 and any(command.startswith("train --config") for _, command in commands())
+    readme = {command.split()[0] for page, command in commands() if page == "README.md"}
+    assert readme == set("prepare generate check inspect train evaluate analyze study report".split())
     for page in PAGES:
         assert all(isinstance(yaml.safe_load(block), dict | list) for block in blocks(page, "yaml")), page
         for block in blocks(page, "python"):
@@ -204,6 +217,17 @@ def test_python_names_what_exists_and_yaml_can_be_read():
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepjepa"):
                     module = importlib.import_module(node.module)
                     assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], block
+
+
+def test_the_page_on_inspect(made, tmp_path, monkeypatch):
+    """Its Python writes a page, and its table explains every letter."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(made / "data.jsonl", tmp_path)
+    (code,) = blocks(INSPECT, "python")
+    exec(code, {"tokenizer": load_tokenizer(str(made / "model"))})
+    assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa, K = 2"
+    table = re.findall(r"^\| `(.)` ", INSPECT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert table == [kind.letter for kind in KINDS.values()]
 
 
 def test_the_words_of_trl_are_our_options_or_its_aliases(reference):
