@@ -50,6 +50,15 @@ def own_environment():
 
 
 @pytest.fixture(scope="session")
+def tokenizer():
+    """A small one of the made-up rows."""
+    from stepjepa.modeling.load import load_tokenizer
+    from support.rows import step_rows
+
+    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
+
+
+@pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of reference values and data: STEPJEPA_SHARED, or `shared` beside the repository."""
     named = os.environ.get("STEPJEPA_SHARED")

@@ -10,7 +10,6 @@ from stepjepa.analysis.prediction import prediction_errors, walks_of
 from stepjepa.analysis.states import States, Walks, every_step, load_states, read_pairs, read_states, save_states
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import TwoPassCollator
-from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.encoding import make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions
 from support.models import tiny_model
@@ -54,11 +53,6 @@ def test_a_bend_is_seen_by_the_mlp_alone():
 
     one = prediction_errors(made_walks(bend, rows=600, length=6, width=4), 1)[1]
     assert one.mlp < 0.5 * one.linear
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
 
 
 @pytest.mark.parametrize("objective", ["llm_jepa", "step_jepa"])

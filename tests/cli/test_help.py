@@ -71,17 +71,19 @@ def test_a_misspelt_flag_is_answered_with_the_nearest_name(words, begin, end, ca
     assert said.startswith(f"stepjepa train: error: unknown flag {begin}; did you mean --") and said.endswith(end)
 
 
-def test_neither_the_help_nor_a_report_nor_a_check_of_the_format_loads_torch(tmp_path):
+def test_neither_the_help_nor_a_report_nor_what_reads_rows_alone_loads_torch(tmp_path):
     file = tmp_path / "data.jsonl"
-    file.write_text(json.dumps({"question": "How many?", "answer": "First one.\n\nThen two."}))
+    file.write_text(json.dumps({"question": "How many?", "answer": "First one.\n\nThen two.\n#### 2"}))
     commands = [
+        ["prepare", str(file), "--output_file", str(tmp_path / "out.jsonl")],
         *([name, "--help"] for name in COMMANDS),
         ["report", str(write_run(tmp_path / "run"))],
         ["check", str(file)],
     ]
-    code = f"import sys\nfrom stepjepa.cli.main import main\nfor command in {commands!r}:\n"
+    code = f"import sys\nfrom stepjepa.cli.main import main\nfor number, command in enumerate({commands!r}):\n"
     code += "    assert main(command) == 0\n"
-    code += "    assert not {'torch', 'transformers'} & sys.modules.keys(), command"
+    code += "    assert not {'torch', 'transformers'} & sys.modules.keys(), command\n"
+    code += "    assert number or not {'datasets', 'numpy'} & sys.modules.keys(), command"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "written: " in done.stdout and "Verdict: ready for step_jepa" in done.stdout

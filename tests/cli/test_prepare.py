@@ -83,18 +83,6 @@ def test_options_from_a_file(tmp_path, monkeypatch):
     assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
 
 
-def test_help_loads_no_torch(tmp_path):
-    source = write(tmp_path / "raw.jsonl", [gsm8k(1)])
-    code = (
-        "import sys\nfrom stepjepa.cli.main import main\nassert main(['prepare', '--help']) == 0\n"
-        f"assert main(['prepare', {source!r}, '--output_file', {str(tmp_path / 'out.jsonl')!r}]) == 0\n"
-        "assert not {'torch', 'datasets', 'numpy', 'stepjepa.training'} & sys.modules.keys()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--valid_ratio NUMBER" in done.stdout
-
-
 @pytest.mark.parametrize("make", [gsm8k, teacher])
 def test_training_takes_it(tmp_path, make, capsys):
     source = write(tmp_path / "raw.jsonl", [make(n) for n in range(24)])

@@ -1,16 +1,8 @@
-"""What several fault tests train on, and a run that has ended."""
+"""A run that has ended."""
 
 from __future__ import annotations
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    from stepjepa.modeling.load import load_tokenizer
-    from support.rows import step_rows
-
-    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,7 @@
-"""The tokenizer of the tests here, and the reference values computed elsewhere."""
+"""The reference values computed elsewhere."""
 
 import pytest
 from transformers import AutoTokenizer
-
-from stepjepa.modeling.load import load_tokenizer
-from support.rows import step_rows
-
-
-@pytest.fixture(scope="session")
-def tokenizer():
-    return load_tokenizer("tiny", (message["content"] for row in step_rows(40) for message in row["messages"]))
 
 
 @pytest.fixture(scope="session")

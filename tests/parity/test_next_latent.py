@@ -148,12 +148,18 @@ def test_the_random_target_is_one_vector_and_has_its_own_tokens(tokenizer):
     assert output.parts["latent_kl"].sum > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"latent_horizon": 3}, {"latent_kl": 0.0, "latent_horizon": 2}], ids=name_of)
+NO_KL = {**LATENT, "latent_kl": 0.0, "latent_horizon": 2}
+
+
+@pytest.mark.parametrize(
+    "options", [LATENT, {**LATENT, "latent_horizon": 3}, NO_KL, {"objective": "multi_token"}], ids=name_of
+)
 @pytest.mark.parametrize("chunked", [False, True])
 def test_flops_are_those_that_torch_counts(tokenizer, options, chunked, monkeypatch):
     if chunked:
         monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 50 * len(tokenizer),))
-    run = ready(tokenizer, model="granite_scaled_logits", **options)  # its LM loss has no kernel that goes uncounted
+    # Whose LM loss has no kernel that goes uncounted.
+    run = prepare(tokenizer, {"model": "granite_scaled_logits", **options})
     run.model.train()
     cost = ModelCost.of(run.model, run.setup.vocabulary, objective=run.setup.objective)
     batch = run.collator()(run.examples)
