@@ -141,22 +141,6 @@ R1_LIKE = r"""
 {%- if add_generation_prompt -%}{{ '<|Assistant|><think>\n' }}{%- endif -%}
 """.strip()
 
-# SmolLM3: the system turn says the day, by a format that stands in a variable, and whether the model is to think.
-SMOLLM3_LIKE = r"""
-{%- set form = '%d %B %Y' -%}
-{%- set thinks = enable_thinking is not defined or enable_thinking -%}
-{{- '<|im_start|>system\nToday Date: ' ~ strftime_now(form) ~ '\nReasoning Mode: ' -}}
-{{- ('/think' if thinks else '/no_think') ~ '<|im_end|>\n' -}}
-{%- for m in messages -%}
-{{- '<|im_start|>' ~ m['role'] ~ '\n' -}}
-{%- if m['role'] == 'assistant' and not thinks -%}{{ '<think>\n\n</think>\n' }}{%- endif -%}
-{{- m['content'] ~ '<|im_end|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\n' }}{%- if not thinks -%}{{ '<think>\n\n</think>\n' }}{%- endif -%}
-{%- endif -%}
-""".strip()
-
 
 def _inst(before: str, after: str, answer: str) -> str:
     """The [INST] family: the system text goes in front of the first question, and only answers are closed.
@@ -188,17 +172,6 @@ def _inst(before: str, after: str, answer: str) -> str:
 MISTRAL_V1 = _inst(" ", " ", " ")  # [INST] is plain text to the first model
 MISTRAL = _inst(" ", "", " ")  # SentencePiece v3: control tokens, each followed by a space
 MISTRAL_TEKKEN = _inst("", "", "")
-
-# Mistral from v7 on: the system text has a turn of its own.
-MISTRAL_V7 = r"""
-{{- bos_token -}}
-{%- for m in messages -%}
-{%- if m['role'] == 'system' -%}{{ '[SYSTEM_PROMPT] ' ~ m['content'] ~ '[/SYSTEM_PROMPT]' }}
-{%- elif m['role'] == 'user' -%}{{ '[INST] ' ~ m['content'] ~ '[/INST]' }}
-{%- else -%}{{ ' ' ~ m['content'] ~ eos_token }}
-{%- endif -%}
-{%- endfor -%}
-""".strip()
 
 ZEPHYR = r"""
 {%- for m in messages -%}
