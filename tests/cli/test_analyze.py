@@ -344,6 +344,7 @@ def test_wrong_input(analyze, file, runs, tmp_path):
         ([file, "--models", a, "--layers", -2], r"--layers -2: this model has 0 \(embeddings\) to 2"),
         ([file, "--models", a, "--map_layers", 7], "--map_layers 7: a has no states of this layer; it has 0, 1, 2, -1"),
         ([file, "--models", a, "--batch_size", 0], "batch_size is 0"),
+        ([file, "--models", a, "--seed", -1], "seed is -1"),
         ([file, "--models", a, "--output_dir", plain], "plain.jsonl: is a file; give a folder"),
         ([file, "--models", runs / "wide", "--base_model", a], "wide are 48 wide, those of the base model a 32"),
         ([file, "--models", a, "--from_states", empty], "--from_states loads no model"),

@@ -25,6 +25,7 @@ from stepjepa.utils.text import legend, text_table
 # The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
 _BEST, _READ = "best of N", "reading (default: as the model's run had it)"
+_SEEDS: dict[str, Any] = {"at_least": 0, "at_most": 2**32 - 1}  # that NumPy and scikit-learn take
 _RIGHT = [name for name in METRICS if name not in ("rouge", "bleu")]  # those that say right or wrong
 
 
@@ -114,7 +115,7 @@ class _Analysis:
         at_least=1,
         at_most=100,
     )
-    seed: int = option(0, "Seed of the shuffled pairs in the histogram, and of t-SNE and UMAP.", _MEASURED)
+    seed: int = option(0, "Seed of the shuffled pairs in the histogram, of t-SNE and UMAP.", _MEASURED, **_SEEDS)
     runs: list[str] | None = option(
         None, "Folders of runs (or checkpoints) whose loss curves are drawn into one figure.", _OUTPUT
     )
@@ -221,7 +222,7 @@ class EnergyOptions(_Loading):
     shuffled_targets: int = option(
         256, "Steps of other questions, sampled once, that every prediction is also compared with.", _MODELS, at_least=1
     )
-    seed: int = option(42, "Seed of these, and of the sampling.", _MODELS)
+    seed: int = option(42, "Seed of these, and of the sampling.", _MODELS, **_SEEDS)
 
     best_of: int | None = option(
         None,
