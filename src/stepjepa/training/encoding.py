@@ -114,13 +114,20 @@ def encode(
 
 def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
     """The error for data of which `what` (``no example has``) a pair."""
+    plain = f"--{_NAME.objective} regular"
     reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
-    steps = find_objective(options.objective)(options).needs_steps
-    check = f"--{_NAME.step_splitter} and --{_NAME.step_separator}" if steps else f"--{_NAME.max_length}"
-    return DataError(
-        f"{report.source}: {what} a pair for {options.objective} ({reasons}); check {check}, or train with "
-        f"--{_NAME.objective} regular"
-    )
+    if "horizon_beyond_answer" in report.examples_without_pairs:
+        horizons = ", ".join(map(str, options.horizons))
+        advice = f"no answer has a step that far on: lower the horizon (now {horizons})"
+    elif "view_refused" in report.examples_without_pairs:
+        advice = f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
+    elif report.first_without_target:
+        advice = f"name a column that holds text with --{_NAME.jepa_target_column}"
+    elif find_objective(options.objective)(options).needs_steps:
+        advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {plain}"
+    else:
+        advice = f"raise --{_NAME.max_length}, or train with {plain}"
+    return DataError(f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}")
 
 
 class Sources(NamedTuple):
