@@ -119,6 +119,28 @@ def test_a_sample():
     assert "(4 examples sampled at random)" in "\n".join(found.lines())
 
 
+def test_every_row_is_sampled_as_often():
+    rows = [{"question": "how", "answer": " ".join(["one"] * length)} for length in (1, 2, 3, 4)]
+    drawn = [tokens_of(rows, "llm_jepa", sample_rows=1, seed=seed).segments["assistant"] for seed in range(80)]
+    shares = [drawn.count(tokens) for tokens in sorted(set(drawn))]
+    assert len(shares) == 4 and min(shares) >= 10
+
+
+def test_the_rows_are_read_once():
+    class Rows(list):
+        read = 0
+
+        def __iter__(self):
+            for row in super().__iter__():
+                Rows.read += 1
+                yield row
+
+    rows = Rows(step_rows(1500))
+    found = check(rows, "micro", objective="step_jepa")  # whose tokenizer is trained on them
+    assert (found.texts.rows_read, found.tokens.data.rows_read) == (1500, 1500)
+    assert Rows.read < 3 * 1500  # some are looked at for their splitter
+
+
 def test_plain_text():
     rows = [
         {"text": "one two three four"},

@@ -1,5 +1,6 @@
 """Statistics of made-up data sets, and a tokenizer whose tokens are words, so that they can be counted by hand."""
 
+from collections import deque
 from unittest.mock import patch
 
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -8,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from stepjepa.data.sources import RowSource
 from stepjepa.inspect.check import FileOptions
 from stepjepa.inspect.check.quality import token_warnings
-from stepjepa.inspect.check.texts import read_texts
+from stepjepa.inspect.check.texts import TextReader
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions
 
@@ -55,15 +56,20 @@ def words(template=TEMPLATE, **special):
 def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, show=1, **options):
     method = JEPAOptions(step_splitter=splitter, step_separator=separator, **options)
     rows = source if isinstance(source, RowSource) else RowSource(source)
-    return read_texts(rows, method, show, None if eval_file is None else RowSource(eval_file))
+    reader = TextReader(rows, method, show)
+    deque(reader, maxlen=0)
+    if eval_file is not None:
+        reader.compare(RowSource(eval_file))
+    return reader.found
 
 
-def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, batch_size=8, **options):
+def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, batch_size=8, seed=42, **options):
     method = JEPAOptions(objective=objective, **{"step_splitter": "separator", **options})
     method.check()
-    asked = FileOptions(model_name="words", per_device_train_batch_size=batch_size)
+    asked = FileOptions(model_name="words", per_device_train_batch_size=batch_size, seed=seed)
     with patch("stepjepa.inspect.check.tokens.SAMPLE_ROWS", sample_rows):
-        return read_tokens(RowSource(rows), tokenizer or words(), method, asked, len(rows))
+        source = RowSource(rows)
+        return read_tokens(source, tokenizer or words(), method, asked, source)
 
 
 def warned(statistics):

@@ -80,18 +80,13 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
     This costs less than the offsets that the tokenizer gives, and is exact where these are trimmed of white space.
     """
     known = _SPELT.setdefault(tokenizer, {})
-    unknown = set(ids).difference(known)
-    if unknown:
-        added, letters = tokenizer.added_tokens_decoder, _letters()
-        for index in unknown:
-            name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
-            if index in added:
-                known[index] = name.encode()
-            elif all(letter in letters for letter in name):
-                known[index] = bytes(letters[letter] for letter in name)
-            else:
-                return None
-    pieces, raw = [known[index] for index in ids], text.encode()
+    try:
+        pieces = list(map(known.__getitem__, ids))
+    except KeyError:
+        if not _learn(tokenizer, set(ids).difference(known), known):
+            return None
+        pieces = list(map(known.__getitem__, ids))
+    raw = text.encode()
     if b"".join(pieces) != raw:
         return None
     last = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)).cumsum() - 1
@@ -99,6 +94,20 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
         return last
     # Every byte of UTF-8 but a continuation begins a character.
     return (((np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80).cumsum() - 1)[last]
+
+
+def _learn(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int], known: dict[int, bytes]) -> bool:
+    """Add the bytes of `tokens` to `known`; False at a token that is not spelt in bytes."""
+    added, letters = tokenizer.added_tokens_decoder, _letters()
+    for index in tokens:
+        name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
+        if index in added:
+            known[index] = name.encode()
+        elif all(letter in letters for letter in name):
+            known[index] = bytes(letters[letter] for letter in name)
+        else:
+            return False
+    return True
 
 
 @cache

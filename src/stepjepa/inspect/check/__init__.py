@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from stepjepa.config.option import Names, Unread, check_fields, option, options_
 from stepjepa.data.options import ColumnOptions, StepsOptions
 from stepjepa.data.sources import RowSource
 from stepjepa.inspect.check.quality import DataWarning, text_warnings, token_warnings
-from stepjepa.inspect.check.texts import TextStatistics, read_texts
+from stepjepa.inspect.check.texts import TextReader, TextStatistics
 from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens
 from stepjepa.inspect.rows import method_from, taken, tokenizer_of
 from stepjepa.objectives.base import OBJECTIVES, find_objective
@@ -104,27 +105,31 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
     # The file and the tokenizer are arguments, and the result has both forms.
     own = FileOptions(model_name=name, **taken(FileOptions, options, _NAME.file, _NAME.model_name, _NAME.json))
     check_fields(own)
-    method = method_from(options)
+    method, asked = method_from(options), _NAME.objective in options
+    needs_steps = find_objective(method.objective)(method).needs_steps
     rows = RowSource(data, own.dataset_split)
     others = None if own.eval_file is None else RowSource(own.eval_file, own.eval_split)
-    texts = read_texts(rows, method, own.show, others)
-    asked = _NAME.objective in options
-    warnings = text_warnings(texts, steps=find_objective(method.objective)(method).needs_steps or not asked)
+    texts = TextReader(rows, method, own.show)
+    tokens = None
     if name is None:
-        changed = [one for one, known in options_of(FileOptions).items() if getattr(own, one) != known.default]
-        unread = [Unread(one, f"without --{_NAME.model_name}") for one in options if one not in _READ]
-        notes = sorted(map(str, [*unread, *unread_options(own, changed)]))
-        notes.append(
-            f"--{_NAME.model_name} NAME adds what a model will see: pairs, truncation, tokens by kind, padding"
-        )
-        return CheckReport(texts, None, warnings, notes)
-    if texts.plain_text and not asked:
-        known = {one: find_objective(one) for one in OBJECTIVES}
-        takes_text = next(one for one, about in known.items() if about.takes_text and about.makes_pairs)
-        method = method_from({**options, _NAME.objective: takes_text})
-    tokens = read_tokens(rows, tokenizer_of(rows, name, method), method, own, texts.rows_read)
-    notes = [str(one) for one in without_effect(method, set(options) - _READ)]
-    return CheckReport(texts, tokens, [*warnings, *token_warnings(tokens)], notes)
+        deque(texts, maxlen=0)  # reads them
+    else:
+        if texts.found.plain_text and not asked:
+            known = {one: find_objective(one) for one in OBJECTIVES}
+            takes_text = next(one for one, about in known.items() if about.takes_text and about.makes_pairs)
+            method = method_from({**options, _NAME.objective: takes_text})
+        tokens = read_tokens(rows, tokenizer_of(rows, name, method), method, own, texts)
+    if others is not None:
+        texts.compare(others)
+    warnings = text_warnings(texts.found, steps=needs_steps or not asked)
+    if tokens is not None:
+        notes = [str(one) for one in without_effect(method, set(options) - _READ)]
+        return CheckReport(texts.found, tokens, [*warnings, *token_warnings(tokens)], notes)
+    changed = [one for one, known in options_of(FileOptions).items() if getattr(own, one) != known.default]
+    unread = [Unread(one, f"without --{_NAME.model_name}") for one in options if one not in _READ]
+    notes = sorted(map(str, [*unread, *unread_options(own, changed)]))
+    notes.append(f"--{_NAME.model_name} NAME adds what a model will see: pairs, truncation, tokens by kind, padding")
+    return CheckReport(texts.found, None, warnings, notes)
 
 
 def warning_lines(warnings: Sequence[DataWarning], width: int = 100) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -247,63 +247,80 @@ def _listed(counts: Counter[Any]) -> str:
     return "; ".join(parts) + (f"; and {more:,} other kinds" if more > 0 else "")
 
 
-def read_texts(
-    rows: RowSource, method: JEPAOptions, show: int = 1, eval_rows: RowSource | None = None
-) -> TextStatistics:
-    """Read a data set and count its messages, its steps and what there is to warn of.
+class TextReader:
+    """The numbered rows of a data set, which are counted while they are read: messages, steps and what there is to warn of.
 
     As in training, the first row decides whether the data set is one of chats or of plain text.
 
     Args:
         method: how rows become chats, and how their steps are found.
         show: how many usable rows to keep as samples.
-        eval_rows: a second data set, whose questions are looked for in this one.
+
+    Attributes:
+        found: the statistics of what has been read.
 
     Raises:
-        DataError: a source is missing, empty or broken, or has no usable row; with ``strict_data`` the first bad row.
+        DataError: a source is missing or empty; while it is read, broken or without a usable row, or with ``strict_data`` at
+            the first bad row.
         ConfigError: an unknown splitter, or an empty separator.
     """
-    columns = method.columns
-    rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
-    usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
-    options = EncodeOptions.of(method, rules=rules)
-    separator = rules.splitter.separator if rules.splitter.reads_separator and not rules.required else "\n"
-    others = {usual.name: 0} if rules.required or usual != rules.splitter else {}
-    found = TextStatistics(
-        rows.name, rules.name, separator, rows.files, other_splitters=others, steps=StepCounts.of(rules)
-    )
-    for number, row in rows:
-        if not found.rows_read:
-            found.plain_text = columns is None and is_stream(row)
-        found.rows_read += 1
-        place = rows.place(number)
-        try:
-            if found.plain_text and is_stream(row):
-                sample = _count_stream(found, rows, number, row)
+
+    def __init__(self, rows: RowSource, method: JEPAOptions, show: int = 1):
+        columns = method.columns
+        rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
+        self._rows, self._show = rows, show
+        self._usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
+        self._options = EncodeOptions.of(method, rules=rules)
+        separator = rules.splitter.separator if rules.splitter.reads_separator and not rules.required else "\n"
+        others = {self._usual.name: 0} if rules.required or self._usual != rules.splitter else {}
+        self.found = TextStatistics(
+            rows.name,
+            rules.name,
+            separator,
+            rows.files,
+            plain_text=columns is None and is_stream(next((row for _, row in rows), None)),
+            other_splitters=others,
+            steps=StepCounts.of(rules),
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        found, rows = self.found, self._rows
+        for number, row in rows:
+            found.rows_read += 1
+            try:
+                sample = self._count(number, row)
+            except RowError as error:
+                where = f"{rows.place(number)}: {error}"
+                if self._options.strict_data:
+                    message = f"{printable(where)} (--{_NAME.strict_data} stops at the first such row)"
+                    raise DataError(message) from None
+                found.rows_skipped[error.reason] += 1
+                found.first_skipped.setdefault(error.reason, where)
+                found.skipped_texts.setdefault(error.reason, excerpt(row))
             else:
-                messages = chat_of(row, options)
-                answers = [message["content"] for message in messages if message["role"] == "assistant"]
-                steps = steps_of(row, answers, rules)
-                found.steps.count(place, steps)
-                for name in found.other_splitters:
-                    found.other_splitters[name] += any(len(usual.spans(answer)) >= 2 for answer in answers)
-                found.signs.count(place, messages, steps.spans, found.plain_separator)
-                found.repeats.count(rows, number, question_of(messages), "\n".join(answers))
-                sample = _count_chat(found, place, messages, answers, [len(spans) for spans in steps.spans])
-        except RowError as error:
-            where = f"{place}: {error}"
-            if method.strict_data:
-                raise DataError(f"{printable(where)} (--{_NAME.strict_data} stops at the first such row)") from None
-            found.rows_skipped[error.reason] += 1
-            found.first_skipped.setdefault(error.reason, where)
-            found.skipped_texts.setdefault(error.reason, excerpt(row))
-            continue
-        found.rows_usable += 1
-        found.samples += [sample] if len(found.samples) < show else []
-    _need_rows(rows, found.rows_read, found.rows_usable, found.skipped().values())
-    if eval_rows is not None:
-        found.leak = _leak(found, rows, eval_rows, columns)
-    return found
+                found.rows_usable += 1
+                found.samples += [sample] if len(found.samples) < self._show else []
+            yield number, row
+        _need_rows(rows, found.rows_read, found.rows_usable, found.skipped().values())
+
+    def _count(self, number: int, row: Any) -> RowSample:
+        """Count a row; how it is shown. RowError if it cannot be used."""
+        found, rows = self.found, self._rows
+        if found.plain_text and is_stream(row):
+            return _count_stream(found, rows, number, row)
+        messages, place = chat_of(row, self._options), rows.place(number)
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        steps = steps_of(row, answers, self._options.rules)
+        found.steps.count(place, steps)
+        for name in found.other_splitters:
+            found.other_splitters[name] += any(len(self._usual.spans(answer)) >= 2 for answer in answers)
+        found.signs.count(place, messages, steps.spans, found.plain_separator)
+        found.repeats.count(rows, number, question_of(messages), "\n".join(answers))
+        return _count_chat(found, place, messages, answers, [len(spans) for spans in steps.spans])
+
+    def compare(self, others: RowSource) -> None:
+        """Look for the questions of another data set in this one, which has been read."""
+        self.found.leak = _leak(self.found, self._rows, others, self._options.columns)
 
 
 def _count_chat(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, tee
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,14 +187,14 @@ def read_tokens(
     tokenizer: PreTrainedTokenizerBase,
     method: JEPAOptions,
     asked: FileOptions,
-    count: int,
+    numbered: Iterable[tuple[int, Any]],
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
         tokenizer: that `asked` names.
         method: options of a run, checked; so is `asked`.
-        count: rows of the data set, of which `SAMPLE_ROWS` are sampled at random.
+        numbered: `rows` by number, which something else may look at while they are read.
 
     Raises:
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
@@ -205,20 +206,17 @@ def read_tokens(
     tokenizer, streams, max_length = encoder.tokenizer, encoder.streams, encoder.options.max_length
     settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
     unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
-    chosen = set(range(count))
-    if count > SAMPLE_ROWS:
-        chosen = set(np.random.default_rng(asked.seed).choice(count, SAMPLE_ROWS, replace=False).tolist())
+    rng = np.random.default_rng(asked.seed)
+    sample: dict[int, tuple[int, object, list[Example]]] = {}  # number of the row, row, its examples
     data = DataReport(rows.name)
     found = TokenStatistics(str(asked.model_name), len(tokenizer), summary(method), objective, data, streams)
     unknown = tokenizer.unk_token_id
     if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
         unknown = None  # GPT-2's is its end of text
     found.unknown_tokens = None if unknown is None else 0
-    examples: list[Example] = []
-    spans: list[tuple[Span, ...]] = []
     kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
     first = 0
-    placed = ((rows.place(number), row) for number, row in rows)
+    placed = ((rows.place(number), row) for number, row in numbered)
     chunks, sent = tee(iter(lambda: list(islice(placed, CHUNK_ROWS)), []))
     for encoded, chunk in zip(mapped(encoder, sent, asked.num_proc, "num_proc"), chunks, strict=True):
         data.add(encoded.report)
@@ -228,18 +226,22 @@ def read_tokens(
         single = np.flatnonzero(store.arrays["segments"][:, 0] == 1)  # segments of one token
         short = set((np.searchsorted(store.arrays["segments_edges"], single, "right") - 1).tolist())
         cut = []  # the chats that may be longer than their examples
-        for number, ((place, row), parts) in enumerate(zip(chunk, encoded.counts, strict=True), first):
-            start, stop = stop, stop + parts
+        # Every row so far is in the sample with the same probability, however many there are (Vitter 1985, algorithm R).
+        numbers = np.arange(first, first + len(chunk))
+        slots = np.where(numbers < SAMPLE_ROWS, numbers, rng.integers(numbers + 1)).tolist()
+        for number, (slot, (place, row), parts) in enumerate(zip(slots, chunk, encoded.counts, strict=True), first):
+            start, stop, taken = stop, stop + parts, list[Example]()
             for index in range(start, stop):
-                if index not in short and number not in chosen:
+                if index not in short and slot >= SAMPLE_ROWS:
                     continue
                 example = store[index]
                 targets = (example.segment(pair.target) for pair in example.pairs)
                 found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
-                if number in chosen:  # copies, so that the chunk's arrays do not stay in memory
-                    segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
-                    examples.append(example._replace(trunk=example.trunk.copy(), segments=segments))
-                    spans.append(row_spans(row, examples[-1], encoder))
+                # Copies, so that the chunk's arrays do not stay in memory.
+                segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
+                taken.append(example._replace(trunk=example.trunk.copy(), segments=segments))
+            if slot < SAMPLE_ROWS:
+                sample[slot] = (number, row, taken)
             if not parts or store.lengths[stop - 1] >= max_length:
                 cut.append((place, row))
         kept.append(encoded.store.lengths.astype(np.int64))
@@ -250,7 +252,10 @@ def read_tokens(
     if not data.examples:
         raise nothing_kept(data)
     data.set_lengths(np.concatenate(kept))
-    found.sampled, found.sampled_all = len(examples), count <= SAMPLE_ROWS
+    drawn = [(row, example) for _, row, several in sorted(sample.values(), key=itemgetter(0)) for example in several]
+    examples = [example for _, example in drawn]
+    spans = [row_spans(row, example, encoder) for row, example in drawn]
+    found.sampled, found.sampled_all = len(examples), first <= SAMPLE_ROWS
     if not streams:
         wanted, lengths = (100, 99, 95), np.concatenate(full)
         holds = np.percentile(lengths, wanted, method="inverted_cdf")  # the least length that holds so many
