@@ -7,6 +7,7 @@ example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --
 
 from __future__ import annotations
 
+import gc
 import logging
 
 from stepjepa.api import train
@@ -35,6 +36,8 @@ def run(argv: list[str]) -> int:
 
     from stepjepa.training.run import leave_process_group
 
+    if not gc.get_freeze_count():
+        gc.freeze()  # the modules stay: no collection during training looks through them
     debug = options.get(Names(RunOptions).debug_level, 0)
     show_log(logging.DEBUG if debug >= 5 else logging.INFO if debug >= 1 else logging.WARNING)
     disable_progress_bar()  # of loading and writing; training has its own
