@@ -236,12 +236,11 @@ class Names:
     """
 
     def __init__(self, *dataclass_types: Any):
-        self._known = {field.name for dtype in dataclass_types for field in dataclasses.fields(dtype)}
+        vars(self).update({one.name: one.name for dtype in dataclass_types for one in dataclasses.fields(dtype)})
 
-    def __getattr__(self, name: str) -> str:
-        if name not in self._known:
-            raise AttributeError(f"no option {name!r}")
-        return name
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> str: ...
 
 
 def check_fields(options: object, dataclass: type | None = None) -> None:

@@ -162,11 +162,6 @@ class Leak:
     first: tuple[str, str] | None = None
 
 
-def share_of(count: int, total: int, what: str) -> str:
-    """``3 of 1,200 rows (0.2 %)``."""
-    return f"{count:,} of {counted(total, what)} ({100 * count / max(total, 1):.1f} %)"
-
-
 @dataclass(frozen=True)
 class DataWarning:
     """A warning.
@@ -195,7 +190,8 @@ class _Count(NamedTuple):
     what: str = "row"
 
     def __str__(self) -> str:
-        return share_of(self.number, self.total, self.what)
+        share = 100 * self.number / max(self.total, 1)
+        return f"{self.number:,} of {counted(self.total, self.what)} ({share:.1f} %)"
 
 
 _Finding = tuple[_Count, str, str]  # with what was found and what it means
