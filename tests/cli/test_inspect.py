@@ -103,7 +103,7 @@ def inspect(capsys, monkeypatch, file):
             {},
             [
                 "without a pair (plain language modelling): the views were cut at max_length",
-                "1 answers cut at max_length",
+                "1 answer cut at max_length",
             ],
         ),
         ("--step_jepa --horizon 3", {}, ["(plain language modelling): the horizon reaches beyond"]),

@@ -226,8 +226,8 @@ class DataReport:
     def lines(self) -> list[str]:
         """The report, one fact a line."""
         skipped = sum(self.rows_skipped.values())
-        rows = f"{self.rows_read:,} rows read, {self.rows_kept:,} kept, {skipped:,} skipped"
-        lines = [f"{self.source}: {rows}, {self.pairs:,} pairs"]
+        rows = f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept, {skipped:,} skipped"
+        lines = [f"{self.source}: {rows}, {counted(self.pairs, 'pair')}"]
         if self.files:
             lines.append(f"  files: {listed_files(self.files)}")
         if self.examples > self.rows_kept:
@@ -239,13 +239,12 @@ class DataReport:
             first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
             lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}{first}")
         for reason, count in self.pairs_dropped.most_common():
-            lines.append(f"  {count:,} pairs dropped: {REASONS.get(reason, reason)}")
+            lines.append(f"  {counted(count, 'pair')} dropped: {REASONS.get(reason, reason)}")
         if self.answers_truncated:
-            lines.append(f"  {self.answers_truncated:,} answers cut at {_NAME.max_length}")
+            lines.append(f"  {counted(self.answers_truncated, 'answer')} cut at {_NAME.max_length}")
         if self.system_folded:
-            lines.append(
-                f"  {self.system_folded:,} system messages put into the user message (template has no system role)"
-            )
+            folded = counted(self.system_folded, "system message")
+            lines.append(f"  {folded} put into the user message (template has no system role)")
         if self.token_length:
             lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
             lines.append(f"  tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled")
