@@ -308,12 +308,15 @@ class ChatRenderer:
             ConfigError: the template does not end.
             RowError: it refuses them.
         """
-        with _time_limit(
-            f"the chat template does not end: {len(messages)} messages took more than {TEMPLATE_SECONDS} s"
-        ):
+        return self._apply([messages], add_generation_prompt)[0]
+
+    def _apply(self, chats: Sequence[Sequence[Mapping[str, str]]], add_generation_prompt: bool = False) -> list[str]:
+        """`apply` to each of several chats: by one call of the tokenizer, which costs half as much as one for each."""
+        messages = sum(map(len, chats))
+        with _time_limit(f"the chat template does not end: {messages} messages took more than {TEMPLATE_SECONDS} s"):
             try:
                 return self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                    list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
                 )
             except ConfigError:
                 raise
@@ -323,8 +326,7 @@ class ChatRenderer:
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text up to where the assistant is to answer `messages` (which end with the user's)."""
-        chat = list(messages)
-        return self.apply(_fold(chat) if self._folds(chat) else chat, add_generation_prompt=True)
+        return self.apply(self._folded(messages)[0], add_generation_prompt=True)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedChat:
         """Render one checked chat.
@@ -332,12 +334,29 @@ class ChatRenderer:
         Raises:
             RowError: the template refuses the chat, or its text cannot be told apart from the contents.
         """
+        chat, folded = self._folded(messages)
+        return self._located(self.apply(chat), chat, folded)
+
+    def render_all(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> Iterator[RenderedChat | RowError]:
+        """`render` for each of several chats, or its error."""
+        try:
+            told = list(map(self._folded, chats))
+            texts: Sequence[str | None] = self._apply([chat for chat, _ in told]) if told else []
+        except (RowError, ConfigError):  # because of one of them, which is not known
+            texts = [None] * len(chats)
+        for messages, text in zip(chats, texts, strict=True):
+            try:
+                yield self.render(messages) if text is None else self._located(text, *self._folded(messages))
+            except RowError as error:
+                yield error
+
+    def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
+        """A chat as the template takes it, and whether its system message was folded for that."""
         chat = list(messages)
-        folded = self._folds(chat)
-        chat = _fold(chat) if folded else chat
-        text = self.apply(chat)
-        spans = self._match(text, chat) or self._locate_one_by_one(text, chat)
-        return RenderedChat(text, tuple(spans), folded)
+        return (_fold(chat), True) if self._folds(chat) else (chat, False)
+
+    def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
+        return RenderedChat(text, tuple(self._match(text, chat) or self._locate_one_by_one(text, chat)), folded)
 
     def _folds(self, chat: list[Mapping[str, str]]) -> bool:
         """Whether the template refuses or leaves out a system message, found out with the first chat that has one."""

@@ -168,13 +168,39 @@ def chat_of(row: object, options: EncodeOptions) -> list[dict[str, str]]:
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
     """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
-    messages = chat_of(row, options)
-    read, objective = ReadChat(messages, renderer.render(messages), None), options.objective
+    (read,) = read_chats([row], renderer, options)
+    if isinstance(read, RowError):
+        raise read
+    return read
+
+
+def read_chats(rows: Sequence[object], renderer: ChatRenderer, options: EncodeOptions) -> Iterator[ReadChat | RowError]:
+    """`read_chat` of each of several rows, or its error."""
+    chats = list[list[dict[str, str]] | RowError]()
+    for row in rows:
+        try:
+            chats.append(chat_of(row, options))
+        except RowError as error:
+            chats.append(error)
+    rendered = renderer.render_all([chat for chat in chats if isinstance(chat, list)])
+    for row, chat in zip(rows, chats, strict=True):
+        try:
+            yield _read(row, chat, next(rendered), options) if isinstance(chat, list) else chat
+        except RowError as error:
+            yield error
+
+
+def _read(
+    row: object, messages: list[dict[str, str]], rendered: RenderedChat | RowError, options: EncodeOptions
+) -> ReadChat:
+    if isinstance(rendered, RowError):
+        raise rendered
+    read, objective = ReadChat(messages, rendered, None), options.objective
     if objective is not None and objective.target_column:
         read = read._replace(target=target_text(row, objective.target_column))
     if not options.needs_steps:
         return read
-    answers = [read.rendered.text[span.start : span.end] for span in read.answers]
+    answers = [rendered.text[span.start : span.end] for span in read.answers]
     return read._replace(steps=steps_of(row, answers, options.rules))
 
 
@@ -242,12 +268,14 @@ class RowEncoder:
         """The examples of a chunk; DataError with ``strict_data`` for the first row that cannot be used."""
         report = DataReport(self.name, steps=self.new_counts())
         digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
+        plain = [self.streams and is_stream(row) for _, row in rows]
+        told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
+        chats = read_chats(told, self.chats, self.options) if told else iter(())
         for index, (place, row) in enumerate(rows):
             try:
-                if self.streams and is_stream(row):
-                    item: np.ndarray | ReadChat = stream_ids(row, self.tokenizer)
-                else:
-                    item = read_chat(row, self.chats, self.options)
+                item = stream_ids(row, self.tokenizer) if plain[index] else next(chats)
+                if isinstance(item, RowError):
+                    raise item
                 work.append((index, place, item))
                 if self.digests:
                     content = item.content if isinstance(item, ReadChat) else item.tobytes()
