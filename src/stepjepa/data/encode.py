@@ -403,17 +403,17 @@ class RowEncoder:
         return chat.spans[-1].role == "assistant" and self.eos is not None and not self.template_ends_turns
 
     def _turns(
-        self, row: ReadChat, ids: np.ndarray, last: np.ndarray, report: DataReport
+        self, row: ReadChat, ids: np.ndarray, last: list[int], report: DataReport
     ) -> tuple[list[Turn], np.ndarray, int | None]:
         """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
         token that ends a turn, which the report names."""
-        chat, turns, eos, places = row.rendered, list[Turn](), self.eos, last.tolist()
+        chat, turns, eos = row.rendered, list[Turn](), self.eos
         user: tuple[Span | None, int] = (None, 0)
         end_id, what = None, ""
         for index, span in enumerate(chat.spans):
             following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
-            content = token_span(places, span.start, span.end)
-            after = ids[content.stop : token_span(places, following, following).start].tolist()
+            content = token_span(last, span.start, span.end)
+            after = ids[content.stop : token_span(last, following, following).start].tolist()
             mark = next((place for place, index in enumerate(after, content.stop) if index in self.marks), None)
             if mark is not None and span.role == "assistant" and not self.template_ends_turns:
                 # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
@@ -429,7 +429,7 @@ class RowEncoder:
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
             found = row.steps.spans[len(turns)] if row.steps is not None else []
-            steps = tuple(token_span(places, span.start + a, span.start + b) for a, b in found)
+            steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,7 @@ from stepjepa.utils.text import lone_surrogate
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TokenisedText = tuple[np.ndarray, np.ndarray]  # ids and last characters, as `encode_texts` returns them
+TokenisedText = tuple[np.ndarray, list[int]]  # ids and last characters, as `encode_texts` returns them
 
 _NAME = Names(DataOptions)
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
@@ -54,7 +54,7 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     No special tokens are added: the chat template has written them, so there is never a second BOS.
 
     Returns:
-        For each text: ids (T,) int32, and the index of each token's last character (T,) int64, never decreasing.
+        For each text: ids (T,) int32, and the index of each token's last character, T of them, never decreasing.
     """
     found: list[TokenisedText | None] = [None] * len(texts)
     if type(tokenizer.backend_tokenizer.decoder).__name__ == "ByteLevel":
@@ -70,11 +70,11 @@ def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int
     edges = [0, *cuts, len(text)]
     pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
     ids = np.concatenate([ids for ids, _ in pieces])
-    return ids, np.concatenate([last + start for (_, last), start in zip(pieces, edges[:-1], strict=True)])
+    return ids, [place + start for (_, last), start in zip(pieces, edges[:-1], strict=True) for place in last]
 
 
-def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> np.ndarray | None:
-    """Index of the last character of each token (T,) int64, for byte-level BPE; None where its tokens do not add up to the
+def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> list[int] | None:
+    """Index of the last character of each of T tokens, for byte-level BPE; None where its tokens do not add up to the
     text, as with normalised ones. Tokens that hold parts of a character count with that character.
 
     This costs less than the offsets that the tokenizer gives, and is exact where these are trimmed of white space.
@@ -89,11 +89,12 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
     raw = text.encode()
     if b"".join(pieces) != raw:
         return None
-    last = np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)).cumsum() - 1
+    last = list(accumulate(map(len, pieces), initial=-1))
+    del last[0]
     if len(raw) == len(text):
         return last
     # Every byte of UTF-8 but a continuation begins a character.
-    return (((np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80).cumsum() - 1)[last]
+    return (((np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80).cumsum() - 1)[last].tolist()
 
 
 def _learn(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int], known: dict[int, bytes]) -> bool:
@@ -133,7 +134,7 @@ def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> lis
                 (start, start + max(len(text[start:end].rstrip()), 1)) if index in greedy else (start, end)
                 for index, (start, end) in zip(ids, offsets, strict=True)
             ]
-        pairs.append((np.array(ids, dtype=np.int32), last_characters(offsets, len(text))))
+        pairs.append((np.array(ids, dtype=np.int32), last_characters(offsets, len(text)).tolist()))
     return pairs
 
 
@@ -167,12 +168,9 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     return np.maximum.accumulate(last)
 
 
-def token_span(last_character: Sequence[int] | np.ndarray, start: int, end: int) -> Span:
-    """Tokens [first, stop) whose last character lies in [start, end). Empty (first == stop) where there is none.
-
-    Args:
-        last_character: (T,) as `last_characters` gives it; a list is searched four times as fast.
-    """
+def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
+    """Tokens [first, stop) whose last character, as `encode_texts` gives it, lies in [start, end). Empty (first == stop) where
+    there is none."""
     first = bisect_left(last_character, start)
     return Span(first, max(first, bisect_left(last_character, end)))
 

@@ -15,7 +15,7 @@ from stepjepa.config.parser import build
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, is_stream, texts_of
-from stepjepa.data.tokens import encode_cut, encode_texts, token_span
+from stepjepa.data.tokens import TokenisedText, encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError, no_rows
 from stepjepa.inspect.layout import Form, Span, packing_line, row_records
@@ -236,7 +236,7 @@ def trunk_spans(
     return tuple(found)
 
 
-def _tokenised(tokenizer: PreTrainedTokenizerBase, chat: ReadChat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _tokenised(tokenizer: PreTrainedTokenizerBase, chat: ReadChat) -> Iterator[TokenisedText]:
     """Token ids and last characters in every way in which `data.encode` may tokenise a chat.
 
     Where the template ends no turn, what it writes after the last answer is left out, and no token reaches over the end
