@@ -169,8 +169,7 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
 
 
 def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
-    """Tokens [first, stop) whose last character, as `encode_texts` gives it, lies in [start, end). Empty (first == stop) where
-    there is none."""
+    """Tokens [first, stop) whose last character, as `encode_texts` gives it, lies in [start, end); none: first == stop."""
     first = bisect_left(last_character, start)
     return Span(first, max(first, bisect_left(last_character, end)))
 

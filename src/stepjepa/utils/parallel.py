@@ -6,6 +6,7 @@ command. Its machines have the library, and see the command's files under the sa
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -89,6 +90,7 @@ def _in_turn(
 def _start_worker(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
+    gc.freeze()  # what is imported stays: no collection looks through it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the parent to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -75,35 +75,34 @@ class QualityCounts:
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         system = messages[0]["role"] == "system" and bool(messages[0]["content"].strip())
         several = [(answer, spans) for answer, spans in zip(answers, steps, strict=True) if len(spans) > 1]
-        views = [(answer[start:end], end - start) for answer, spans in several for start, end in spans]
+        views = [answer[start:end] for answer, spans in several for start, end in spans]
         closing = [len(spans) for answer, spans in several if _ANSWER_LINE.fullmatch(answer, *spans[-1])]
-        cut = [cuts_inside(answer, separator) for answer in answers if separator in answer]
+        inside = [kind for answer in answers if separator in answer for kind in cut_blocks(answer, separator)]
+        longest = max(map(len, views), default=0)
         self.steps += len(views)
         self.answer_line_second += 2 in closing
-        for name, number in {
-            "rows_with_system": system,
-            "rows_with_empty_answer": not all(answer.strip() for answer in answers),
-            "rows_with_answer_line": bool(closing),
-            "rows_cut_in_thoughts": any(thoughts for thoughts, _ in cut),
-            "rows_cut_in_blocks": any(blocks for _, blocks in cut),
-            "one_word_steps": sum(len(text.split(None, 1)) == 1 for text, _ in views),
-            "long_steps": sum(length > LONG_STEP for _, length in views),
-        }.items():
+        for name, number in (
+            ("rows_with_system", system),
+            ("rows_with_empty_answer", not all(map(str.strip, answers))),
+            ("rows_with_answer_line", bool(closing)),
+            ("rows_cut_in_thoughts", True in inside),
+            ("rows_cut_in_blocks", False in inside),
+            ("one_word_steps", sum([len(view.split(None, 1)) == 1 for view in views])),
+            ("long_steps", longest > LONG_STEP and sum(len(view) > LONG_STEP for view in views)),
+        ):
             if number:
                 setattr(self, name, getattr(self, name) + number)
                 self.first.setdefault(name, place)
         if not system:
             self.first.setdefault("rows_without_system", place)
-        longest = max((length for _, length in views), default=0)
         if longest > self.longest_step:
             self.longest_step, self.first["longest_step"] = longest, place
 
 
-def cuts_inside(text: str, separator: str) -> tuple[bool, bool]:
-    """Whether `separator` stands inside a thinking block, and whether inside code, display maths or a table."""
+def cut_blocks(text: str, separator: str) -> list[bool]:
+    """For each block in which `separator` stands, whether it is one of thoughts, not of code, display maths or a table."""
     source = Text(text)
-    inside = [span for span in source.blocks if text.find(separator, *span) >= 0]
-    return any(span in source.thoughts for span in inside), any(span not in source.thoughts for span in inside)
+    return [span in source.thoughts for span in source.blocks if text.find(separator, *span) >= 0]
 
 
 @dataclass
@@ -126,7 +125,8 @@ class Repeats:
         """Count row `number` of `rows`; a blank question is no question."""
         if not question.strip():
             return
-        key, whole = question_key(question), question_key(f"{question}\0{answer}")
+        key = question_key(question)
+        whole = hash((key, question_key(answer)))
         if key in self._questions:
             self.rows += 1
             self.same_answer += whole in self._whole
