@@ -244,12 +244,8 @@ class Countdown(Task):
     @classmethod
     def begins(cls, row: Mapping[str, Any], answer: str) -> bool:
         """Whether the target can be reached after the first step."""
-        left = _after(row, answer.split()[:5])
-        return (
-            left is not None
-            and len(left) < len(_numbers_of(row)[0])
-            and _solution(left, _numbers_of(row)[1]) is not None
-        )
+        (given, target), left = _numbers_of(row), _after(row, answer.split()[:5])
+        return left is not None and len(left) < len(given) and _solution(left, target) is not None
 
 
 def _numbers_of(row: Mapping[str, Any]) -> tuple[Numbers, int]:
