@@ -253,10 +253,7 @@ class StepsOptions(Topic):
 
     def fill_in(self) -> None:
         """See `Topic.fill_in`: who names a separator wants to split there."""
-        if (
-            self.step_splitter == "auto"
-            and self.step_separator != options_of(StepsOptions)[_NAME.step_separator].default
-        ):
+        if self.step_splitter == "auto" and self.step_separator != StepsOptions.step_separator:
             self.step_splitter = "separator"
 
 
