@@ -198,11 +198,8 @@ class TemplateOptions(Topic):
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
-        for name, given in (
-            (_NAME.chat_template, self.chat_template),
-            (_NAME.chat_template_kwargs, self.chat_template_kwargs),
-        ):
-            if self.plain and given:
+        for name in (_NAME.chat_template, _NAME.chat_template_kwargs):
+            if self.plain and getattr(self, name):
                 raise ConfigError(f"plain means no chat template, and {name} is for one; leave one of them out")
 
 

@@ -54,8 +54,8 @@ class LLMJEPAOptions(Topic):
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
-        for name, given in ((_NAME.front_pred, self.front_pred), (_NAME.reverse_pred, self.reverse_pred)):
-            if given and self.views == "in_context":
+        for name in (_NAME.front_pred, _NAME.reverse_pred):
+            if getattr(self, name) and self.views == "in_context":
                 raise ConfigError(
                     f"{name} needs {_NAME.views}=standalone: on the chat itself the answer follows the question"
                 )
