@@ -319,8 +319,21 @@ class TextReader:
         return _count_chat(found, place, messages, answers, [len(spans) for spans in steps.spans])
 
     def compare(self, others: RowSource) -> None:
-        """Look for the questions of another data set in this one, which has been read."""
-        self.found.leak = _leak(self.found, self._rows, others, self._options.columns)
+        """Count the rows of another data set whose question is in this one, which has been read."""
+        found, columns, leak, skipped = self.found, self._options.columns, Leak(others.name), ""
+        for number, row in others:
+            try:
+                known = found.repeats.find(_asked(row, found.plain_text, columns))
+            except RowError as error:
+                leak.skipped += 1
+                skipped = skipped or printable(f"{others.place(number)}: {error}")
+                continue
+            leak.rows += 1
+            if known is not None:
+                leak.found += 1
+                leak.first = leak.first or (others.place(number), self._rows.place(known))
+        _need_rows(others, leak.rows + leak.skipped, leak.rows, [f"first: {skipped}"])
+        found.leak = leak
 
 
 def _count_chat(
@@ -354,24 +367,6 @@ def _count_stream(found: TextStatistics, rows: RowSource, number: int, row: Mapp
         found.characters += len(text)
     found.repeats.count(rows, number, text, "")
     return RowSample(rows.place(number), (), None, _cut(text), 0)
-
-
-def _leak(found: TextStatistics, rows: RowSource, others: RowSource, columns: PairColumns | None) -> Leak:
-    """Count the rows of `others` whose question is in `rows`, which `found` is about."""
-    leak, skipped = Leak(others.name), ""
-    for number, row in others:
-        try:
-            known = found.repeats.find(_asked(row, found.plain_text, columns))
-        except RowError as error:
-            leak.skipped += 1
-            skipped = skipped or printable(f"{others.place(number)}: {error}")
-            continue
-        leak.rows += 1
-        if known is not None:
-            leak.found += 1
-            leak.first = leak.first or (others.place(number), rows.place(known))
-    _need_rows(others, leak.rows + leak.skipped, leak.rows, [f"first: {skipped}"])
-    return leak
 
 
 def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) -> None:
