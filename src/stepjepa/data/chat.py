@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,7 +300,6 @@ class ChatRenderer:
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
             self.kwargs["chat_template"] = macro + template
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
-        self._fold_system: bool | None = None
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
         """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
@@ -353,19 +353,17 @@ class ChatRenderer:
     def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
         """A chat as the template takes it, and whether its system message was folded for that."""
         chat = list(messages)
-        return (_fold(chat), True) if self._folds(chat) else (chat, False)
+        folds = chat[0]["role"] == "system" and self._folds_system
+        return _fold(chat) if folds else chat, folds
 
     def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
         return RenderedChat(text, tuple(self._match(text, chat) or self._locate_one_by_one(text, chat)), folded)
 
-    def _folds(self, chat: list[Mapping[str, str]]) -> bool:
+    @cached_property
+    def _folds_system(self) -> bool:
         """Whether the template refuses or leaves out a system message, found out with the first chat that has one."""
-        if chat[0]["role"] != "system":
-            return False
-        if self._fold_system is None:
-            trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
-            self._fold_system = _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
-        return self._fold_system
+        trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
+        return _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
 
     def _try(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
         """`apply`, or "" where the template refuses."""
