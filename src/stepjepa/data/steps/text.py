@@ -138,14 +138,12 @@ class Text:
         if kept and self.blocks:
             kept = [cut for cut in kept if cut not in self]
         spans: list[CharSpan] = []
-        start = piece = 0
+        piece = 0
         for end in [*kept, len(text)]:
             if end > piece and not text[piece:end].isspace():
-                spans.append((start, end))
-                start = end
+                spans.append((piece if spans else 0, end))
             elif spans:
                 spans[-1] = (spans[-1][0], end)
-                start = end
             piece = end
         return spans
 
