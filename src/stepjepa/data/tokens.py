@@ -99,7 +99,7 @@ def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, id
 
 def _learn(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int], known: dict[int, bytes]) -> bool:
     """Add the bytes of `tokens` to `known`; False at a token that is not spelt in bytes."""
-    added, letters = tokenizer.added_tokens_decoder, _letters()
+    added, letters = tokenizer.added_tokens_decoder, byte_letters()
     for index in tokens:
         name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
         if index in added:
@@ -112,7 +112,7 @@ def _learn(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int], known: dic
 
 
 @cache
-def _letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """GPT-2's letter for each byte -> the byte."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 

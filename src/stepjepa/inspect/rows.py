@@ -15,7 +15,7 @@ from stepjepa.config.parser import build
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, is_stream, texts_of
-from stepjepa.data.tokens import TokenisedText, encode_cut, encode_texts, token_span
+from stepjepa.data.tokens import TokenisedText, byte_letters, encode_cut, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError, no_rows
 from stepjepa.inspect.layout import Form, Span, packing_line, row_records
@@ -255,9 +255,7 @@ def _agrees(ids: np.ndarray, trunk: np.ndarray) -> bool:
 
 def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
     r"""A function from a token id to its text; bytes that are no complete character are written ``\xf0``."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # of byte-level tokenizers (GPT-2)
+    letters = byte_letters()  # of byte-level tokenizers
 
     def text(index: int) -> str:
         piece = tokenizer.convert_ids_to_tokens(index)
