@@ -256,18 +256,17 @@ def plan_rows(
         capacities.update(min(limit, even + int(slack * longest)) for slack in _SLACKS)
         if even == longest:
             break
-    best: tuple[float, list[list[int]]] | None = None
+    cheapest, best = float("inf"), list[list[int]]()
     for capacity in sorted(capacities):
         # No row is shorter than the longest forest, and of two rows one is more than half full.
         least = total * (1 + max(longest, capacity / 2) / attention_length)
-        if best is not None and best[0] <= least:
+        if cheapest <= least:
             break
         rows = best_fit(lengths, capacity)
         cost = rows_cost(rows, lengths, attention_length)
-        if best is None or cost < best[0]:
-            best = (cost, rows)
-    assert best is not None
-    return best[1]
+        if cost < cheapest:
+            cheapest, best = cost, rows
+    return best
 
 
 def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[float, float]:
