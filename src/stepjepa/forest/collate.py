@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,9 +72,9 @@ class ForestCollator:
     def _batch(self, examples: Sequence[Example], lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]]) -> Batch:
         if self.inline:
             examples = [example.with_pairs(example.pairs[:1]) for example in examples]
-        build = build_inline if self.inline else build_forest
         separate = self.separate_targets and any(target_segments(example) for example in examples)
-        forests = [build(example, self.predictor_ids, not separate) for example in examples]
+        build = build_inline if self.inline else partial(build_forest, targets=not separate)
+        forests = [build(example, self.predictor_ids) for example in examples]
         rows, starts = lay_out(forests)
         sources = targets = places(forests, starts)
         target_rows = None

@@ -159,14 +159,11 @@ def segment_row(example: Example, number: int, predictor_ids: Sequence[int]) -> 
     return ids, segment.position if segment.attach == ISOLATED else 0
 
 
-def build_inline(example: Example, predictor_ids: Sequence[int], targets: bool = True) -> Forest:
+def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
     """One sequence with the predictors behind the first pair's source and its target isolated in place (`inline`).
 
     Labels move with their tokens: the first token behind the predictors is predicted from the last of them, the predictors
     themselves are no labels. Tokens of the target see the target alone, what stands behind it sees everything.
-
-    Args:
-        targets: as `build_forest`.
 
     Raises:
         ValueError: a pair that is no branch or state of the trunk and a copy of the trunk's tokens.
