@@ -34,6 +34,19 @@ class Row {
     return DATA.kinds[this.raw.kinds[token]];
   }
 
+  // Runs [start, stop, kind's name] of the tokens of the same kind from `start` to `stop`.
+  kindRuns(start, stop) {
+    const { kinds } = this.raw;
+    const runs = [];
+    for (let from = start; from < stop; ) {
+      let to = from + 1;
+      while (to < stop && kinds[to] === kinds[from]) to++;
+      runs.push([from, to, this.kind(from).name]);
+      from = to;
+    }
+    return runs;
+  }
+
   section(token) {
     const [start, stop, name] = this.raw.sections[this.sectionOf[token]];
     const several = this.raw.batch > 1 && this.raw.examples[start] >= 0;

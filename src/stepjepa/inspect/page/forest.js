@@ -74,13 +74,9 @@ class Forest {
       const from = this.x(raw.lanes.columns[at] + 0.5);
       svg.append(this.part("path", { class: "hang", d: `M${from} ${this.y(0) + BAR}V${y + BAR / 2}H${this.x(first)}` }));
     }
-    for (let from = start; from < stop; ) {
-      let to = from + 1;
-      while (to < stop && raw.kinds[to] === raw.kinds[from]) to++;
+    for (const [from, to, kind] of this.row.kindRuns(start, stop)) {
       const width = Math.max((to - from) * this.unit, 1.5);
-      const kind = this.row.kind(from).name;
       svg.append(this.part("rect", { class: `bar k-${kind}`, x: this.x(raw.lanes.columns[from]), y, width, height: BAR }));
-      from = to;
     }
     svg.append(this.part("path", { class: "edge", d: `M${this.x(first)} ${y}v${BAR + 3}` }));
     const trunk = raw.lanes.names[lane] === "trunk";

@@ -23,6 +23,7 @@ class Mask {
 
   show(row) {
     this.row = row;
+    this.kindRuns = row.kindRuns(0, row.length); // found once a row
     this.map = null;
     this.view = { x: 0, y: 0, cells: row.length };
     this.cell = null;
@@ -103,26 +104,10 @@ class Mask {
     this.drawMarks();
   }
 
-  // Runs of the same kind, [start, stop, kind, ..]; found once a row.
-  kindRuns() {
-    const { kinds } = this.row.raw;
-    if (!this.row.kindRuns) {
-      const runs = [];
-      for (let start = 0; start < kinds.length; ) {
-        let stop = start + 1;
-        while (stop < kinds.length && kinds[stop] === kinds[start]) stop++;
-        runs.push([start, stop, DATA.kinds[kinds[start]].name]);
-        start = stop;
-      }
-      this.row.kindRuns = runs;
-    }
-    return this.row.kindRuns;
-  }
-
   drawRuns(context, top, bottom, low, high, colours) {
     const { view } = this;
     const height = Math.max(this.scale, 1 / this.ratio);
-    for (const [start, stop, kind] of this.kindRuns()) {
+    for (const [start, stop, kind] of this.kindRuns) {
       if (stop <= low || start >= high) continue;
       context.fillStyle = colours.kinds[kind];
       context.beginPath();
@@ -174,7 +159,7 @@ class Mask {
       context.restore();
     };
     const band = (from, place) => {
-      for (const [start, stop, kind] of this.kindRuns()) {
+      for (const [start, stop, kind] of this.kindRuns) {
         context.fillStyle = colours.kinds[kind];
         place(this.pixel(start, from), Math.max((stop - start) * this.scale, 1));
       }
