@@ -71,18 +71,24 @@ class Mask {
     return (cell - from) * this.scale;
   }
 
-  draw() {
-    if (!this.row || !this.side) return;
-    const { row, view } = this;
-    const context = this.picture.getContext("2d");
-    const colours = (this.inks = this.colours());
+  // A layer's context with nothing drawn, clipped to the matrix until `restore`.
+  cleared(canvas) {
+    const context = canvas.getContext("2d");
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
-    context.clearRect(0, 0, this.picture.width, this.picture.height);
+    context.clearRect(0, 0, canvas.width, canvas.height);
     context.save();
     context.translate(this.left + BAND, BAND);
     context.beginPath();
     context.rect(0, 0, this.side, this.side);
     context.clip();
+    return context;
+  }
+
+  draw() {
+    if (!this.row || !this.side) return;
+    const { row, view } = this;
+    const context = this.cleared(this.picture);
+    const colours = (this.inks = this.colours());
     const [top, bottom] = [Math.floor(view.y), Math.min(Math.ceil(view.y + view.cells), row.length)];
     const [low, high] = [view.x, view.x + view.cells];
     if (this.map !== null && row.attention()) this.drawWeights(context, top, bottom, colours);
@@ -210,15 +216,8 @@ class Mask {
 
   drawMarks() {
     if (!this.row || !this.side) return;
-    const context = this.marks.getContext("2d");
+    const context = this.cleared(this.marks);
     const { view, inks } = this;
-    context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
-    context.clearRect(0, 0, this.marks.width, this.marks.height);
-    context.save();
-    context.translate(this.left + BAND, BAND);
-    context.beginPath();
-    context.rect(0, 0, this.side, this.side);
-    context.clip();
     const size = Math.max(this.scale, 1.5);
     if (this.lit !== null) {
       const [x, y] = [this.pixel(this.lit, view.x), this.pixel(this.lit, view.y)];
