@@ -138,9 +138,7 @@ function inRuns(runs) {
 
 function runsInWords(runs) {
   const words = [];
-  for (let at = 0; at < runs.length; at += 2) {
-    words.push(runs[at + 1] - runs[at] > 1 ? `${runs[at]}\u2013${runs[at + 1] - 1}` : `${runs[at]}`);
-  }
+  for (let at = 0; at < runs.length; at += 2) words.push(span(runs.slice(at, at + 2)));
   if (words.length > 8) words.splice(6, words.length - 7, `\u2026 ${words.length - 7} more`);
   return words.join(", ");
 }
