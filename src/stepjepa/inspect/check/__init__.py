@@ -15,7 +15,7 @@ from stepjepa.inspect.check.quality import DataWarning, text_warnings, token_war
 from stepjepa.inspect.check.texts import TextReader, TextStatistics
 from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens
 from stepjepa.inspect.rows import method_from, taken, tokenizer_of
-from stepjepa.objectives.base import OBJECTIVES, find_objective
+from stepjepa.objectives.base import built_in, find_objective
 from stepjepa.training.options import ExampleOptions, without_effect
 from stepjepa.utils.text import folded, printable, wrapped
 
@@ -115,8 +115,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
         deque(texts, maxlen=0)  # reads them
     else:
         if texts.found.plain_text and not asked:
-            known = {one: find_objective(one) for one in OBJECTIVES}
-            takes_text = next(one for one, about in known.items() if about.takes_text and about.makes_pairs)
+            takes_text = next(one for one, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
             method = method_from({**options, _NAME.objective: takes_text})
         tokens = read_tokens(rows, tokenizer_of(rows, name, method), method, own, texts)
     if others is not None:

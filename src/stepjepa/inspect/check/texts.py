@@ -22,7 +22,7 @@ from stepjepa.data.steps import rules_for, steps_of
 from stepjepa.data.tokens import stream_content
 from stepjepa.errors import DataError, RowError, no_rows
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
-from stepjepa.objectives.base import OBJECTIVES, find_objective
+from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.text import counted, escaped, printable
 
@@ -153,7 +153,7 @@ class TextStatistics:
         found, usable, better = self.rows_with_steps, self.chats, self.better_splitter
         none = f"{f'only {found:,} of {usable:,} rows have' if found else 'no row has'} two steps ({self.found_by})"
         if self.plain_text:
-            names = " or ".join(name for name in OBJECTIVES if find_objective(name).takes_text)
+            names = " or ".join(name for name, cls in built_in().items() if cls.takes_text)
             return f"plain text: train with --{_NAME.objective} {names}; the others need chats ({KNOWN_CHATS})"
         if better is not None:
             served = f"finds them in {self.other_splitters[better]:,}: {self.use_better}"
