@@ -131,9 +131,8 @@ def form_of(row: Mapping[str, object]) -> Form:
     A data set of mixed rows fills the columns that a row does not have with None.
     """
 
-    def fit(form: Form) -> tuple[bool, bool, bool]:
-        asked, answered = row.get(form.question) is not None, row.get(form.answer) is not None
-        return asked and answered, form.question in row and form.answer in row, asked
+    def fit(form: Form) -> tuple[bool, bool]:
+        return form.question in row and form.answer in row, row.get(form.question) is not None
 
     filled = (form for form in FORMS if row.get(form.question) is not None and row.get(form.answer) is not None)
     return next(filled, None) or max(FORMS, key=fit)
