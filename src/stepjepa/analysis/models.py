@@ -112,14 +112,10 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | E
             )
         extras.keep_groups(read)
     order: Any = options.predictor_order or own.get("predictor_order") or method.predictor_order
-    method = replace(
-        method,
-        same_predictor=bool(own.get("same_predictor") if options.same_predictor is None else options.same_predictor),
-        predictor_order=order,
-        readout_layer=own.get("readout_layer") if options.readout_layer is None else options.readout_layer,
-    )
-    count, ids = _find_predictors(model, tokenizer, place, record, options.predictors, method.same_predictor)
-    method = replace(method, predictors=count)
+    same = bool(own.get("same_predictor") if options.same_predictor is None else options.same_predictor)
+    layer = own.get("readout_layer") if options.readout_layer is None else options.readout_layer
+    count, ids = _find_predictors(model, tokenizer, place, record, options.predictors, same)
+    method = replace(method, predictors=count, same_predictor=same, predictor_order=order, readout_layer=layer)
     ids = ids if grouped else [*ids] * len(read)  # one group serves all horizons
     alone = "the mean of their tokens" if method.readout == "mean" else "their last token"
     where = f"sources at the last of {count} predictors" if count else f"sources at {alone}"
