@@ -330,15 +330,13 @@ def read_states(
 
 
 def _states_at(
-    inner: Any, parts: Sequence[Rows | None], layers: Sequence[int], positions_M: torch.Tensor
+    inner: Any, parts: Sequence[Rows], layers: Sequence[int], positions_M: torch.Tensor
 ) -> dict[int, torch.Tensor]:
     """States (M, D) by layer at positions of the flattened (R * T) states of some rows, one after the other; rows of which
     nothing is read are not computed."""
     found: dict[int, torch.Tensor] = {}
     first = 0
     for rows in parts:
-        if rows is None:
-            continue
         last = first + rows.input_ids.numel()
         here_M = (positions_M >= first) & (positions_M < last)
         if here_M.any():
