@@ -237,19 +237,19 @@ def coordinates(source: np.ndarray, target: np.ndarray, method: str = "pca", see
     if method not in METHOD_TITLES:
         raise ConfigError(f"method is {method!r}; known: {', '.join(METHOD_TITLES)}")
     check_views(source, target)
-    points, n = np.concatenate([source, target]).astype(np.float32), len(source)
-    explained = (0.0, 0.0) if method == "pca" else None
-    if np.ptp(points, axis=0).any():  # else they are one point, which no method can scale
-        most = min(2 if method == "pca" else COMPONENTS, *points.shape)
+    states, n = np.concatenate([source, target]).astype(np.float32), len(source)
+    points, explained = np.zeros((2 * n, 2)), (0.0, 0.0) if method == "pca" else None
+    if np.ptp(states, axis=0).any():  # else they are one point, which no method can scale
+        most = min(2 if method == "pca" else COMPONENTS, *states.shape)
         pca = library("sklearn.decomposition", "analysis").PCA(most, random_state=seed)
-        points = pca.fit_transform(points)
+        found = pca.fit_transform(states)
         if method == "pca":
             first, second = [*map(float, pca.explained_variance_ratio_), 0.0][:2]
             explained = first, second
         elif method == "tsne":
             tsne = library("sklearn.manifold", "analysis").TSNE
             start = "pca" if most >= 2 else "random"
-            points = tsne(2, perplexity=min(30.0, (2 * n - 1) / 3), init=start, random_state=seed).fit_transform(points)
+            found = tsne(2, perplexity=min(30.0, (2 * n - 1) / 3), init=start, random_state=seed).fit_transform(found)
         else:
             start = "spectral" if n > 2 else "random"  # too few for the spectral start
             with warnings.catch_warnings():
@@ -257,10 +257,8 @@ def coordinates(source: np.ndarray, target: np.ndarray, method: str = "pca", see
                 made: Any = library("umap", "umap").UMAP(
                     n_components=2, n_neighbors=min(15, 2 * n - 1), init=start, random_state=seed, n_jobs=1
                 )
-                points = made.fit_transform(points)
-    else:
-        points = np.zeros((2 * n, 2))
-    points = np.column_stack([points.astype(np.float64), np.zeros(2 * n)])[:, :2]
+                found = made.fit_transform(found)
+        points[:, : found.shape[1]] = found
     return Coordinates(points[:n], points[n:], method, explained)
 
 
