@@ -155,42 +155,38 @@ def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
         _check_name(name, own.where)
     check_keys(own.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
     node = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
-    tree: dict[str, Node] = node.given
-
-    def part(key: str) -> Node:
-        return tree.get(key, Node(None, node.where))
-
-    values = _BlockValues(**field_values(_BlockValues, tree))
+    tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
+    values = _BlockValues(**field_values(_BlockValues, node.given))
     seeds = values.seeds
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         expected = "expected different whole numbers from 0 on, as in seeds: [1, 2, 3]"
-        raise ConfigError(f"{part('seeds').where}: seeds: {expected}")
-    base = {**DEFAULTS, **read_training(part("base").mapping("base"))}
+        raise ConfigError(f"{tree['seeds'].where}: seeds: {expected}")
+    base = {**DEFAULTS, **read_training(tree["base"].mapping("base"))}
     variants = [*dict.fromkeys(values.controls), *([SAME_FLOP] if values.equal_compute else [])]
     arms = dict[str, Arm]()
-    for where, arm_name, section in _named_arms(part("arms"), part("grid")):
+    for where, arm_name, section in _named_arms(tree["arms"], tree["grid"]):
         if arm_name in arms:
             raise ConfigError(f"{where}: two arms are named {arm_name!r}")
-        arms[arm_name] = _arm(arm_name, section, base, part("tune"), variants, where, notes)
+        arms[arm_name] = _arm(arm_name, section, base, tree["tune"], variants, where, notes)
     if values.baseline not in arms:
         known = ", ".join(arms)
-        raise ConfigError(f"{part('baseline').where}: the baseline {values.baseline!r} is no arm; there are: {known}")
+        raise ConfigError(f"{tree['baseline'].where}: the baseline {values.baseline!r} is no arm; there are: {known}")
     for arm in arms.values():
         if arm.control_arm is not None and (arm.control_arm not in arms or arm.control_arm == arm.name):
             raise ConfigError(f"{node.where}: control_arm of {arm.name} is {arm.control_arm!r}, which is no other arm")
-    data = _data(part("data"))
+    data = _data(tree["data"])
     if "select" not in data.files and data.builtin is None and any(arm.tuned for arm in arms.values()):
         raise ConfigError(
-            f"{part('data').where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
+            f"{tree['data'].where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
             "is no result"
         )
     settings = ({**base, **arm.settings} for arm in arms.values())
     if "select" not in data.files and data.builtin is None and any(map(evaluates_on_the_way, settings)):
         remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
-        raise ConfigError(f"{part('data').where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
-    metrics = _metrics(part("metrics"), data)
-    evaluation = Evaluation(**field_values(Evaluation, part("evaluate").mapping("evaluate"), "evaluate"))
-    select = _select(part("select"), metrics)
+        raise ConfigError(f"{tree['data'].where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
+    metrics = _metrics(tree["metrics"], data)
+    evaluation = Evaluation(**field_values(Evaluation, tree["evaluate"].mapping("evaluate"), "evaluate"))
+    select = _select(tree["select"], metrics)
     return Block(name, base, tuple(arms.values()), values.baseline, tuple(seeds), data, metrics, select, evaluation)
 
 
