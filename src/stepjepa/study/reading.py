@@ -225,10 +225,7 @@ def _arm(
     tune, control_arm = section.pop("tune", Node(None, where)), section.pop("control_arm", Node(None, where))
     settings = read_training(section)
     values = {**base, **settings}
-    try:
-        config = config_of(values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: arm {name}: {error}") from None
+    config = config_of(values, f"{where}: arm {name}: ")
     cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, config, f"arm {name}")
     variants = list[str]()
     for variant in wanted if objective_of(config).makes_pairs else ():
@@ -255,10 +252,7 @@ def _cells(
     for combination in product(*choices):
         cell = {name: value for part in combination for name, value in part.items()}
         where = f"{next(iter(lists.values())).where}: tune, {what}" if lists else what
-        try:
-            pairs = objective_of(config_of({**values, **cell}) if cell else config).makes_pairs
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+        pairs = objective_of(config_of({**values, **cell}, f"{where}: ") if cell else config).makes_pairs
         if pairs != objective_of(config).makes_pairs:
             raise ConfigError(f"{where}: with {cell} it is no JEPA arm any more, or becomes one")
         cells += [cell] if cell not in cells else []
@@ -424,11 +418,11 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
     return values
 
 
-def config_of(values: Mapping[str, Any]) -> JEPAConfig:
+def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
     """The configuration of a run with these options, which are checked alone and together.
 
     Raises:
-        ConfigError: they cannot be used.
+        ConfigError: they cannot be used; the message begins with `place`.
     """
     # The check needs no accelerator, and the machine that it runs on may have none.
     data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
@@ -437,5 +431,5 @@ def config_of(values: Mapping[str, Any]) -> JEPAConfig:
         given = carried(options_of(JEPAOptions), given)
         RunOptions(**{k: v for k, v in given.items() if k in options_of(RunOptions)})
         return JEPAConfig(**{k: v for k, v in given.items() if k in options_of(JEPAConfig)})
-    except (ValueError, OSError) as error:
-        raise ConfigError(str(error)) from None
+    except (ValueError, OSError, ConfigError) as error:
+        raise ConfigError(f"{place}{error}") from None
