@@ -119,32 +119,28 @@ class Item:
         return [stage for stage in self.stages if self.folder.done(stage) is None]
 
 
-def _file_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run as its file has them: without those of other arms' own objectives, and own files in full."""
-    from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
-
-    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
-    found = {name: value for name, value in carried(known, settings).items() if name in known}
-    for name, value in found.items():
-        if known[name].own and named_by_file(value) and Path(value.rpartition(":")[0]).is_file():
-            file, _, attribute = value.rpartition(":")
-            found[name] = f"{Path(file).resolve()}:{attribute}"
-    return found
-
-
 def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     """All that carrying a run out needs, in its folder."""
+    from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
+
     block, settings, paths = run.block, run.settings, run.block.data.paths(study.output_dir)
     files = {split: [_absolute(name) for name in names] for split, names in paths.items()}
+    # Options of other arms' own objectives are left out, and files of one's own are named in full.
+    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    values = {name: value for name, value in carried(known, settings).items() if name in known}
+    for name, value in values.items():
+        if known[name].own and named_by_file(value) and Path(value.rpartition(":")[0]).is_file():
+            file, _, attribute = value.rpartition(":")
+            values[name] = f"{Path(file).resolve()}:{attribute}"
     # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
     name = settings.get("run_name") or study.output_dir.resolve().name
-    values: dict[str, Any] = {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
+    values |= {"run_name": "/".join([name, *run.folder.parts[1:]]), "train_file": files.pop("train")}
     if "train" in block.data.splits:
         values["dataset_split"] = block.data.splits["train"]
     if evaluates_on_the_way(settings):
         values["eval_file"] = files["select"][0]
         values["eval_split"] = block.data.splits.get("select", "test")
-    write_yaml({**_file_settings(settings), **values}, folder.train_config, header=f"One run of a study: {run.name}")
+    write_yaml(values, folder.train_config, header=f"One run of a study: {run.name}")
     plan = {
         "run": run.name,
         "processes": study.processes_per_run,
