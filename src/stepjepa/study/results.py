@@ -153,10 +153,7 @@ class Table:
             for kind, *_ in KINDS:
                 made = arm.comparisons.get(kind)
                 row |= {f"{kind}_{name}": getattr(made.result, name) if made else None for name in _RESULT}
-                row |= {
-                    f"{kind}_holm_p": made.holm_p if made else None,
-                    f"{kind}_against": made.against if made else None,
-                }
+                row |= {f"{kind}_{name}": getattr(made, name) if made else None for name in ("holm_p", "against")}
             row |= {"flops": arm.flops, "seconds": arm.seconds, "verdict": verdict.label if verdict else None}
             rows.append({**row, "reasons": "; ".join(verdict.reasons) if verdict else None})
         return rows
