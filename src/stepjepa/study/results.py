@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.errors import DataError
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
 from stepjepa.study.records import Item, run_identity
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
@@ -370,11 +369,10 @@ def _draw(study: Study, tables: Tables) -> Iterator[str]:
             for arm, made in table.differences()
             if name == metric
         ]
-        stem = f"study_{re.sub(r'[^A-Za-z0-9_-]+', '_', metric)}" if number else "study"
-        try:
-            figure = forest_figure(rows, metric, title=study.title, higher_is_better=higher[metric])
-        except DataError:  # nothing to draw: no pair of runs yet
+        if not rows:  # no pair of runs yet
             continue
+        stem = f"study_{re.sub(r'[^A-Za-z0-9_-]+', '_', metric)}" if number else "study"
+        figure = forest_figure(rows, metric, title=study.title, higher_is_better=higher[metric])
         for suffix in (".png", ".svg"):
             save_figure(figure, study.output_dir / f"{stem}{suffix}")
             yield f"{stem}{suffix}"
