@@ -276,9 +276,7 @@ class _Reader:
         negated = self.next_is("^")
         self.position += negated
         found: list[tuple[int, int]] = []
-        first = True
-        while first or not self.next_is("]"):
-            first = False
+        while not found or not self.next_is("]"):
             low = self.member()
             if self.next_is("-") and self.text[self.position + 1 : self.position + 2] not in ("]", ""):
                 self.position += 1
