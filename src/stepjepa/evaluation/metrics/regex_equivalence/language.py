@@ -309,9 +309,7 @@ class Expressions:
         if (low, high) == (1, 1) or part is self.nothing or part is self.all:
             return part
         if low == 0 and high is None:
-            if self._whole in [
-                one.mask for one in (part.parts if part.kind == "any" else (part,)) if one.kind == "set"
-            ]:
+            if self._whole in [one.mask for one in (part.parts if part.kind == "any" else (part,))]:
                 return self.all
             if part.turns == (0, None):
                 return part
