@@ -7,6 +7,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -146,8 +147,7 @@ def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int
         max_rows: that each may return.
     """
     uri = f"{Path(database).as_uri()}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
         connection.execute("PRAGMA query_only = ON")
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         if hasattr(connection, "setlimit"):  # Python 3.11
@@ -162,8 +162,6 @@ def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int
             except (sqlite3.Error, sqlite3.Warning, _Limit, ValueError, OverflowError) as error:
                 return f"{whose} fails: {error}"
         return _why_different(results[0], results[1], is_ordered(gold))
-    finally:
-        connection.close()
 
 
 def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
@@ -175,18 +173,15 @@ def _authorize(action: int, _: str | None, name: str | None, *__: str | None) ->
 def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: int) -> list[tuple[Any, ...]]:
     deadline = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
-    cursor = connection.cursor()
     try:
-        cursor.execute(query)
-        if cursor.description is None:
-            raise _Limit("it returns no rows")
-        rows = cursor.fetchmany(max_rows + 1)
+        with closing(connection.execute(query)) as cursor:
+            if cursor.description is None:
+                raise _Limit("it returns no rows")
+            rows = cursor.fetchmany(max_rows + 1)
     except sqlite3.OperationalError as error:
         if "interrupted" in str(error):
             raise _Limit(f"not done after {seconds:g} s") from None
         raise
-    finally:
-        cursor.close()
     if len(rows) > max_rows:
         raise _Limit(f"more than {max_rows} rows")
     return rows
