@@ -103,8 +103,8 @@ class ModelNumbers:
     Attributes:
         model: its name or folder.
         layers: layer -> numbers of all pairs.
-        steps: step -> numbers of the pairs with that target step, in the layer that is shown; only steps with `MIN_ROWS`
-            pairs or more, and none where views are no steps.
+        steps: step -> numbers of the pairs with that target step, in the layer that is shown, in order and the same steps of
+            all models; only steps with `MIN_ROWS` pairs or more, and none where views are no steps.
         collapse: signs of it, in the layer that is shown.
         prediction: horizon -> errors of predicting later states; None where they were not asked for.
     """
@@ -175,16 +175,14 @@ class Comparison:
             rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in others]
             yield from _table([f"against {self.base}", *_BASE], rows, _BASE)
         yield from self._prediction()
-        steps = {step: one.steps[step].pairs for one in self.models.values() for step in one.steps}
+        steps = {step: one.pairs for step, one in next(iter(self.models.values())).steps.items()}
         if len(steps) < 2:
             return
         known = sorted(steps)[:_MOST_STEPS]
         rows = [["pairs", *(str(steps[step].n) for step in known)]]
         for name in ("gap", "@1"):
             for label, model in self.models.items():
-                found = [
-                    _row({name: _PAIRS[name]}, model.steps[n].pairs)[0] if n in model.steps else "-" for n in known
-                ]
+                found = [_row({name: _PAIRS[name]}, model.steps[step].pairs)[0] for step in known]
                 rows.append([f"{name}, {label}", *found])
         rows.append(["@1, chance", *(written(steps[step].chance_at_1, ".1%") for step in known)])
         yield from ("", *text_table(["target step", *map(str, known)], rows))
@@ -363,13 +361,11 @@ def _figures(
             ranks = by_layer(attrgetter(f"{view}.effective_rank"))
             title, label = f"Effective rank of the {view} states", "effective rank (of unit rows)"
             yield f"rank_{view}", partial(plots.layer_figure, ranks, label, title=title)
-    if any(len(one.steps) > 1 for one in models.values()):
-        steps = {
-            label: {n: one.steps[n].pairs for n in sorted(one.steps)} for label, one in models.items() if one.steps
-        }
+    steps = {label: {n: numbers.pairs for n, numbers in one.steps.items()} for label, one in models.items()}
+    chances = {n: p.chance_at_1 for n, p in next(iter(steps.values())).items()}
+    if len(chances) > 1:
         numbers = {label: {n: (p.gap, p.retrieval_at_1) for n, p in line.items()} for label, line in steps.items()}
-        chances = {n: p.chance_at_1 for line in steps.values() for n, p in line.items()}
-        yield "steps", lambda: plots.step_figure(numbers, dict(sorted(chances.items())))
+        yield "steps", partial(plots.step_figure, numbers, chances)
     for method in dict.fromkeys(methods):
         for label in states:
             yield f"{method}-{slug(label)}", partial(scatter, label, method)
