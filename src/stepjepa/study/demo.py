@@ -300,13 +300,8 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]], method: 
     from stepjepa.training.encoding import encode
     from stepjepa.training.meter import collapse_signs
 
-    predictors = len(trainer.setup.predictor_ids)
-    paired = JEPAConfig(
-        output_dir=trainer.args.output_dir,
-        report_to="none",
-        **{**method, _NAME.predictors: predictors and method[_NAME.predictors]},
-    )
-    store, _ = encode(test, tokenizer, paired)
+    own = {**method, _NAME.predictors: method[_NAME.predictors] if trainer.setup.predictor_ids else 0}
+    store, _ = encode(test, tokenizer, JEPAConfig(output_dir=trainer.args.output_dir, report_to="none", **own))
     model = trainer.model.eval()
     collator = replace(trainer.data_collator, shuffle_targets=False)
     lm, labels, sources, targets = 0.0, 0, [], []
