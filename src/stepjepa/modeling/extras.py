@@ -124,11 +124,8 @@ class PredictorRows(nn.Module):
             rows_RTD = F.embedding(chosen, rows_KD, padding_idx=len(self.weight))
             return torch.where(is_predictor[..., None], rows_RTD.to(output_RTD.dtype), output_RTD)
 
-        handle = embedding.register_forward_hook(put_in)
-        try:
+        with embedding.register_forward_hook(put_in):
             yield ids_RT.clamp(max=self.first - 1)
-        finally:
-            handle.remove()
         if not used:
             raise ConfigError("the model does not call its input embedding, so it takes no predictor tokens")
 

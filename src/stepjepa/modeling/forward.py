@@ -181,10 +181,8 @@ def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Ten
             lambda module, arguments, named: keep(arguments[0] if arguments else named["hidden_states"]),
             with_kwargs=True,
         )
-    try:
+    with handle:
         yield kept
-    finally:
-        handle.remove()
 
 
 def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int]:

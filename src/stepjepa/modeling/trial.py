@@ -276,7 +276,7 @@ class _Trial:
         kept: list[torch.Tensor] = []  # last hidden states of every call of the backbone
         hook = backbone(self._inner).register_forward_hook(lambda module, args, output: kept.append(output[0]))
         try:
-            with attention_of(self._inner, attention):
+            with hook, attention_of(self._inner, attention):
                 batch = self._batch(self._examples, form, attention)
                 output = self._model(batch=batch)
                 predicting = kept[0].flatten(0, 1).index_select(0, batch.label_positions)
@@ -286,8 +286,6 @@ class _Trial:
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
             return Verdict(f"{what} ({first_line(error)[:200]})")
-        finally:
-            hook.remove()
         off = []
         if form != "inline":  # whose LM loss is another by design
             loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")
