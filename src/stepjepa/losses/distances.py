@@ -148,13 +148,8 @@ def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Ten
     sides = source_PD.float(), target_PD.float()
     shorter_P = torch.minimum(*(torch.linalg.vector_norm(side, dim=-1) for side in sides))
     has_direction_P = shorter_P.detach() > MIN_LENGTH
-    source, target = (_unit(side, has_direction_P) for side in sides)
+    # Where one has no direction, both are a constant one.
+    source, target = (F.normalize(torch.where(has_direction_P.unsqueeze(1), side, 1.0), dim=-1) for side in sides)
     apart_P = torch.linalg.vector_norm(source - target, dim=-1)
     along_P = torch.linalg.vector_norm(source + target, dim=-1)
     return torch.where(has_direction_P, 2 * torch.atan2(apart_P, along_P), torch.pi / 2)
-
-
-def _unit(vectors_PD: torch.Tensor, valid_P: torch.Tensor) -> torch.Tensor:
-    """Vectors of length 1; a constant one where not valid."""
-    filled = torch.where(valid_P.unsqueeze(1), vectors_PD, 1.0)
-    return filled / torch.linalg.vector_norm(filled, dim=-1, keepdim=True)
