@@ -18,6 +18,7 @@ import math
 import re
 import types
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
@@ -96,10 +97,8 @@ def convert(hint: object, given: object, keep: str | None = None) -> object:
     if type(None) in every and (given is None or empty):
         return None
     for member in sorted(members, key=_precision):
-        try:
+        with suppress(_Mismatch):
             return _convert_member(member, given, union)
-        except _Mismatch:
-            continue
     close = nearest(given, words, 0.6) if isinstance(given, str) else None
     near = f"; did you mean {close!r}?" if close else ""
     raise BadValue(f"expected {describe(hint)}, got {show(given)}{near}")

@@ -65,11 +65,9 @@ def base_model(name: str, config: object) -> dict[str, str]:
     if not name:
         return {}
     hub, head = is_hub_id(name), {"license": getattr(config, "license", None)}
-    try:
+    with suppress(Exception):  # no card, no network, or nothing that can be read
         path = hf_hub_download(name, CARD, etag_timeout=3) if hub else os.path.join(name, CARD)
         head |= vars(ModelCard.load(path, ignore_metadata_errors=True).data)
-    except Exception:  # no card, no network, or nothing that can be read
-        pass
     found = {"name": public_name(name), **({"id": name} if hub else {})}
     return found | {
         key: escaped(one) for key, one in head.items() if key.startswith("license") and isinstance(one, str)

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -510,8 +510,6 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as JSON gives them back; those that it cannot hold are left out."""
     found = {}
     for name, value in settings.items():
-        try:
+        with suppress(TypeError):
             found[name] = json.loads(json.dumps(representable(sorted(value) if isinstance(value, set) else value)))
-        except TypeError:
-            continue
     return found
