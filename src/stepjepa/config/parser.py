@@ -117,12 +117,9 @@ class StrictParser:
         for option in [one for one in self.options.values() if one.brings]:
             self.take_up(option.name, _written(argv, option.name))
         config, flags = self._split(argv)
-        given: dict[str, Setting] = {}
-        if config is not None:
-            given.update(
-                _merge(s for one in read_tree(config).mapping("options").items() for s in self._from_yaml(*one))
-            )
-        given.update(_merge(s for flag in flags for s in self._from_flag(*flag)))
+        written = {} if config is None else read_tree(config).mapping("options")
+        given = _merge(setting for one in written.items() for setting in self._from_yaml(*one))
+        given |= _merge(setting for flag in flags for setting in self._from_flag(*flag))
         return carried(self.options, {name: setting.value for name, setting in given.items()})
 
     def take_up(self, name: str, value: object) -> None:
