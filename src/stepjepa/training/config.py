@@ -129,11 +129,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     def _check_batch(self) -> None:
         """Refuse pairs that cannot be told from each other: InfoNCE without a negative, shuffled targets without another
         example, or one state for several horizons."""
-        sizes = {
-            _NAME.per_device_train_batch_size: self.per_device_train_batch_size,
-            _NAME.per_device_eval_batch_size: self.per_device_eval_batch_size,
-        }
-        single = [name for name, size in sizes.items() if size == 1]
+        sizes = (_NAME.per_device_train_batch_size, _NAME.per_device_eval_batch_size)
+        single = [name for name in sizes if getattr(self, name) == 1]
         objective = objective_of(self)
         if len(objective.groups) > 1 and not objective.predictors and self.predictor_head == "none":
             raise ConfigError(
