@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,18 +128,14 @@ def idle_parts(model: PreTrainedModel) -> list[str]:
         return []
     linears = {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
     called = {name for name, part in linears.items() if part in experts}
-    hooks = [
-        part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)) for name, part in linears.items()
-    ]
     ids = torch.arange(5, 11, device=embedding.device)[None] % len(embedding)
     try:
-        with torch.no_grad(), unchanged(model):
+        with ExitStack() as hooks, torch.no_grad(), unchanged(model):
+            for name, part in linears.items():
+                hooks.enter_context(part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)))
             own_forward(model)(input_ids=ids, use_cache=False)
     except Exception:
         return []
-    finally:
-        for hook in hooks:
-            hook.remove()
     found: dict[str, None] = {}
     for name in linears.keys() - called:
         parts = name.split(".")
