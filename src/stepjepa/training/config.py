@@ -238,14 +238,10 @@ def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> No
     from transformers import Trainer, get_scheduler  # which lists of options need not wait for
 
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule: Any = {
-        "num_warmup_steps": 0,
-        "num_training_steps": 1,
-        "scheduler_specific_kwargs": args.lr_scheduler_kwargs,
-    }
+    further: Any = args.lr_scheduler_kwargs  # of a schedule of one step, without warm-up
     for name, make in (
         ("optim", lambda: Trainer.get_optimizer_cls_and_kwargs(args, model)),
-        (_NAME.lr_scheduler_type, lambda: get_scheduler(args.lr_scheduler_type, optimizer, **schedule)),
+        (_NAME.lr_scheduler_type, lambda: get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, further)),
     ):
         try:
             make()
