@@ -10,13 +10,10 @@ import pytest
 from stepjepa.data.chat import ChatRenderer, plain_template, row_to_messages
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.options import PairColumns
-from stepjepa.data.steps import make_splitter
 from stepjepa.data.tokens import stream_ids
 from stepjepa.errors import ConfigError, DataError, RowError
 from support.encoding import settings_of, views_of
 from support.tokenizers import byte_bpe_tokenizer, fresh
-
-SPLITTER = make_splitter("separator")
 
 
 @pytest.mark.parametrize("fixture", ["llama3_tokenizer", "mistral_tokenizer", "tekken_tokenizer", "bpe_tokenizer"])

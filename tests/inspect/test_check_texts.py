@@ -8,7 +8,7 @@ from stepjepa.errors import DataError
 from stepjepa.inspect.check.texts import RowSample, excerpt
 from support.checks import check_format
 
-BLANK, LINES, NUMBERED = "one\n\ntwo\n\nthree", "one\ntwo\nthree", "Step 1: one\nStep 2: two"
+BLANK, LINES = "one\n\ntwo\n\nthree", "one\ntwo\nthree"
 
 
 def rows(*answers):
