@@ -95,6 +95,18 @@ CALL = [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]
         ({"instruction": ["a"], "output": "b"}, "content_not_text", "message 1 (user) has content of type list"),
         ({"a": {"b": 1, "c": 2}, "d": 3}, "no_known_columns", "columns found: a.b, a.c, d; expected messages, conv"),
         ({"chosen": "a"}, "no_known_columns", "two columns named with --source_column and --target_column"),
+        (["a"], "not_an_object", "the row is a list"),
+        (
+            {"text": "a", "id": 1},
+            "no_known_columns",
+            "columns found: text, id; expected messages, conversations, question/answer",
+        ),
+        ({"messages": "hello"}, "no_messages", "not a non-empty list"),
+        ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
+        ({"question": ["a"], "answer": "b"}, "content_not_text", "message 1 (user) has content of type list"),
+        ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
+        ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 80 + "...; expected"),
+        ({"messages": {"role": ["user"], "content": []}}, "no_messages", "not a non-empty list"),
     ],
 )
 def test_rows_that_are_refused_by_name(row, reason, words):

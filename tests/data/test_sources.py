@@ -13,7 +13,7 @@ import pytest
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.report import DataReport, listed_files
 from stepjepa.data.sources import Part, RowSource, csv_rows
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import DataError
 from support.checks import check_format
 
 MESSAGES = [{"role": "user", "content": "12+5?"}, {"role": "assistant", "content": "17"}]
@@ -237,29 +237,6 @@ def test_columns(row):
     assert row_to_messages(row) == MESSAGES
     chat = [{"role": "system", "content": "Be brief."}, *MESSAGES]
     assert row_to_messages(row, "Be brief.") == chat == row_to_messages({"messages": chat}, "Longer.")
-
-
-@pytest.mark.parametrize(
-    ("row", "reason", "words"),
-    [
-        (["a"], "not_an_object", "the row is a list"),
-        (
-            {"text": "a", "id": 1},
-            "no_known_columns",
-            "columns found: text, id; expected messages, conversations, question/answer",
-        ),
-        ({"messages": "hello"}, "no_messages", "not a non-empty list"),
-        ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
-        ({"question": ["a"], "answer": "b"}, "content_not_text", "message 1 (user) has content of type list"),
-        ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
-        ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 80 + "...; expected"),
-        ({"messages": {"role": ["user"], "content": []}}, "no_messages", "not a non-empty list"),
-    ],
-)
-def test_rows_that_are_refused(row, reason, words):
-    with pytest.raises(RowError) as caught:
-        row_to_messages(row)
-    assert caught.value.reason == reason and words in str(caught.value)
 
 
 # Parts of files, and damaged ones
