@@ -29,28 +29,20 @@ seeds: [3, 1]
 """
 
 
-@pytest.fixture
-def read():
-    def read(text=STUDY, *overrides, mini=False):
-        tree = parse_tree(text, "study.yaml")
-        for override in overrides:
-            tree = set_value(tree, override)
-        return read_study(tree, "study", mini)
-
-    return read
+def read(text=STUDY, *overrides, mini=False):
+    tree = parse_tree(text, "study.yaml")
+    for override in overrides:
+        tree = set_value(tree, override)
+    return read_study(tree, "study", mini)
 
 
-@pytest.fixture
-def refused(read):
-    def refused(text=STUDY, *overrides, mini=False):
-        with pytest.raises(ConfigError) as caught:
-            read(text, *overrides, mini=mini)
-        return str(caught.value)
-
-    return refused
+def refused(text=STUDY, *overrides, mini=False):
+    with pytest.raises(ConfigError) as caught:
+        read(text, *overrides, mini=mini)
+    return str(caught.value)
 
 
-def test_runs_evaluate_on_the_validation_split(read, refused, tmp_path):
+def test_runs_evaluate_on_the_validation_split(tmp_path):
     asked = "base.eval_strategy=steps", "base.eval_metrics=[gsm8k]", f"output_dir={tmp_path / 'out'}"
 
     def planned(*overrides):
@@ -69,7 +61,7 @@ def test_runs_evaluate_on_the_validation_split(read, refused, tmp_path):
     assert planned("data={train_file: a.jsonl, test_file: b.jsonl, select_file: c.jsonl}")[0]["eval_file"] == "c.jsonl"
 
 
-def test_a_small_study(read):
+def test_a_small_study():
     study = read()
     (block,) = study.blocks
     assert (study.title, str(study.output_dir), study.jobs) == ("Two arms", "runs/study", 1)
@@ -81,7 +73,7 @@ def test_a_small_study(read):
     assert block.base["max_steps"] == 4 and block.base["track_flop"] is True
 
 
-def test_controls_and_equal_compute_are_one_line_each(read):
+def test_controls_and_equal_compute_are_one_line_each():
     study = read(STUDY + "controls: [shuffled, random]\nequal_compute: true\n")
     runs = list(all_runs(study))
     found = {(run.row, run.seed): run.changes for run in runs}
@@ -94,14 +86,14 @@ def test_controls_and_equal_compute_are_one_line_each(read):
     assert len({run.folder for run in runs}) == 10 and {run.settings["seed"] for run in runs} == {1, 3}
 
 
-def test_a_variant_that_cannot_be_run_is_a_note(read):
+def test_a_variant_that_cannot_be_run_is_a_note():
     study = read(STUDY + "controls: [shuffled, random]\n", "arms.step_jepa.jepa_loss=infonce")
     assert study.blocks[0].arms[1].variants == ("shuffled",)
     (note,) = study.notes
     assert "without random: control=random gives every source the same target" in note
 
 
-def test_grids_become_arms(read):
+def test_grids_become_arms():
     text = STUDY + "grid: {lbd: [0.1, 2.0], objective: [llm_jepa]}\n"
     text = text.replace("    lambda: 0.5\n", "    grid: {predictors: [1, 2]}\n")
     arms = {arm.name: arm.settings for arm in read(text).blocks[0].arms}
@@ -114,7 +106,7 @@ def test_grids_become_arms(read):
     }
 
 
-def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none(read):
+def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none():
     text = STUDY + "tune: {learning_rate: [1e-3, 2e-3], predictors: [1, 2]}\n"
     regular, jepa = read(text).blocks[0].arms
     assert list(regular.cells) == [{"learning_rate": 0.001}, {"learning_rate": 0.002}]
@@ -123,7 +115,7 @@ def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none(read):
     assert own.blocks[0].arms[1].cells == ({"learning_rate": 0.0005},)
 
 
-def test_blocks_and_mini(read):
+def test_blocks_and_mini():
     text = STUDY + (
         "blocks:\n  a: {base: {max_steps: 7}}\n  b: {seeds: [5], arms: {step_jepa: {predictors: 0}}}\n"
         "mini: {base: {max_steps: 2}, seeds: [9], data: {builtin: {train_rows: 8}}}\n"
@@ -138,7 +130,7 @@ def test_blocks_and_mini(read):
     assert str(read(text, mini=True).output_dir) == "runs/study-mini"
 
 
-def test_a_seed_may_stand_in_a_name(read):
+def test_a_seed_may_stand_in_a_name():
     study = read(STUDY, "arms.regular.model_name=runs/before/seed-{seed}/model")
     assert [run.settings["model_name"] for run in all_runs(study)][:2] == [
         "runs/before/seed-3/model",
@@ -176,7 +168,7 @@ def test_a_seed_may_stand_in_a_name(read):
         ("arms.step_jepa.control_arm=other", ["control_arm of step_jepa is 'other'"]),
     ],
 )
-def test_what_is_wrong_is_said(refused, override, words):
+def test_what_is_wrong_is_said(override, words):
     said = refused(STUDY, override)
     for word in words:
         assert word in said, said
@@ -196,7 +188,7 @@ def test_what_is_wrong_is_said(refused, override, words):
         ("title: Two arms", "title: !mine a", ["study.yaml:1: not valid YAML", "!mine"]),
     ],
 )
-def test_file_and_line_are_named(refused, old, new, words):
+def test_file_and_line_are_named(old, new, words):
     said = refused(STUDY.replace(old, new))
     for word in words:
         assert word in said, said
@@ -218,13 +210,13 @@ def test_values_are_those_of_an_option_file():
     assert values == list(given.values()) and type(values[2]) is int
 
 
-def test_what_is_missing(refused):
+def test_what_is_missing():
     assert "this study has no section 'mini'" in refused(mini=True)
     text = STUDY.replace("data: builtin", "data: {train_file: a.jsonl, test_file: b.jsonl}") + "tune: {lbd: [1, 2]}\n"
     assert "tune needs select_file" in refused(text)
 
 
-def test_a_built_in_task_with_longer_tests(read, tmp_path):
+def test_a_built_in_task_with_longer_tests(tmp_path):
     given = "{task: a5, length: 4, train_rows: 30, select_rows: 40, test_rows: 10, test: {length: 6, symbols: 3}}"
     (block,) = read(STUDY.replace("data: builtin", f"data: {{builtin: {given}}}")).blocks
     assert [metric.name for metric in block.metrics] == ["answer_nll", "task"]
