@@ -41,29 +41,26 @@ def test_everything_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("answers", "options", "verdict"),
+    ("answers", "verdict"),
     [
         (
             [BLANK] * 2 + ["one"],
-            {},
             "ready for step_jepa: 2 of 3 rows have two or more steps; the other 1 would train as plain language modelling",
         ),
         (
             [LINES] * 3 + [BLANK],
-            {},
             "only 1 of 4 rows have two steps (found by --step_splitter separator); the splitter that auto chooses, lines, "
             "finds them in 4: use --step_splitter lines",
         ),
         (
             [BLANK, *["one"] * 10],
-            {},
             "not for step_jepa: only 1 of 11 rows have two steps (found by --step_splitter separator); give "
             "--step_separator or another --objective",
         ),
     ],
 )
-def test_verdict(answers, options, verdict):
-    report = check_format(rows(*answers), **options)
+def test_verdict(answers, verdict):
+    report = check_format(rows(*answers))
     assert report.verdict == verdict
     assert f"Verdict: {verdict}" in report.lines()
     assert report.to_dict()["ready_for_step_jepa"] == verdict.startswith("ready")

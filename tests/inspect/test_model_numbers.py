@@ -30,10 +30,10 @@ EXAMPLE = made_up_example(20, [Views(8, 9, 14), Views(13, 14, 20)], 1, predictor
 IDS = (VOCABULARY, VOCABULARY + 1)
 
 
-def probe_of(name, predictors=2):
+def probe_of(name):
     model = tiny_model(name, attention="eager")
-    add_extras(model, PredictorRows.drawn(model, predictors, 0))
-    return Probe(model, VOCABULARY, IDS[:predictors], False)
+    add_extras(model, PredictorRows.drawn(model, 2, 0))
+    return Probe(model, VOCABULARY, IDS, False)
 
 
 def numbers_of(probe, record):

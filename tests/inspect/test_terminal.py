@@ -36,10 +36,10 @@ def terminal_with_colours(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
-def record(words="qabcde", predictors=2, length=None):
+def record(words="qabcde", length=None):
     length = length or len(words)
-    example = paired(range(length), ((1, length),), [Views(2, 3, length - 1)], predictors)
-    return row_record([example], predictors, lambda index: words[index % len(words)], vocabulary=length)
+    example = paired(range(length), ((1, length),), [Views(2, 3, length - 1)], predictors=2)
+    return row_record([example], 2, lambda index: words[index % len(words)], vocabulary=length)
 
 
 def drawn(row, width=80, file=None, **options):

@@ -57,11 +57,11 @@ def results(tmp_path_factory):
     return folder, outcome, write_results(outcome)[1]
 
 
-def values(folder, arm, metric="answer_nll", **wanted):
+def values(folder, arm, **wanted):
     wanted = {"control": "none", "compute": "equal examples", **wanted, "arm": arm}
     records = [r for r in lines_of(folder / "results.jsonl") if all(r[key] == value for key, value in wanted.items())]
     assert [record["seed"] for record in records] == [1, 2]
-    return [record["metrics"]["test"][metric] for record in records]
+    return [record["metrics"]["test"]["answer_nll"] for record in records]
 
 
 def test_two_identical_arms_show_no_effect(results):

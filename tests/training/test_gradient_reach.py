@@ -43,11 +43,11 @@ def train(trainer) -> set[str]:
     return {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
 
 
-def gradients(trainer, batch=None) -> dict[str, torch.Tensor]:
+def gradients(trainer) -> dict[str, torch.Tensor]:
     """Gradients of the loss that training computes, by name; None counts as zero."""
     model = trainer.model
     model.zero_grad()
-    trainer.compute_loss(model, batch_of(trainer) if batch is None else batch).backward()
+    trainer.compute_loss(model, batch_of(trainer)).backward()
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
 
 
@@ -205,8 +205,7 @@ def test_under_lora_adapter_predictors_and_head_move(tmp_path, tokenizer, option
     peft = lora_config(4, dropout=0.0)
     trainer = trainer_for(tmp_path, tokenizer, peft=peft, predictors=2, max_steps=3, **options)
     before = weights(trainer.model)
-    base = {name: value for name, value in trainer.model.state_dict().items() if "base_layer" in name}
-    base = {name: value.clone() for name, value in base.items()}
+    base = {name: value.clone() for name, value in trainer.model.state_dict().items() if "base_layer" in name}
     moved = train(trainer)
     assert moved == {name for name, value in trainer.model.named_parameters() if value.requires_grad}
     kinds = {next((kind for kind in ("lora_", "jepa.predictors", "jepa.head") if kind in name), name) for name in moved}
