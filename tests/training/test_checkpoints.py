@@ -55,14 +55,8 @@ def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> None:
 
 
 # A kill at every file operation, without processes, is in tests/faults/kill.py.
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param("", marks=pytest.mark.long, id="full"),
-        pytest.param("--lora --lora_rank 4", marks=pytest.mark.long, id="lora_dropout"),
-        pytest.param(STREAMED, marks=pytest.mark.long, id="streamed"),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("flags", ["", "--lora --lora_rank 4", STREAMED], ids=["full", "lora_dropout", "streamed"])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(30)))
