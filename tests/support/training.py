@@ -40,6 +40,10 @@ def logs_of(trainer) -> list[dict[str, float]]:
     return [entry for entry in trainer.state.log_history if "lm_loss" in entry]
 
 
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
 def trained(trainer) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
     """Train; what every step logged, and all gradients of every step before clipping."""
     found, clip = [], trainer._clip_grad_norm

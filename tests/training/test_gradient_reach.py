@@ -15,7 +15,7 @@ from stepjepa.training.trainer import JEPATrainer
 from support import training
 from support.models import tiny_model
 from support.rows import step_rows
-from support.training import STEPS, Options, batch_of, name_of
+from support.training import STEPS, Options, batch_of, name_of, weights
 
 IN_CONTEXT: Options = {"objective": "llm_jepa"}
 STANDALONE: Options = {"objective": "llm_jepa", "views": "standalone"}
@@ -30,10 +30,6 @@ def trainer_for(tmp_path, tokenizer, rows=None, peft=None, model=None, **options
     options = {"lbd": 1.0, "max_steps": 1, "optim": "sgd", "learning_rate": 0.1, **options}
     options |= {"max_grad_norm": 0.0, "lr_scheduler_type": "constant", "model": model}
     return training.trainer_for(tmp_path, tokenizer, rows or step_rows(8), 8, peft, **options)
-
-
-def weights(model) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def train(trainer) -> set[str]:

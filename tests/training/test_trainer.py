@@ -15,15 +15,9 @@ from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows
-from support.training import STEPS, batch_of, logs_of, name_of, trainer_for
+from support.training import STEPS, batch_of, logs_of, name_of, trainer_for, weights
 
 TUBE = {"objective": "semantic_tube", "tube_length_adjustment": "cosine_like", "tube_times": 2}
-
-
-def weights(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
 READOUT = {"objective": "llm_jepa", "readout": "mean", "readout_layer": 1}
 LATENT = {"objective": "next_latent", "latent_horizon": 2}
 
