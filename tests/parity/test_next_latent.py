@@ -19,6 +19,7 @@ from support.objectives import (
     Options,
     Run,
     assert_same_direction_and_size,
+    gradient,
     in_one_row,
     losses,
     name_of,
@@ -63,12 +64,6 @@ def in_a_loop(run: Run, horizon: int, everywhere: bool, distance=F.smooth_l1_los
                     found = (head.weight.detach() @ state).softmax(0)
                     divergence = divergence + (wanted * (wanted / found).log()).sum()
     return [jepa, divergence, rollouts]
-
-
-def gradient(run: Run, value: torch.Tensor) -> torch.Tensor:
-    parameters = list(run.model.parameters())
-    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.flatten() for part in found])
 
 
 @pytest.mark.parametrize(

@@ -197,16 +197,17 @@ class Parts(NamedTuple):
         return cls(*values)
 
 
-def losses(run: Run, batch) -> tuple[Parts, torch.Tensor, torch.Tensor]:
-    """The parts of the loss, and the gradients of what belongs to JEPA and of LM, each of all parameters in one."""
-    parts = Parts.of(run.model(batch=batch, step=5))
+def gradient(run: Run, value: torch.Tensor) -> torch.Tensor:
+    """Of all parameters in one."""
     parameters = list(run.model.parameters())
+    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in found])
 
-    def gradient(value: torch.Tensor) -> torch.Tensor:
-        found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
-        return torch.cat([part.flatten() for part in found])
 
-    return parts, gradient(parts.jepa + parts.regularizer), gradient(parts.lm)
+def losses(run: Run, batch) -> tuple[Parts, torch.Tensor, torch.Tensor]:
+    """The parts of the loss, and the gradients of what belongs to JEPA and of LM."""
+    parts = Parts.of(run.model(batch=batch, step=5))
+    return parts, gradient(run, parts.jepa + parts.regularizer), gradient(run, parts.lm)
 
 
 def assert_same_direction_and_size(found: torch.Tensor, expected: torch.Tensor) -> None:
