@@ -75,12 +75,29 @@ def tekken_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def byte_bpe_tokenizer(
-    texts: list[str] | tuple[str, ...] | None = None, vocab_size: int = 600, template: str = "chatml"
-) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on `texts`, by default on `support.SENTENCES`: `<pad>`, `<s>`, the template's markers, 256
-    bytes, then merges, at most `vocab_size` entries."""
-    return _byte_bpe(SENTENCES if texts is None else tuple(texts), vocab_size, template)
+@cache
+def byte_bpe_tokenizer(template: str = "chatml") -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on `support.SENTENCES`: `<pad>`, `<s>`, the template's markers, 256 bytes, then merges, at
+    most 600 entries."""
+    form = FORMATS[template]
+    tokenizer = Tokenizer(models.BPE())
+    _set_byte_level(tokenizer, LLAMA3_PATTERN)
+    trainer = BpeTrainer(
+        vocab_size=600,
+        special_tokens=list(dict.fromkeys(["<pad>", "<s>", *form.markers])),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=form.template,
+        bos_token="<s>",
+        eos_token=form.eos,
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+    )
 
 
 def fresh(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -249,26 +266,3 @@ def _build_sentencepiece(version: str) -> Tokenizer:
             tokenizer.add_tokens([AddedToken(piece.piece, normalized=False, special=special)])
     tokenizer.post_processor = _bos(tokenizer, "<s>")
     return tokenizer
-
-
-@cache
-def _byte_bpe(texts: tuple[str, ...], vocab_size: int, template: str) -> PreTrainedTokenizerFast:
-    form = FORMATS[template]
-    tokenizer = Tokenizer(models.BPE())
-    _set_byte_level(tokenizer, LLAMA3_PATTERN)
-    trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(dict.fromkeys(["<pad>", "<s>", *form.markers])),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=form.template,
-        bos_token="<s>",
-        eos_token=form.eos,
-        pad_token="<pad>",
-        clean_up_tokenization_spaces=False,
-        model_max_length=4096,
-    )
