@@ -6,6 +6,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.inspect.check import folded
+from support.answers import write
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
 STEPS = {"question": "How many are they?", "answer": "First one.\n\nThen two.\n\nSo three."}
@@ -14,12 +15,7 @@ PAIR = {"question": "q", "answer": "a"}
 
 @pytest.fixture
 def data(tmp_path):
-    def write(*rows, name="data.jsonl"):
-        file = tmp_path / name
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return str(file)
-
-    return write
+    return lambda *rows, name="data.jsonl": write(tmp_path / name, rows)
 
 
 @pytest.fixture

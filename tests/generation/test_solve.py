@@ -14,6 +14,7 @@ from stepjepa.generation import Reply, mended, seed_of, solve, store
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.solve import ground_truth, read_problems
 from support.answers import lines as rows
+from support.answers import write
 
 COUNT = 12
 
@@ -46,11 +47,10 @@ def no_waiting_for_the_disk(monkeypatch):
 
 @pytest.fixture
 def options(tmp_path):
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"question": f"q{n}", "answer": str(n)}) + "\n" for n in range(1, COUNT + 1)))
+    data = write(tmp_path / "data.jsonl", [{"question": f"q{n}", "answer": str(n)} for n in range(1, COUNT + 1)])
 
     def make(name="out.jsonl", **changes):
-        fixed = {"file": str(data), "model_name": "t", "output_file": str(tmp_path / name), "seed": 0}
+        fixed = {"file": data, "model_name": "t", "output_file": str(tmp_path / name), "seed": 0}
         return GenerateOptions(**{**fixed, **changes})
 
     return make
@@ -171,9 +171,7 @@ TURNS = [{"role": role, "content": "c"} for role in ("user", "assistant") * 2]
 @pytest.fixture
 def read(tmp_path):
     def run(*rows, **options):
-        file = tmp_path / "data.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return read_problems(GenerateOptions(file=str(file), **options))
+        return read_problems(GenerateOptions(file=write(tmp_path / "data.jsonl", rows), **options))
 
     return run
 

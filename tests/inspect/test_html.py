@@ -16,6 +16,7 @@ from stepjepa.inspect.record import FIELDS, token_label
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.options import JEPAOptions
+from support.answers import write
 from support.pages import Reader, made_up_page, read_page, records, seen_matrix, stepped_example
 from support.records import form_of
 from support.rows import step_rows
@@ -34,9 +35,7 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in step_rows(6, seed=3)))
-    return str(path)
+    return write(tmp_path_factory.mktemp("data") / "chats.jsonl", step_rows(6, seed=3))
 
 
 def page_of(file, path, *words):

@@ -1,7 +1,6 @@
 """A model's numbers on the page: those that training computes, and the attention that the model gives."""
 
 import base64
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.modeling.trial import Probe, attention_fits, load_probe, row_numbers
 from stepjepa.objectives.semantic_tube import draw_pairs
+from support.answers import write
 from support.models import VOCABULARY, Views, made_up_example, tiny_model
 from support.pages import read_page
 from support.records import row_record, tube_record
@@ -119,9 +119,7 @@ def test_too_much_is_refused():
 def workplace(tmp_path_factory):
     """A file and a model's folder whose vocabulary is larger than its tokenizer's."""
     folder = tmp_path_factory.mktemp("model")
-    file = folder / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in step_rows(6, seed=3)))
-    tokenizer = load_tokenizer("tiny", texts_of([str(file)]))
+    tokenizer = load_tokenizer("tiny", texts_of([write(folder / "data.jsonl", step_rows(6, seed=3))]))
     model = load_model("tiny", tokenizer, seed=5)
     model.resize_token_embeddings(len(tokenizer) + 11, mean_resizing=False)
     model.save_pretrained(folder / "model")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import pty
@@ -18,6 +17,7 @@ from transformers import TrainerControl, TrainerState
 from stepjepa.cli.main import main
 from stepjepa.training.meter import RunDisplay, clock, short
 from stepjepa.utils.terminal import only_results
+from support.answers import write
 from support.rows import step_rows
 
 FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no"
@@ -28,11 +28,9 @@ BAR = re.compile(r"3/3 \S+ +lm \d\.\d{4}  jepa \d\.\d{4}  cos -?\d\.\d{3}  tok/s
 
 @pytest.fixture
 def command(tmp_path):
-    for name, rows in (("train", step_rows(16)), ("eval", step_rows(6))):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = ["--train_file", str(tmp_path / "train.jsonl"), "--eval_file", str(tmp_path / "eval.jsonl")]
-    command = [sys.executable, "-m", "stepjepa", "train", *files, "--output_dir", str(tmp_path / "out")]
-    return [*command, *FLAGS.split()]
+    train, held_out = write(tmp_path / "train.jsonl", step_rows(16)), write(tmp_path / "eval.jsonl", step_rows(6))
+    files = ["--train_file", train, "--eval_file", held_out, "--output_dir", str(tmp_path / "out")]
+    return [sys.executable, "-m", "stepjepa", "train", *files, *FLAGS.split()]
 
 
 ENVIRONMENT = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}

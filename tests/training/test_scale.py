@@ -18,6 +18,7 @@ from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, 
 from stepjepa.modeling.flops import KINDS
 from stepjepa.training.meter import lbd_at
 from stepjepa.training.options import JEPAOptions
+from support.answers import write
 from support.rows import step_rows
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 
@@ -103,8 +104,7 @@ OVER_A_BATCH = (
     ],
 )
 def test_two_processes_equal_one(tmp_path, more):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
+    data = write(tmp_path / "rows.jsonl", step_rows(20))
     one, metrics_one, weights_one = command_line(tmp_path / "one", 8, 1, data, more)
     two, metrics_two, weights_two = command_line(tmp_path / "two", 4, 2, data, more)
     assert len(one) == len(two) == 3
@@ -267,10 +267,9 @@ def test_equal_compute_costs_what_a_regular_run_costs(tmp_path, tokenizer):
 
 
 def test_the_command_says_what_a_step_costs(tmp_path, capsys):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(16)))
+    data = write(tmp_path / "rows.jsonl", step_rows(16))
     flags = "--model_name tiny --step_jepa --max_steps 2 --batch_size 4 --same_flop --track_flop --disable_tqdm true"
-    assert main(["train", "--train_file", str(data), "--output_dir", str(tmp_path / "out"), *flags.split()]) == 0
+    assert main(["train", "--train_file", data, "--output_dir", str(tmp_path / "out"), *flags.split()]) == 0
     said = capsys.readouterr().out
     assert "a step costs 1." in said and "for 2 regular ones" in said
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]["total_flos"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib.util import find_spec
 
@@ -16,6 +15,7 @@ from stepjepa.config.values import choices_of, union_members
 from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
+from support.answers import write
 from support.models import tiny_model
 from support.rows import step_rows
 
@@ -139,10 +139,9 @@ def test_arguments_that_would_be_ignored_are_refused(name, trainer):
 
 
 def test_a_stream_finds_its_batch_size(trainer, tmp_path, monkeypatch):
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    file = write(tmp_path / "rows.jsonl", ROWS)
     options = {"streaming": True, "shuffle_buffer": 8, "auto_find_batch_size": True, "max_steps": 2}
-    made = trainer(rows=str(file), report_to="none", **options)
+    made = trainer(rows=file, report_to="none", **options)
     sizes, step = [], made.training_step
 
     def full(model, inputs, *args, **kwargs):
