@@ -10,22 +10,14 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.steps import make_splitter
-
-
-def gsm8k(index):
-    answer = f"He has {index} of them.\nWith one more {index}+1=<<{index}+1={index + 1}>>{index + 1}.\n#### {index + 1}"
-    return {"question": f"What is {index} and 1?", "answer": answer}
+from support.answers import write
+from support.rows import gsm8k
 
 
 def teacher(index):
     steps = f"**Step 1:** Take the {index} of them.\n\n**Step 2:** Add one to get \\boxed{{{index}}}."
     response = f"<think>\nHm.\n</think>\n\n{steps}"
     return {"question": f"What is {index}?", "answer": "x", "ground_truth": str(index), "deepseek_response": response}
-
-
-def write(path, rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return str(path)
 
 
 def test_what_it_says(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Made-up chat rows with steps, for trainer tests."""
+"""Made-up rows with steps: chats for trainer tests, and raw ones of GSM8K's form."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def step_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "\n\n".join(steps)}]
         rows.append({"messages": messages})
     return rows
+
+
+def gsm8k(index: int, question: str | None = None, steps: str | None = None) -> dict[str, str]:
+    steps = steps or f"He has {index} of them.\nWith one more {index}+1=<<{index}+1={index + 1}>>{index + 1}.\n"
+    return {"question": question or f"What is {index} and 1?", "answer": f"{steps}#### {index + 1}"}

@@ -20,12 +20,7 @@ from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.prepare.rows import LINE_BYTES, question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
-
-
-def gsm8k(index, question=None, steps=None):
-    steps = steps or f"He has {index} of them.\nWith one more {index}+1=<<{index}+1={index + 1}>>{index + 1}.\n"
-    return {"question": question or f"What is {index} and 1?", "answer": f"{steps}#### {index + 1}"}
-
+from support.rows import gsm8k
 
 LINE = json.dumps(gsm8k(4)).encode() + b"\n"
 HALF = b'{"question": "\\ud83d", "answer": "a\\nb\\n#### 1"}\n'
