@@ -20,7 +20,7 @@ from stepjepa.training import checkpoints as saving
 from stepjepa.training.run_folder import RunFolder
 from support.answers import write
 from support.rows import step_rows
-from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, train
+from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, run_here, train
 from support.training import trainer_for
 
 fcntl = pytest.importorskip("fcntl")
@@ -112,15 +112,12 @@ def test_the_python_trainer_trains_nothing_after_the_last_step(tmp_path, tokeniz
 
 
 def test_a_study_trains_no_step_twice(tmp_path, monkeypatch):
-    def in_this_process(log, argv, environment):
-        assert main(argv) == 0
-
     def carried_out(path):
-        stages.carry_out(str(path), ["train"], {})
+        assert stages.carry_out(str(path), ["train"], {}) is None
         record = read_record(StudyRunFolder(path).record("train"))
         return record["steps"], record["resumed_at_step"]
 
-    monkeypatch.setattr(stages, "run_process", in_this_process)
+    monkeypatch.setattr(stages, "run_process", run_here)
     rows, run = write(tmp_path / "rows.jsonl", step_rows(20)), StudyRunFolder(tmp_path / "run")
     run.path.mkdir()
     run.train_config.write_text(
