@@ -19,7 +19,7 @@ from stepjepa.losses.distances import cosine_loss
 from stepjepa.modeling.extras import predictor_names
 from support.encoding import settings_of, views_of
 from support.models import add_to_vocabulary, tiny_model
-from support.tokenizers import fresh
+from support.tokenizers import fresh, ids_of
 
 SOLUTIONS = [
     ("Sum?", ["One.\n\n", "Two is more.\n\n", "Three."]),
@@ -37,10 +37,6 @@ def encode(tokenizer, rows, **changes):
     placed = [(f"row {number}", one) for number, one in enumerate(rows)]
     settings = settings_of(step_pairs="all", **changes)
     return encode_solutions(placed, tokenizer, ChatRenderer(tokenizer), settings)
-
-
-def ids_of(tokenizer, text):
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def last_state(model, ids, first=0):

@@ -24,7 +24,7 @@ from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, load_extras,
 from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of
 from support.models import add_to_vocabulary, tiny_model
-from support.tokenizers import fresh
+from support.tokenizers import fresh, ids_of
 from support.training import trainer_for
 
 QUESTIONS = [("How many?", "Three."), ("And what is two plus two?", "Four, I think."), ("Why?", "Because.")]
@@ -42,17 +42,13 @@ def read(tokenizer, rows, objective="llm_jepa", max_rows=None, **options):
     return read_pairs(RowSource(rows), tokenizer, ChatRenderer(tokenizer), settings, max_rows)
 
 
-def ids_of(tokenizer, text):
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def by_hand(model, ids, first, place):
-    """Every hidden state of transformers at one token of one text alone: embeddings, layers, final norm instead of the last
-    layer's own output."""
+def by_hand(model, ids, first):
+    """Every hidden state of transformers at the last token of one text alone: embeddings, layers, final norm instead of the
+    last layer's own output."""
     positions = torch.arange(first, first + len(ids))[None]
     with torch.no_grad():
         output = model(input_ids=torch.tensor([ids]), position_ids=positions, output_hidden_states=True)
-    return [states[0, place].numpy() for states in output.hidden_states]
+    return [states[0, -1].numpy() for states in output.hidden_states]
 
 
 def final_norm(model):
@@ -91,12 +87,12 @@ def test_views_of_both_kinds(model, bpe_tokenizer, views, count):
     assert states.rows.tolist() == [0, 1, 2] and states.steps is None
     for number, (question, answer) in enumerate(QUESTIONS):
         start = ids_of(tokenizer, f"<|im_start|>user\n{question}")
-        check(model, states, number, "source", by_hand(model, [*start, *predictors], 0, -1))
+        check(model, states, number, "source", by_hand(model, [*start, *predictors], 0))
         first, text = 0, f"<|im_start|>assistant\n{answer}"
         if views == "in_context":
             chat = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
             first, text = count + len(ids_of(tokenizer, chat)), answer
-        check(model, states, number, "target", by_hand(model, ids_of(tokenizer, text), first, -1))
+        check(model, states, number, "target", by_hand(model, ids_of(tokenizer, text), first))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,10 @@ def fresh(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     return copy.deepcopy(tokenizer)
 
 
+def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 def with_template(tokenizer: PreTrainedTokenizerFast, name: str) -> PreTrainedTokenizerFast:
     """A copy with the template `name` of `templates.FORMATS`, its markers as special tokens, and its EOS."""
     form = FORMATS[name]
