@@ -68,7 +68,7 @@ def runs(tmp_path_factory, bpe_tokenizer):
 
 
 @pytest.fixture(autouse=True)
-def quick(request, monkeypatch):
+def quick(monkeypatch):
     """Figures are made but not drawn, which takes half a second each; `done` draws them."""
 
     def write(figure, path):

@@ -170,7 +170,7 @@ def test_sampling(score, home, tmp_path, monkeypatch):
     assert [line["energy"] for line in again] == [line["energy"] for line in found]
 
 
-def test_nothing_is_written_over(score, home, tmp_path):
+def test_nothing_is_written_over(score, tmp_path):
     (tmp_path / "mine.jsonl").write_text("mine")
     for flags, said in (
         (["--output_file", "mine.jsonl"], "is there already"),

@@ -79,7 +79,7 @@ def test_several_answers_to_a_question(evaluate, home, capsys, tmp_path):
     assert "code_execution pass@4" in page and "2 of 3 right" in page and "mean of 3 answers" in page
 
 
-def test_interrupted_between_the_answers_to_a_question(evaluate, home, tmp_path, monkeypatch):
+def test_interrupted_between_the_answers_to_a_question(evaluate, tmp_path, monkeypatch):
     exact = ["--metric", "exact", *SEVERAL, "--output_dir"]
     evaluate("a", *exact, str(tmp_path / "whole"))
     answer, groups = vllm.VllmGenerator.answer, []

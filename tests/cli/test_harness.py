@@ -78,7 +78,7 @@ def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
     assert "exact_match strict" in page and "mean of 6 answers" in page
 
 
-def test_a_task_that_fails_loses_no_other(home, capsys, monkeypatch):
+def test_a_task_that_fails_loses_no_other(home, monkeypatch):
     harness_stand_in(monkeypatch, fails=["sums"])
     words = {"model_name": "a", "harness": ["capitals*", "sums"], "output_dir": "out", "max_examples": 3}
     with pytest.raises(ConfigError, match="--harness sums: ConnectionError: no network"):

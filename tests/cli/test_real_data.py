@@ -17,7 +17,7 @@ RUNS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
-def test_a_real_file(name, tmp_path, shared_dir, capsys):
+def test_a_real_file(name, tmp_path, shared_dir):
     file = shared_dir / "data" / name
     if not file.is_file():
         pytest.skip(f"no {file}")

@@ -58,7 +58,7 @@ ANSWERS = [name for name, target in PUBLISHED.items() if isinstance(target, Answ
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_words_that_are_answered(name, parser, tmp_path, capsys):
+def test_words_that_are_answered(name, tmp_path, capsys):
     assert main(["train", f"--{name}", "true", "--output_dir", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"stepjepa train: error: --{name}: ") and f"--{PUBLISHED[name].option}" in line

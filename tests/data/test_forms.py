@@ -150,7 +150,7 @@ def test_check_and_prepare(name, home, capsys):
     assert prepared["ground_truth"] == "5" and prepared["total_steps"] == 2
 
 
-def test_prepare_chats(tmp_path, capsys):
+def test_prepare_chats(tmp_path):
     own = [{"from": "system", "value": "Think."}, *SHARED]
     rows = [{"conversations": one} for one in (own, SHARED, [*SHARED, *SHARED], [*SHARED, {"from": "observation"}])]
     done = stepjepa.prepare(rows, output_file=str(tmp_path / "out.jsonl"), system_prompt="S")

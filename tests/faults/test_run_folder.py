@@ -232,7 +232,7 @@ def test_a_manifest_of_other_types_is_a_damaged_one(killed):
         assert RunFolder(killed).checkpoint == killed / "checkpoint-2", wrong
 
 
-def test_without_a_good_checkpoint_nothing_starts(killed, tmp_path, capsys):
+def test_without_a_good_checkpoint_nothing_starts(killed, capsys):
     good = {path: path.read_bytes() for path in killed.glob("checkpoint-*/optimizer.pt")}
     for how, word in (("lost", "missing"), ("cut", "bytes"), ("changed", "checksum")):
         for path, content in good.items():

@@ -84,7 +84,7 @@ def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
     assert len({params.seed for params in first.params + second.params}) == COUNT
 
 
-def test_generate_takes_an_adapter_with_transformers_too(home, ask, tmp_path):
+def test_generate_takes_an_adapter_with_transformers_too(ask, tmp_path):
     assert "adapter on " in ask("generate", "adapter", "--temperature 0 --keep_attempts", backend="transformers")
     with_it = [row["response"] for row in lines(tmp_path / "out.attempts.jsonl")]
     ask("generate", "base", "--temperature 0 --keep_attempts --overwrite", backend="transformers")
@@ -140,7 +140,7 @@ def test_what_cannot_be_is_one_line(flags, words, ask, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_vllm_is_missed_before_the_data_are_read(home, tmp_path, monkeypatch):
+def test_vllm_is_missed_before_the_data_are_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     for command in (
         lambda: stepjepa.evaluate(model_name="nowhere/x", test_file="no.jsonl", metric=["exact"], backend="vllm"),
@@ -150,7 +150,7 @@ def test_vllm_is_missed_before_the_data_are_read(home, tmp_path, monkeypatch):
             command()
 
 
-def test_an_interrupted_evaluation_goes_on(home, ask, tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_goes_on(ask, tmp_path, monkeypatch):
     """Only what is left is asked, with the same seeds; the GPUs may be others."""
     calls = []
 

@@ -144,7 +144,7 @@ def test_an_evaluation_is_added_once_and_not_to_the_cards_of_others(adapter, tmp
         assert (tmp_path / "README.md").read_text() == broken
 
 
-def test_a_file_of_the_users_own_stays(adapter, tmp_path, capsys, bpe_tokenizer):
+def test_a_file_of_the_users_own_stays(adapter, tmp_path, bpe_tokenizer):
     """Whatever is asked for; a card of ours is written again."""
     out = tmp_path / "out"
     words = ["export", str(adapter / "checkpoint-1"), str(out), "--base_model", str(adapter.parent / "base")]
@@ -213,7 +213,7 @@ def test_damaged_records_do_not_cost_a_model(adapter, tmp_path, caplog):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_of_the_working_folder(tmp_path, monkeypatch, place):
+def test_the_commit_of_the_working_folder(tmp_path, monkeypatch):
     import torch
 
     from stepjepa.training.run import circumstances

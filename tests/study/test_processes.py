@@ -86,7 +86,7 @@ def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
 
 
 @pytest.fixture
-def planned(make_study, tmp_path):
+def planned(make_study):
     """The folder of one planned run, which some processes train on four examples a step, and the study's."""
 
     def planned(processes, steps):

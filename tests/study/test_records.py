@@ -121,7 +121,7 @@ def test_a_file_that_the_study_writes_is_no_file_of_records(carry_out, tmp_path)
     assert kept.read_bytes() == before
 
 
-def test_records_of_another_study_are_refused(carry_out, player, tmp_path, monkeypatch):
+def test_records_of_another_study_are_refused(carry_out, player, tmp_path):
     kept = tmp_path / "kept.jsonl"
     carry_out("seeds=[1]", kept=str(kept))
     with pytest.raises(ConfigError, match="kept.jsonl: regular seed 1 has other data, scoring or settings"):

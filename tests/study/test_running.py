@@ -37,7 +37,7 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
     assert against == {"examples": "regular", "compute": "regular", "control": rows[2], "random": rows[3]}
 
 
-def test_work_between_runs_does_not_grow_with_their_number(carry_out, player, monkeypatch):
+def test_work_between_runs_does_not_grow_with_their_number(carry_out, monkeypatch):
     """Records are looked for as often as runs end, however many runs there are; the listing looks at each run once."""
     looked = []
     read = identity.read_record
@@ -111,7 +111,7 @@ def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
     ]
 
 
-def test_weights_are_deleted_once_scored(carry_out, player, tmp_path):
+def test_weights_are_deleted_once_scored(carry_out, tmp_path):
     outcome = carry_out("keep_models=false")
     assert all(record.model is None for record in records_of(outcome))
     model = tmp_path / "out" / "runs" / "regular" / "seed-1" / "model"
@@ -274,9 +274,7 @@ def test_what_is_in_the_folder(carry_out, player, tmp_path):
         assert "another process is carrying out" in carry_out("seeds=[1]").failed[0].error
 
 
-def test_a_dry_run_counts_what_is_finished_and_refuses_another_study(
-    carry_out, make_study, player, tmp_path, study_file
-):
+def test_a_dry_run_counts_what_is_finished_and_refuses_another_study(carry_out, make_study, tmp_path, study_file):
     carry_out("seeds=[1]")
     assert any("2 of them finished" in line for line in describe(make_study()))
     options = StudyOptions(study_file, output_dir=str(tmp_path / "out"), dry_run=True)
@@ -286,7 +284,7 @@ def test_a_dry_run_counts_what_is_finished_and_refuses_another_study(
         study(options)
 
 
-def test_questions_in_two_splits_are_told(carry_out, player, tmp_path):
+def test_questions_in_two_splits_are_told(carry_out, tmp_path):
     rows = [{"question": f"What is {i}?", "answer": str(i)} for i in range(6)]
     spaced = {"question": "What  is 3?", "answer": "3"}
     for name, chosen in {"train": rows[:4], "select": rows[4:], "test": [spaced, *rows[5:]]}.items():

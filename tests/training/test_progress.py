@@ -137,7 +137,7 @@ def test_a_resumed_run_starts_where_it_was_and_other_processes_show_nothing(term
     assert capsys.readouterr().out == "step 6/9  lm 2.5000  jepa 0.2500  cos 0.750  tok/s 1234\n"  # no terminal there
 
 
-def test_losses_can_be_kept_and_nothing_shown(terminal, monkeypatch, capsys):
+def test_losses_can_be_kept_and_nothing_shown(terminal, monkeypatch):
     shown = terminal()
     monkeypatch.setattr(sys, "stdout", shown)
     for keep in (False, True):

@@ -131,7 +131,7 @@ def test_replicas_generate_what_one_model_does(model, tmp_path):
         assert lines(tmp_path / f"a.{kind}.jsonl") == lines(tmp_path / f"b.{kind}.jsonl")
 
 
-def test_a_likelihood_is_refused(model, tmp_path, capsys):
+def test_a_likelihood_is_refused(model, capsys):
     words = [
         "evaluate",
         str(model / "run"),
