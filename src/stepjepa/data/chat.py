@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -341,12 +341,14 @@ class ChatRenderer:
         """`render` for each of several chats, or its error."""
         try:
             told = list(map(self._folded, chats))
-            texts: Sequence[str | None] = self._apply([chat for chat, _ in told]) if told else []
+            texts = self._apply([chat for chat, _ in told]) if told else []
         except (RowError, ConfigError):  # because of one of them, which is not known
-            texts = [None] * len(chats)
-        for messages, text in zip(chats, texts, strict=True):
+            renders = [partial(self.render, messages) for messages in chats]
+        else:
+            renders = [partial(self._located, text, *one) for text, one in zip(texts, told, strict=True)]
+        for render in renders:
             try:
-                yield self.render(messages) if text is None else self._located(text, *self._folded(messages))
+                yield render()
             except RowError as error:
                 yield error
 
