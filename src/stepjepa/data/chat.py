@@ -58,6 +58,7 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 # A chat beyond these is no row to train on, but a file that is read wrongly; finding its messages takes minutes.
 MOST_MESSAGES, MOST_CHARACTERS = 2_000, 10_000_000  # of a chat; of a message
 TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
+_CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
@@ -308,12 +309,14 @@ class ChatRenderer:
             ConfigError: the template does not end.
             RowError: it refuses them.
         """
-        return self._apply([messages], add_generation_prompt)[0]
+        return self._apply([messages], TEMPLATE_SECONDS, add_generation_prompt)[0]
 
-    def _apply(self, chats: Sequence[Sequence[Mapping[str, str]]], add_generation_prompt: bool = False) -> list[str]:
+    def _apply(
+        self, chats: Sequence[Sequence[Mapping[str, str]]], seconds: float, add_generation_prompt: bool = False
+    ) -> list[str]:
         """`apply` to each of several chats: by one call of the tokenizer, which costs half as much as one for each."""
         messages = sum(map(len, chats))
-        with _time_limit(f"the chat template does not end: {messages} messages took more than {TEMPLATE_SECONDS} s"):
+        with _time_limit(seconds, f"the chat template does not end: {messages} messages took more than {seconds} s"):
             try:
                 return self._tokenizer.apply_chat_template(
                     list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
@@ -341,7 +344,7 @@ class ChatRenderer:
         """`render` for each of several chats, or its error."""
         try:
             told = list(map(self._folded, chats))
-            texts = self._apply([chat for chat, _ in told]) if told else []
+            texts = self._apply([chat for chat, _ in told], _CHUNK_SECONDS) if told else []
         except (RowError, ConfigError):  # because of one of them, which is not known
             renders = [partial(self.render, messages) for messages in chats]
         else:
@@ -449,8 +452,8 @@ class ChatRenderer:
 
 
 @contextlib.contextmanager
-def _time_limit(words: str) -> Iterator[None]:
-    """Raise ConfigError after `TEMPLATE_SECONDS` of this process's time; in other threads than the main one, and where the
+def _time_limit(seconds: float, words: str) -> Iterator[None]:
+    """Raise ConfigError after so many seconds of this process's time; in other threads than the main one, and where the
     system has no such timer, there is no limit."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
@@ -460,7 +463,7 @@ def _time_limit(words: str) -> Iterator[None]:
         raise ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
