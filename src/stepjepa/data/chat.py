@@ -15,11 +15,10 @@ import inspect
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import (
@@ -35,7 +34,7 @@ from stepjepa.data.options import (
     form_of,
     listed_columns,
 )
-from stepjepa.errors import ConfigError, RowError
+from stepjepa.errors import ConfigError, RowError, attempted
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
 
@@ -66,8 +65,7 @@ _DEFAULT_DAY = datetime(2024, 7, 26)
 _DIRECTIVES = "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-j %-M %-m %-S".split()
 
 
-@dataclass(frozen=True)
-class MessageSpan:
+class MessageSpan(NamedTuple):
     """Where a message's content is in the rendered text: characters [start, end)."""
 
     role: str
@@ -75,8 +73,7 @@ class MessageSpan:
     end: int
 
 
-@dataclass(frozen=True)
-class RenderedChat:
+class RenderedChat(NamedTuple):
     """A rendered chat.
 
     Attributes:
@@ -346,14 +343,9 @@ class ChatRenderer:
             told = list(map(self._folded, chats))
             texts = self._apply([chat for chat, _ in told], _CHUNK_SECONDS) if told else []
         except (RowError, ConfigError):  # because of one of them, which is not known
-            renders = [partial(self.render, messages) for messages in chats]
+            yield from (attempted(self.render, messages) for messages in chats)
         else:
-            renders = [partial(self._located, text, *one) for text, one in zip(texts, told, strict=True)]
-        for render in renders:
-            try:
-                yield render()
-            except RowError as error:
-                yield error
+            yield from (attempted(self._located, text, *one) for text, one in zip(texts, told, strict=True))
 
     def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
         """A chat as the template takes it, and whether its system message was folded for that."""
@@ -372,10 +364,8 @@ class ChatRenderer:
 
     def _try(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
         """`apply`, or "" where the template refuses."""
-        try:
-            return self.apply(messages, add_generation_prompt)
-        except RowError:
-            return ""
+        text = attempted(self.apply, messages, add_generation_prompt)
+        return text if isinstance(text, str) else ""
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
         """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -39,7 +40,7 @@ from stepjepa.data.tokens import (
     turn_marks,
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
-from stepjepa.errors import DataError, RowError, no_rows
+from stepjepa.errors import DataError, RowError, attempted, no_rows
 from stepjepa.utils.parallel import Engine, mapped
 
 if TYPE_CHECKING:
@@ -176,25 +177,14 @@ def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> Re
 
 def read_chats(rows: Sequence[object], renderer: ChatRenderer, options: EncodeOptions) -> Iterator[ReadChat | RowError]:
     """`read_chat` of each of several rows, or its error."""
-    chats = list[list[dict[str, str]] | RowError]()
-    for row in rows:
-        try:
-            chats.append(chat_of(row, options))
-        except RowError as error:
-            chats.append(error)
+    chats = [attempted(chat_of, row, options) for row in rows]
     rendered = renderer.render_all([chat for chat in chats if isinstance(chat, list)])
     for row, chat in zip(rows, chats, strict=True):
-        try:
-            yield _read(row, chat, next(rendered), options) if isinstance(chat, list) else chat
-        except RowError as error:
-            yield error
+        told = chat if isinstance(chat, RowError) else next(rendered)
+        yield told if isinstance(told, RowError) else attempted(_read, row, chat, told, options)
 
 
-def _read(
-    row: object, messages: list[dict[str, str]], rendered: RenderedChat | RowError, options: EncodeOptions
-) -> ReadChat:
-    if isinstance(rendered, RowError):
-        raise rendered
+def _read(row: object, messages: list[dict[str, str]], rendered: RenderedChat, options: EncodeOptions) -> ReadChat:
     read, objective = ReadChat(messages, rendered, None), options.objective
     if objective is not None and objective.target_column:
         read = read._replace(target=target_text(row, objective.target_column))
@@ -254,11 +244,8 @@ class RowEncoder:
 
     @cached_property
     def template_ends_turns(self) -> bool:
-        """Whether the template writes an end-of-turn token after a last answer."""
-        try:
-            return template_turn_end(self.tokenizer, self.chats) is not None
-        except RowError:
-            return True
+        """Whether the template writes an end-of-turn token after a last answer, or refuses to say."""
+        return attempted(template_turn_end, self.tokenizer, self.chats) is not None
 
     def new_counts(self) -> StepCounts:
         """Where the steps of the data set come from, nothing counted yet."""
@@ -272,16 +259,14 @@ class RowEncoder:
         told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
         chats = read_chats(told, self.chats, self.options) if told else iter(())
         for index, (place, row) in enumerate(rows):
-            try:
-                item = stream_ids(row, self.tokenizer) if plain[index] else next(chats)
-                if isinstance(item, RowError):
-                    raise item
-                work.append((index, place, item))
-                if self.digests:
-                    content = item.content if isinstance(item, ReadChat) else item.tobytes()
-                    digests.append(hashlib.sha256(content).digest())
-            except RowError as error:
-                self._refuse(error, place, report)
+            item = attempted(stream_ids, row, self.tokenizer) if plain[index] else next(chats)
+            if isinstance(item, RowError):
+                self._refuse(item, place, report)
+                continue
+            work.append((index, place, item))
+            if self.digests:
+                content = item.content if isinstance(item, ReadChat) else item.tobytes()
+                digests.append(hashlib.sha256(content).digest())
         # All texts of a chunk are tokenised in one call.
         texts = [self._text_of(chat) for *_, chat in work if isinstance(chat, ReadChat)]
         tokens = zip(texts, encode_texts(self.tokenizer, texts) if texts else [], strict=True)
@@ -289,16 +274,15 @@ class RowEncoder:
 
         def examples() -> Iterator[Example]:
             for index, place, item in work:
-                try:
-                    if isinstance(item, ReadChat):
-                        several = [self._chat(place, item, *next(tokens), report)]
-                    else:
-                        several = self._text(item, report)
-                except RowError as error:
-                    self._refuse(error, place, report)
+                if isinstance(item, ReadChat):
+                    made = attempted(self._chat, place, item, *next(tokens), report)
+                else:
+                    made = attempted(self._text, item, report)
+                if isinstance(made, RowError):
+                    self._refuse(made, place, report)
                     continue
-                counts[index] = len(several)
-                yield from several
+                counts[index] = len(made)
+                yield from made
 
         store = ExampleStore.of(examples())
         report.rows_read, report.examples = len(rows), len(store)
@@ -334,9 +318,9 @@ class RowEncoder:
             examples.append(self._paired(Example(block, (Span(1, len(block)),), found.segments), found, report))
         return examples
 
-    def _chat(self, place: str, chat: ReadChat, text: str, tokenised: TokenisedText, report: DataReport) -> Example:
-        """The example of one chat, and what there is to count about it; RowError where nothing of it can be trained on."""
-        ids, last = tokenised
+    def _chat(self, place: str, chat: ReadChat, text: str, tokens: TokenisedText, report: DataReport) -> list[Example]:
+        """The one example of a chat, and what there is to count about it; RowError where nothing of it can be trained on."""
+        ids, last = tokens
         if not self.template_ends_turns:
             # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
             ends = [span.end for span in chat.answers if span.start < span.end < len(text)]
@@ -372,7 +356,7 @@ class RowEncoder:
             report.steps.count(place, chat.steps)
         report.system_folded += chat.rendered.folded_system
         report.see_system_prompt(chat.messages)
-        return self._paired(Example(trunk, labels, found.segments), found, report)
+        return [self._paired(Example(trunk, labels, found.segments), found, report)]
 
     def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:
         """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
@@ -410,10 +394,10 @@ class RowEncoder:
         chat, turns, eos = row.rendered, list[Turn](), self.eos
         user: tuple[Span | None, int] = (None, 0)
         end_id, what = None, ""
-        for index, span in enumerate(chat.spans):
-            following = chat.spans[index + 1].start if index + 1 < len(chat.spans) else len(chat.text)
+        following = [*(bisect_left(last, span.start) for span in chat.spans[1:]), len(last)]
+        for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)
-            after = ids[content.stop : token_span(last, following, following).start].tolist()
+            after = ids[content.stop : begins].tolist()
             mark = next((place for place, index in enumerate(after, content.stop) if index in self.marks), None)
             if mark is not None and span.role == "assistant" and not self.template_ends_turns:
                 # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
@@ -425,13 +409,13 @@ class RowEncoder:
                 continue
             if mark is not None:
                 end_id = int(ids[mark])
-            elif eos is not None and index + 1 == len(chat.spans) and self._appends_eos(chat):
+            elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
             found = row.steps.spans[len(turns)] if row.steps is not None else []
             steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
             turns.append(Turn(*user, content, close, steps))
-        if end_id is not None:
+        if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))
             report.end_of_turn = report.end_token + what
         return turns, ids, end_id

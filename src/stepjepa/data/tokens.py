@@ -8,12 +8,12 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-import contextlib
 import re
+import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +23,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer, with_template
 from stepjepa.data.options import DataOptions
 from stepjepa.data.types import Span
-from stepjepa.errors import ConfigError, RowError
+from stepjepa.errors import ConfigError, RowError, attempted
 from stepjepa.utils.text import lone_surrogate
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ _NAME = Names(DataOptions)
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
 _FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
-_SPELT: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()  # tokens of byte-level tokenizers, in bytes
+_GROUP = 64  # texts that are traced by their bytes together
+_SPELT: WeakKeyDictionary[Any, _Spelling] = WeakKeyDictionary()
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -58,9 +59,9 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     """
     found: list[TokenisedText | None] = [None] * len(texts)
     if type(tokenizer.backend_tokenizer.decoder).__name__ == "ByteLevel":
-        for place, (text, ids) in enumerate(zip(texts, _fast_ids(tokenizer, texts), strict=True)):
-            last = byte_level_last_characters(tokenizer, text, ids)
-            found[place] = None if last is None else (np.array(ids, dtype=np.int32), last)
+        every = _fast_ids(tokenizer, texts)
+        groups = (slice(at, at + _GROUP) for at in range(0, len(texts), _GROUP))
+        found = [pair for group in groups for pair in _by_bytes(tokenizer, texts[group], every[group])]
     by_offsets = iter(_by_offsets(tokenizer, [text for text, pair in zip(texts, found, strict=True) if pair is None]))
     return [next(by_offsets) if pair is None else pair for pair in found]
 
@@ -73,42 +74,51 @@ def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int
     return ids, [place + start for (_, last), start in zip(pieces, edges[:-1], strict=True) for place in last]
 
 
-def byte_level_last_characters(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> list[int] | None:
-    """Index of the last character of each of T tokens, for byte-level BPE; None where its tokens do not add up to the
-    text, as with normalised ones. Tokens that hold parts of a character count with that character.
+def _by_bytes(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], every: Sequence[Sequence[int]]
+) -> list[TokenisedText | None]:
+    """Texts of byte-level BPE by the bytes of their tokens; None for one to which these do not add up, such as a normalised
+    one. Tokens that hold parts of a character count with that character.
 
     This costs less than the offsets that the tokenizer gives, and is exact where these are trimmed of white space.
     """
-    known = _SPELT.setdefault(tokenizer, {})
-    try:
-        pieces = list(map(known.__getitem__, ids))
-    except KeyError:
-        if not _learn(tokenizer, set(ids).difference(known), known):
-            return None
-        pieces = list(map(known.__getitem__, ids))
-    raw = text.encode()
-    if b"".join(pieces) != raw:
-        return None
-    last = list(accumulate(map(len, pieces), initial=-1))
-    del last[0]
-    if len(raw) == len(text):
-        return last
+    ids = np.frombuffer(b"".join([struct.pack(f"{len(one)}i", *one) for one in every]), np.int32)
+    counts, pieces = list(map(len, every)), [text.encode() for text in texts]
+    bytes_of = _SPELT.setdefault(tokenizer, _Spelling())
+    if ids.max(initial=-1) >= len(bytes_of.lengths) or bytes_of.lengths[ids].min(initial=0) < 0:
+        bytes_of.meet(tokenizer, ids)
+    raw, lengths = np.frombuffer(b"".join(pieces), np.uint8), bytes_of.lengths[ids]
+    stops = lengths.cumsum()  # in bytes
+    same = np.array_equal(np.append(0, stops)[np.cumsum(counts)], np.cumsum(list(map(len, pieces))))
+    at = np.repeat(bytes_of.starts[ids] - stops + lengths, lengths) + np.arange(lengths.sum())
+    if not (same and np.array_equal(bytes_of.text[at], raw)):
+        single = zip(texts, every, strict=True)
+        return [None] if len(texts) == 1 else [_by_bytes(tokenizer, [text], [own])[0] for text, own in single]
     # Every byte of UTF-8 but a continuation begins a character.
-    return (((np.frombuffer(raw, dtype=np.uint8) & 0xC0) != 0x80).cumsum() - 1)[last].tolist()
+    before = list(accumulate(map(len, texts), initial=1))[:-1]  # characters before each text, and one
+    last = (((raw & 0xC0) != 0x80).cumsum()[stops - 1] - np.repeat(before, counts)).tolist()
+    return [(ids[start:stop], last[start:stop]) for start, stop in pairwise(accumulate(counts, initial=0))]
 
 
-def _learn(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int], known: dict[int, bytes]) -> bool:
-    """Add the bytes of `tokens` to `known`; False at a token that is not spelt in bytes."""
-    added, letters = tokenizer.added_tokens_decoder, byte_letters()
-    for index in tokens:
-        name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
-        if index in added:
-            known[index] = name.encode()
-        elif all(letter in letters for letter in name):
-            known[index] = bytes(letters[letter] for letter in name)
-        else:
-            return False
-    return True
+class _Spelling:
+    """The tokens of a byte-level tokenizer that have been met, in bytes, one after the other: `text` (B,) uint8; where each
+    starts and how long it is, (V,) int64. The length is -1 of one that was not met, 0 of one that is not spelt in bytes."""
+
+    def __init__(self) -> None:
+        self.text, self.starts, self.lengths = np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def meet(self, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> None:
+        """Look up those of the tokens (T,) that have not been met."""
+        more = (0, max(int(ids.max()) + 1 - len(self.lengths), 0))
+        self.starts, self.lengths = np.pad(self.starts, more), np.pad(self.lengths, more, constant_values=-1)
+        added, letters, spelt = tokenizer.added_tokens_decoder, byte_letters(), bytearray(self.text)
+        for index in np.unique(ids[self.lengths[ids] < 0]).tolist():
+            name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
+            spelt_in = name if letters.keys() >= set(name) else ""
+            token = name.encode() if index in added else bytes(letters[letter] for letter in spelt_in)
+            self.starts[index], self.lengths[index] = len(spelt), len(token)
+            spelt += token
+        self.text = np.frombuffer(spelt, np.uint8)
 
 
 @cache
@@ -144,9 +154,8 @@ def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
     if len(texts) <= _FEW:
         return few
     # The call above has left the backend as every call does, without padding or truncation.
-    every = [
-        encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    ]
+    batch = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    every = [encoding.ids for encoding in batch]
     if every[:_FEW] == few:
         return every
     return tokenizer(list(texts), **_IDS_ONLY)["input_ids"]  # a class of its own, which does more than its backend
@@ -218,9 +227,8 @@ class Prompter:
     ):
         tokenizer = with_template(tokenizer, chat_template, plain)
         self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
-        self.end_of_turn: int | None = None
-        with contextlib.suppress(RowError):
-            self.end_of_turn = template_turn_end(tokenizer, self.renderer)
+        end = attempted(template_turn_end, tokenizer, self.renderer)
+        self.end_of_turn = None if isinstance(end, RowError) else end
 
     def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The prompt of a chat that the assistant is to answer; ConfigError where the template refuses it."""

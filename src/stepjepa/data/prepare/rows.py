@@ -17,7 +17,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
 from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, PrepareOptions
-from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, Text, make_splitter
+from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, make_splitter, text_of
 from stepjepa.errors import RowError
 from stepjepa.utils.files import line_text, line_value
 from stepjepa.utils.text import counted, lone_surrogate
@@ -213,7 +213,7 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     if not _THINK_MARK.search(text):
         return [text]
     pieces, at = [], 0
-    for start, end in Text(text).thoughts:
+    for start, end in text_of(text).thoughts:
         pieces += [text[at:start], text[start:end]] if keep_thinking else [text[at:start]]
         at = end
     # Marks in a code fence are what the code is about.

@@ -25,8 +25,8 @@ from stepjepa.data.options import STEPS_COLUMN as STEPS_COLUMN
 from stepjepa.data.options import PairColumns, StepsOptions, column_value, listed_steps
 from stepjepa.data.steps.marked import connected, headed, numbered
 from stepjepa.data.steps.text import CharSpan as CharSpan
-from stepjepa.data.steps.text import Text as Text
-from stepjepa.data.steps.text import sentences
+from stepjepa.data.steps.text import Text, sentences
+from stepjepa.data.steps.text import text_of as text_of
 from stepjepa.errors import ConfigError, RowError
 
 SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
@@ -36,7 +36,7 @@ TOTAL_COLUMN = "total_steps"
 LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
 _NAME = Names(StepsOptions)
 _SAMPLED_ROWS, _MOST = 200, 10**9  # that a splitter is chosen by; a larger number is none of steps
-_LINE_END = re.compile(r"[\r\n]+")
+_LINE_END, _LINE_FEEDS = re.compile(r"[\r\n]+"), re.compile(r"\n+")  # the second is found in a third of the time
 _CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _NEXT_LINE = re.compile(r"\n[ \t]*(?=[^\W\d_])")
@@ -71,7 +71,7 @@ class StepSplitter:
     def spans(self, text: str) -> list[CharSpan]:
         """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text. ConfigError where
         the pattern of ``regex`` takes too long for it."""
-        source = Text(text)
+        source = text_of(text)
         match self.name:
             case "separator":
                 return separated(source, self.separator)
@@ -124,7 +124,8 @@ def separated(text: Text, separator: str) -> list[CharSpan]:
 
 def lines(text: Text) -> list[CharSpan]:
     """Every line that is not blank is a step, its line break included (GSM8K's original answers)."""
-    return text.cut(match.end() for match in _LINE_END.finditer(text.text))
+    ends = _LINE_END if "\r" in text.text else _LINE_FEEDS
+    return text.cut([match.end() for match in ends.finditer(text.text)])
 
 
 def matched(text: Text, pattern: str) -> list[CharSpan]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -89,7 +89,7 @@ class Text:
 
     @cached_property
     def _named_blocks(self) -> list[tuple[str, int, int]]:
-        return list(_blocks(self.lines)) if any(sign in self.text for sign in _SIGNS) else []
+        return list(_blocks(self.lines)) if any(map(self.text.__contains__, _SIGNS)) else []
 
     @property
     def thoughts(self) -> list[CharSpan]:
@@ -146,6 +146,9 @@ class Text:
                 spans[-1] = (spans[-1][0], end)
             piece = end
         return spans
+
+
+text_of = lru_cache(maxsize=4)(Text)  # of a text that several ask for, one after the other
 
 
 def _blocks(text: str) -> Iterator[tuple[str, int, int]]:

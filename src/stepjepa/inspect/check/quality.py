@@ -15,7 +15,7 @@ from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import question_key
 from stepjepa.data.report import REASONS
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import CharSpan, Text
+from stepjepa.data.steps import CharSpan, text_of
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.text import counted, escaped, printable
 
@@ -101,7 +101,7 @@ class QualityCounts:
 
 def cut_blocks(text: str, separator: str) -> list[bool]:
     """For each block in which `separator` stands, whether it is one of thoughts, not of code, display maths or a table."""
-    source = Text(text)
+    source = text_of(text)
     return [span in source.thoughts for span in source.blocks if text.find(separator, *span) >= 0]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
 _MOST_KINDS = 5  # role orders listed
 _SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
 _NAME = Names(ExampleOptions)
+_Shown = Callable[[], "RowSample"]  # how a row is shown, made for those that are
 
 
 @dataclass(frozen=True)
@@ -299,11 +300,11 @@ class TextReader:
                 found.skipped_texts.setdefault(error.reason, excerpt(row))
             else:
                 found.rows_usable += 1
-                found.samples += [sample] if len(found.samples) < self._show else []
+                found.samples += [sample()] if len(found.samples) < self._show else []
             yield number, row
         _need_rows(rows, found.rows_read, found.rows_usable, found.skipped().values())
 
-    def _count(self, number: int, row: Any) -> RowSample:
+    def _count(self, number: int, row: Any) -> _Shown:
         """Count a row; how it is shown. RowError if it cannot be used."""
         found, rows = self.found, self._rows
         if found.plain_text and is_stream(row):
@@ -338,7 +339,7 @@ class TextReader:
 
 def _count_chat(
     found: TextStatistics, place: str, messages: Sequence[Mapping[str, str]], answers: list[str], steps: list[int]
-) -> RowSample:
+) -> _Shown:
     """Count the messages and steps of a usable chat; how it is shown."""
     roles = tuple(message["role"] for message in messages)
     found.message_counts[len(messages)] += 1
@@ -352,11 +353,11 @@ def _count_chat(
         answered = answered or (message["role"] == "assistant" and asked and filled)
         asked = filled if message["role"] == "user" else asked
     found.rows_with_question += answered
-    user = next((_cut(message["content"]) for message in messages if message["role"] == "user"), None)
-    return RowSample(place, roles, user, _cut(answers[0]), steps[0])
+    user = (_cut(message["content"]) for message in messages if message["role"] == "user")
+    return lambda: RowSample(place, roles, next(user, None), _cut(answers[0]), steps[0])
 
 
-def _count_stream(found: TextStatistics, rows: RowSource, number: int, row: Mapping[str, Any]) -> RowSample:
+def _count_stream(found: TextStatistics, rows: RowSource, number: int, row: Mapping[str, Any]) -> _Shown:
     """Count a usable row of plain text; how it is shown."""
     text = _asked(row, True, None)
     if row.get("input_ids") is not None:
@@ -366,7 +367,7 @@ def _count_stream(found: TextStatistics, rows: RowSource, number: int, row: Mapp
         found.text_rows += 1
         found.characters += len(text)
     found.repeats.count(rows, number, text, "")
-    return RowSample(rows.place(number), (), None, _cut(text), 0)
+    return lambda: RowSample(rows.place(number), (), None, _cut(text), 0)
 
 
 def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) -> None:
