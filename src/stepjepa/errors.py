@@ -6,11 +6,6 @@ and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-Result = TypeVar("Result")
-
 
 class StepJepaError(Exception):
     """Base of all errors whose cause lies in the user's data, options or files."""
@@ -36,14 +31,6 @@ class RowError(DataError):
 
     def __str__(self) -> str:
         return str(self.args[1])
-
-
-def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowError:
-    """What a call gives, or the RowError that it raises."""
-    try:
-        return call(*arguments)
-    except RowError as error:
-        return error
 
 
 class ConfigError(StepJepaError):

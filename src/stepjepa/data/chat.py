@@ -14,11 +14,11 @@ import copy
 import inspect
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import (
@@ -34,7 +34,7 @@ from stepjepa.data.options import (
     form_of,
     listed_columns,
 )
-from stepjepa.errors import ConfigError, RowError, attempted
+from stepjepa.errors import ConfigError, RowError
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NAME = Names(TemplateOptions, ColumnOptions)
+Result = TypeVar("Result")
 ROLES = ("system", "user", "assistant")
 _WORDS = (("role", "from"), ("content", "value"))  # the second ones are ShareGPT's, as these roles are
 _PLAIN = {"role", "content"}
@@ -267,6 +268,14 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
             f"the tokenizer of {name} has no chat template; "
             f"give one with --{_NAME.chat_template} FILE, or use the instruction-tuned model's tokenizer"
         ) from None
+
+
+def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowError:
+    """What a call gives, or the RowError that it raises."""
+    try:
+        return call(*arguments)
+    except RowError as error:
+        return error
 
 
 class ChatRenderer:

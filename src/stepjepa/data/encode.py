@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, row_to_messages
+from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, attempted, row_to_messages
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import (
     DataOptions,
@@ -40,7 +40,7 @@ from stepjepa.data.tokens import (
     turn_marks,
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
-from stepjepa.errors import DataError, RowError, attempted, no_rows
+from stepjepa.errors import DataError, RowError, no_rows
 from stepjepa.utils.parallel import Engine, mapped
 
 if TYPE_CHECKING:

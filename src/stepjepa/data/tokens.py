@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import ChatRenderer, with_template
+from stepjepa.data.chat import ChatRenderer, attempted, with_template
 from stepjepa.data.options import DataOptions
 from stepjepa.data.types import Span
-from stepjepa.errors import ConfigError, RowError, attempted
+from stepjepa.errors import ConfigError, RowError
 from stepjepa.utils.text import lone_surrogate
 
 if TYPE_CHECKING:
