@@ -89,7 +89,7 @@ def _by_bytes(
         bytes_of.meet(tokenizer, ids)
     raw, lengths = np.frombuffer(b"".join(pieces), np.uint8), bytes_of.lengths[ids]
     stops = lengths.cumsum()  # in bytes
-    same = np.array_equal(np.append(0, stops)[np.cumsum(counts)], np.cumsum(list(map(len, pieces))))
+    same = lengths.all() and np.array_equal(np.append(0, stops)[np.cumsum(counts)], np.cumsum(list(map(len, pieces))))
     at = np.repeat(bytes_of.starts[ids] - stops + lengths, lengths) + np.arange(lengths.sum())
     if not (same and np.array_equal(bytes_of.text[at], raw)):
         single = zip(texts, every, strict=True)
