@@ -188,7 +188,7 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
     # Where no splitter finds any of the numbers, they are none of steps.
     for text, total in answers:
         if total is None or not most:
-            source = Text(text)
+            source = text_of(text)
             style, spans = style_and_spans(source, auto.separator)
             serving = {style} if len(spans) > 1 else set()
             if style not in ("separator", "lines") and len(_body(text, separated(source, auto.separator))) > 1:
@@ -214,7 +214,7 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
 
     A text that none of them cuts is one step, of style ``separator``.
     """
-    source = text if isinstance(text, Text) else Text(text)
+    source = text if isinstance(text, Text) else text_of(text)
     text, paragraphs = source.text, separated(source, separator)
     if separator.strip() and len(paragraphs) > 1:
         return "separator", paragraphs
