@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser demo test test_all families mutants kill fuzz lint house bench scale docs clean
+.PHONY: help setup setup_browser demo test test_all test_gpu families mutants kill fuzz lint house bench scale docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -57,6 +57,9 @@ test: setup ## run the tests
 test_all: setup ## run the tests, those that take long included, with the lm-evaluation-harness, bitsandbytes and Ray
 	$(PIP) --quiet -e '.[docs,eval,quant,ray]' -c constraints.txt
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+test_gpu: setup ## compare what a GPU computes with the CPU (needs a GPU)
+	STEPJEPA_GPU=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/gpu $(ARGS)
 
 families: setup ## try every model family of the installed transformers and write the list into docs/exactness.md
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/parity/test_families.py $(ARGS)

@@ -16,18 +16,20 @@ from workload import MAX_LENGTH, OBJECTIVES, Workload
 from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.modeling.load import load_model
 
-ARMS = ("regular", "jepa", "jepa_checkpointed", "two_pass", "doubled", "trl_default", "trl_best")
+ARMS = ("regular", "jepa", "jepa_sdpa", "jepa_checkpointed", "two_pass", "doubled", "trl_default", "trl_best")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an arm did in some seconds: examples, their chat tokens, and the positions that the model computed."""
+    """What an arm did in some seconds: examples, their chat tokens, and the positions that the model computed; and the peak
+    of the GPU's memory meanwhile over what was held before, in MiB."""
 
     seconds: float
     steps: int
     examples: int
     tokens: int
     positions: int
+    peak_mib: float | None
 
 
 class Arm:
@@ -66,13 +68,21 @@ class Arm:
         """Run `steps` optimizer steps (a round's if None) and say what was done."""
         steps = self.steps if steps is None else steps
         tokens = positions = 0
+        cuda = self.trainer.args.device.type == "cuda"
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated() if cuda else 0
         start = self.clock()
         for _ in range(steps):
             positions += self._step()
             tokens += int(self.lengths[self._row : self._row + self.batch_size].sum())
             self._row = (self._row + self.batch_size) % len(self.lengths)
+        if cuda:
+            torch.cuda.synchronize()
         seconds = self.clock() - start
-        return Work(seconds, steps, steps * self.batch_size, tokens, positions)
+        peak = (torch.cuda.max_memory_allocated() - held) / 2**20 if cuda else None
+        return Work(seconds, steps, steps * self.batch_size, tokens, positions, peak)
 
     def _step(self) -> int:
         trainer = self.trainer
@@ -115,8 +125,8 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
     """
     if name == "doubled":
         steps = 1  # so slow that a round of it is one step
-    common = common_arguments(folder, batch_size)
-    model = load_model(workload.model, workload.tokenizer)
+    common = common_arguments(folder, batch_size, workload.gpu)
+    model = load_model(workload.model, workload.tokenizer, pretrain=True)
     if name == "doubled":
         trainer = _doubled(workload, model, common)
     elif name.startswith("trl_"):
@@ -128,15 +138,17 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
 
 def library_arm(name: str, method: dict[str, Any], workload: Workload, folder: str, batch_size: int, steps: int) -> Arm:
     """An arm of this library with the given options of `JEPAConfig`; the rest as in `build_arm`."""
-    model = load_model(workload.model, workload.tokenizer)
-    config = JEPAConfig(max_length=MAX_LENGTH, **method, **common_arguments(folder, batch_size))
+    asked = "sdpa" if name == "jepa_sdpa" else None
+    model = load_model(workload.model, workload.tokenizer, pretrain=True, attn_implementation=asked)
+    common = common_arguments(folder, batch_size, workload.gpu)
+    config = JEPAConfig(max_length=MAX_LENGTH, **method, **common)
     rows = [{"messages": chat} for chat in workload.chats]
     trainer = JEPATrainer(model, config, train_dataset=rows, processing_class=workload.tokenizer)
     return Arm(name, trainer, chat_lengths(workload), steps)
 
 
-def common_arguments(folder: str, batch_size: int) -> dict[str, Any]:
-    """Training arguments that all arms share."""
+def common_arguments(folder: str, batch_size: int, gpu: bool = False) -> dict[str, Any]:
+    """Training arguments that all arms share: float32 on CPU, bfloat16 by autocast on a GPU."""
     return {
         "output_dir": folder,
         "per_device_train_batch_size": batch_size,
@@ -144,9 +156,9 @@ def common_arguments(folder: str, batch_size: int) -> dict[str, Any]:
         "learning_rate": 1e-4,
         "max_grad_norm": 1.0,
         "max_steps": 10**6,
-        "use_cpu": True,
-        "bf16": False,
-        "dataloader_pin_memory": False,
+        "use_cpu": not gpu,
+        "bf16": gpu,
+        "dataloader_pin_memory": gpu,
         "report_to": "none",
         "save_strategy": "no",
         "eval_strategy": "no",
@@ -171,7 +183,7 @@ def method_of(name: str, workload: Workload) -> dict[str, Any]:
 def _doubled(workload: Workload, model: Any, common: dict[str, Any]) -> Trainer:
     """The published doubled row; see `doubled`."""
     tokenizer, predictors = predictor_tokenizer(workload.tokenizer, OBJECTIVES[workload.name]["predictors"])
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size), mean_resizing=False)
     return DoubledTrainer(
         model=model,
         args=TrainingArguments(remove_unused_columns=False, **common),

@@ -121,10 +121,14 @@ class DoubledCollator:
         }
 
 
-def additive_mask(length: int, start: int = 0, stop: int = 0) -> torch.Tensor:
-    """(S, S) float32, 0 = visible: causal over `length` tokens, [start, stop) isolated, padding seeing itself."""
-    mask = torch.full((ROW, ROW), -torch.inf)
-    mask[:length, :length] = torch.full((length, length), -torch.inf).triu(diagonal=1)
+def additive_mask(length: int, start: int = 0, stop: int = 0, **kind: Any) -> torch.Tensor:
+    """(S, S), 0 = visible: causal over `length` tokens, [start, stop) isolated, padding seeing itself.
+
+    Args:
+        kind: its `dtype` (float32) and `device` (CPU).
+    """
+    mask = torch.full((ROW, ROW), -torch.inf, **kind)
+    mask[:length, :length] = torch.full((length, length), -torch.inf, **kind).triu(diagonal=1)
     mask[start:stop, :start] = -torch.inf
     mask.diagonal().zero_()
     return mask
@@ -140,9 +144,10 @@ class DoubledTrainer(Trainer):
     ) -> Any:
         """See the module."""
         chats, views = inputs["lengths"].unbind(dim=1)  # (B,) each
-        masks = [additive_mask(length) for length in chats.tolist()]
+        kind = {"device": chats.device, "dtype": torch.bfloat16 if self.args.bf16 else torch.float32}
+        masks = [additive_mask(length, **kind) for length in chats.tolist()]
         masks += [
-            additive_mask(length, *span)
+            additive_mask(length, *span, **kind)
             for length, span in zip(views.tolist(), inputs["targets"].tolist(), strict=True)
         ]
         outputs = model(

@@ -2,10 +2,12 @@
 
 Same model, same rows, one run. The arms take turns: every round each arm runs a few optimizer steps, beginning with
 another arm each time, and a ratio of two arms is taken round by round, so that drifts of the machine hit all arms
-alike. The first round is a warm-up. Everything runs on CPU in float32, TRL too (whose default is bfloat16).
+alike. The first round is a warm-up. Everything runs on CPU in float32, TRL too (whose default is bfloat16), or with `--gpu`
+in bfloat16 by autocast.
 
     python benchmarks/step_cost.py
     python benchmarks/step_cost.py --data nl_rx --arms regular jepa --profile jepa
+    python benchmarks/step_cost.py --gpu --model FOLDER --data gsm8k --arms regular jepa jepa_sdpa
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gsm8k", type=Path, default=_DATA / "gsm8k_train.jsonl", help="questions/answers, JSONL")
     parser.add_argument("--data", nargs="+", choices=sorted(OBJECTIVES), default=["nl_rx", "gsm8k"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--model", choices=["mini", "tiny"], default="mini", help="built-in model")
+    parser.add_argument("--model", default="mini", help="mini, tiny, or a folder with a config.json (random weights)")
+    parser.add_argument("--gpu", action="store_true", help="train on the GPU with bf16; the peak memory is the GPU's")
     parser.add_argument("--template", choices=sorted(TEMPLATES), default="llama3", help="chat template of all arms")
     parser.add_argument("--rows", type=int, default=512, help="rows of each data set that are trained on")
     parser.add_argument("--batch_size", type=int, default=16, help="examples of an optimizer step")
@@ -220,7 +223,8 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
         "trl": trl,
         "cpus": os.cpu_count(),
         "machine": platform.machine(),
-        "dtype": "float32",
+        "device": torch.cuda.get_device_name() if args.gpu else "cpu",
+        "dtype": "bfloat16 by autocast" if args.gpu else "float32",
     }
 
 
@@ -236,7 +240,7 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for data in args.data:
             path = getattr(args, data)
-            workload = load_workload(data, path, args.rows, args.batch_size, args.model, tokenizer)
+            workload = load_workload(data, path, args.rows, args.batch_size, args.model, tokenizer, args.gpu)
 
             steps = args.steps or STEPS[data]
 
@@ -254,7 +258,10 @@ def main(argv: list[str] | None = None) -> None:
             work = measure_rounds(arms, args.rounds)
             parameters = sum(weight.numel() for weight in arms[0].trainer.model.parameters())
             del arms
-            memory = {} if args.skip_memory else measure_memory(data, args)
+            if args.gpu:  # where activations and gradients are all that is not held between the rounds
+                memory = {name: max(done.peak_mib or 0.0 for done in rounds) for name, rounds in work.items()}
+            else:
+                memory = {} if args.skip_memory else measure_memory(data, args)
             result = {"origin": workload.origin, "rows": len(workload.chats), "batch_size": args.batch_size}
             result |= {"steps": steps, "vocabulary": len(workload.tokenizer)}
             result |= {"parameters": parameters, **summarise(work, memory)}

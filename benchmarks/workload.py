@@ -50,7 +50,8 @@ class Workload:
         origin: where the rows come from, in words.
         chats: the rows that are trained on, in the order in which every arm sees them.
         tokenizer: trained on the rows of all data sets; its chat template is the one that all arms use.
-        model: preset name.
+        model: preset name, or a folder with a `config.json`; the weights are random.
+        gpu: it is trained on a GPU.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Workload:
     chats: list[Messages]
     tokenizer: Any
     model: str
+    gpu: bool = False
 
 
 def read_chats(name: str, path: Path, count: int) -> tuple[list[Messages], str]:
@@ -81,13 +83,15 @@ def make_tokenizer(paths: dict[str, Path], rows: int, model: str, template: str)
     texts = [message["content"] for chat in chats for message in chat]
     # The names of the roles are as frequent as the rows, and a tokenizer knows them.
     roles = [f"{role}\n\n" for role in ("system", "user", "assistant")] * len(chats)
-    return train_tokenizer([*texts, *roles], PRESETS[model].vocabulary, markers, jinja)
+    return train_tokenizer([*texts, *roles], PRESETS[model if model in PRESETS else "mini"].vocabulary, markers, jinja)
 
 
-def load_workload(name: str, path: Path, rows: int, batch_size: int, model: str, tokenizer: Any) -> Workload:
+def load_workload(
+    name: str, path: Path, rows: int, batch_size: int, model: str, tokenizer: Any, gpu: bool = False
+) -> Workload:
     """Rows of one data set; whole batches only, so that no arm meets a short one."""
     chats, origin = read_chats(name, path, rows)
     chats = chats[: len(chats) // batch_size * batch_size]
     if not chats:
         raise SystemExit(f"{name}: {rows} rows do not fill one batch of {batch_size}; raise --rows")
-    return Workload(name, origin, chats, tokenizer, model)
+    return Workload(name, origin, chats, tokenizer, model, gpu)

@@ -22,6 +22,11 @@ if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# The tests are of the CPU's numbers, to the bit; those of tests/gpu are run by themselves: make test_gpu.
+GPU = "STEPJEPA_GPU" in os.environ
+if not GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+collect_ignore = [] if GPU else ["gpu"]
 UNDER_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 if UNDER_XDIST:
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start

@@ -379,6 +379,14 @@ def tolerance(model: PreTrainedModel) -> float:
     dtype, quantized = compute_dtype(model), getattr(model.config, "quantization_config", None)
     if quantized is not None:  # int8 has about the steps of bfloat16
         dtype = quantized.bnb_4bit_compute_dtype if quantized.load_in_4bit else torch.bfloat16
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    if dtype == torch.float32 and _rounds_float32():
         dtype = torch.bfloat16
     return max(1e-4, 8 * torch.finfo(dtype).eps)
+
+
+def _rounds_float32() -> bool:
+    """Whether products of float32 are taken in a shorter type (TF32), as `--tf32`, `--torch_compile` and the user may have it."""
+    precision = getattr(
+        torch.backends.cuda.matmul, "fp32_precision", "none"
+    )  # of torch 2.9, which may refuse the older call
+    return torch.get_float32_matmul_precision() != "highest" if precision == "none" else precision != "ieee"

@@ -443,8 +443,10 @@ class CheckpointedTrainer(Trainer):
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
+        if private is not None:  # which not every version of the Trainer takes as an argument
+            self.args.hub_private_repo = private
         with reaching_hub("the repository could not be made on the Hub, nothing was trained or uploaded"):
-            super().init_hf_repo(token=token, private=private)
+            super().init_hf_repo(token=token)
 
     @property
     def upload_command(self) -> str:

@@ -1,0 +1,277 @@
+"""What a GPU computes, next to the CPU: `make test_gpu`. All other tests hide the GPU from themselves.
+
+Without a GPU these tests run on CPU, which shows that they run and nothing more.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import stepjepa
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.layout import build_forest
+from stepjepa.forest.visibility import additive_mask, block_mask
+from stepjepa.losses.lm import linear_cross_entropy_sum
+from stepjepa.modeling.flops import ModelCost
+from stepjepa.modeling.load import load_model, lora_config
+from stepjepa.modeling.masks import FLEX
+from stepjepa.modeling.parts import vocabulary_size
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.setup import placed_predictors, set_up_model
+from support import families
+from support.answers import write
+from support.models import Views, made_up_example
+from support.rows import step_rows
+from support.sweep import batches
+from support.training import STEPS, logs_of, trainer_for
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
+EXACT, SHORT = 1e-4, 2e-2  # relative, of losses in float32 and in shorter dtypes
+JEPA = {**STEPS, "predictors": 2}
+LOSSES = ("lm_loss", "jepa_loss")
+
+METHODS = {
+    "step": JEPA,
+    "two_pass": {**JEPA, "forward": "two_pass"},
+    "sdpa": {**JEPA, "attention": "sdpa"},
+    "inline": {"objective": "llm_jepa", "predictors": 1, "forward": "inline"},
+    "standalone": {"objective": "llm_jepa", "views": "standalone"},
+    "split": {"objective": "split"},
+    "tube": {"objective": "semantic_tube"},
+    "next_latent": {"objective": "next_latent"},
+    "multi_token": {"objective": "multi_token", "token_horizon": 3},
+    "plan": {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictors": 1, "predictor_head": "mlp"},
+    "infonce": {**JEPA, "jepa_loss": "infonce", "regularizer": "vicreg", "predictor_head": "linear"},
+    "ema": {**JEPA, "target_encoder": "ema", "ema_momentum": 0.5},
+    "gradients": {**JEPA, "log_gradient_cosine": 1},
+    "checkpointing": {**JEPA, "gradient_checkpointing": True},
+    "accumulation": {**JEPA, "gradient_accumulation_steps": 2},
+    "lora": {**JEPA, "peft": lora_config(rank=4, dropout=0.0)},
+    "regular": {"objective": "regular"},
+}
+
+
+def run(tmp_path, tokenizer, attention=None, **options):
+    """A trainer of `tiny` that has trained three steps at a learning rate at which rounding stays small."""
+    model = load_model("tiny", tokenizer, attn_implementation=attention)
+    given = {"max_steps": 3, "learning_rate": 1e-3, "model": model, **options}
+    trainer = trainer_for(tmp_path, tokenizer, **given)
+    trainer.train()
+    return trainer
+
+
+def same(found, expected, limit):
+    for one, other in zip(found, expected, strict=True):
+        for name in [name for name in one if name in LOSSES or "cosine" in name]:
+            assert one[name] == pytest.approx(other[name], rel=limit, abs=limit), name
+
+
+# What is trained
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_are_those_of_the_cpu(method, tmp_path, tokenizer):
+    options = METHODS[method]
+    here = run(tmp_path / "here", tokenizer, **options)
+    there = run(tmp_path / "there", tokenizer, **options, use_cpu=True)
+    assert here.args.device.type == DEVICE.type and len(logs_of(here)) == 3
+    same(logs_of(here), logs_of(there), EXACT)
+    attention = here.model.config.get_text_config()._attn_implementation
+    if CUDA and options.get("forward") != "two_pass" and "attention" not in options:
+        assert attention == FLEX
+
+
+@pytest.mark.parametrize("dtype", ["bf16", *["fp16"] * CUDA])
+@pytest.mark.parametrize("attention", [None, "sdpa"])
+def test_shorter_dtypes_are_near(dtype, attention, tmp_path, tokenizer):
+    here = run(tmp_path / "here", tokenizer, attention, **JEPA, **{dtype: True})
+    there = run(tmp_path / "there", tokenizer, **JEPA, use_cpu=True)
+    same(logs_of(here), logs_of(there), SHORT)
+
+
+def wide(monkeypatch):
+    """The kernels of FlexAttention want heads of 16 and more."""
+    small = {name: 4 * value if value in (8, 32) else value for name, value in families._SMALL.items()}
+    keep = ("max_position_embeddings", "n_positions", "n_ctx", "original_max_position_embeddings", "chunk_size")
+    small |= {name: families._SMALL[name] for name in keep} | {"rotary_dim": 16, "initializer_range": 0.1}
+    monkeypatch.setattr(families, "_SMALL", small)
+
+
+ATTENTION = dict.fromkeys("llama qwen3 mistral gemma2 gemma3_text olmo2 gpt_neox cohere2".split(), FLEX)
+
+
+@pytest.mark.parametrize("family", [*ATTENTION, "gpt2"])
+def test_a_family_has_the_numbers_of_the_cpu(family, monkeypatch):
+    """Windows included: every layer's, or every other layer's."""
+    wide(monkeypatch)
+    options = JEPAOptions(objective="step_jepa", step_pairs="all", predictors=2)
+    model = families.family_model(family, "eager")
+    cpu, setup = set_up_model(copy.deepcopy(model), options, 0, "cpu")
+    ids = placed_predictors(setup.predictor_ids, options, len(setup.objective.groups))
+    with torch.no_grad():
+        expected = cpu(batch=TwoPassCollator(ids, 0)(families.examples_with(2)))
+    here, setup = set_up_model(families.family_model(family).to(DEVICE), options, 0, DEVICE.type)
+    assert setup.forward == "packed"
+    if CUDA:
+        assert here.config._attn_implementation == ATTENTION.get(family, "sdpa")
+    for batch in batches(here, setup, options):
+        with torch.no_grad():
+            found = here(batch=batch.to(DEVICE))
+        for name in ("lm_loss_sum", "source_states", "target_states"):
+            one, other = getattr(found, name).float().cpu(), getattr(expected, name).float()
+            assert float((one - other).norm()) <= EXACT * float(other.norm()), name
+
+
+def test_no_form_of_flex_attention_is_left_uncompiled(monkeypatch):
+    """Layers with and without a window, many shapes, with a gradient and without, in two dtypes."""
+    wide(monkeypatch)
+    options = JEPAOptions(objective="step_jepa", step_pairs="all", predictors=2)
+    model, setup = set_up_model(families.family_model("gemma3_text").to(DEVICE), options, 0, DEVICE.type)
+    collator = ForestCollator(tuple(setup.predictor_ids), 0, 128)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for count in (1, 2, 3, 5):
+            examples = [made_up_example(60 * count, [Views(20, 25, 50)], seed, 2) for seed in range(count)]
+            batch = collator(examples).to(DEVICE)
+            for short in (False, True):
+                with torch.autocast(DEVICE.type, torch.bfloat16, enabled=short):
+                    with torch.no_grad():
+                        model(batch=batch)
+                    if CUDA:
+                        model(batch=batch).lm_loss_sum.backward()
+
+
+def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path, tokenizer):
+    """To rounding: kernels of a GPU add in any order."""
+    options = {**JEPA, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    whole = run(tmp_path, tokenizer, **options)
+    again = trainer_for(tmp_path, tokenizer, model=load_model("tiny", tokenizer), learning_rate=1e-3, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    same(logs_of(again), logs_of(whole), 1e-5)
+    for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+# Commands
+
+
+def command(tmp_path, name, *flags, launch=False):
+    """`stepjepa train` in a process of its own; the losses of its steps."""
+    write(tmp_path / "rows.jsonl", step_rows(24))
+    train = f"train --model_name tiny --train_file {tmp_path / 'rows.jsonl'} --output_dir {tmp_path / name} --step_jepa"
+    train += " --predictors 2 --max_steps 4 --logging_steps 1 --learning_rate 0.001 --disable_tqdm true --quiet"
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"] if launch else []
+    done = subprocess.run(
+        [sys.executable, *start, "-m", "stepjepa", *train.split(), "--save_steps", "2", *flags],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    state = json.loads((tmp_path / name / "checkpoint-4" / "trainer_state.json").read_text())
+    return [entry for entry in state["log_history"] if "lm_loss" in entry], done.stderr
+
+
+SHARDED = ["--fsdp", "true", "--fsdp_config", '{"state_dict_type": "SHARDED_STATE_DICT"}']
+
+
+@pytest.mark.skipif(not CUDA, reason="accelerate shards on accelerators alone; on CPU see tests/training/test_fsdp.py")
+@pytest.mark.parametrize("flags", [[], ["--fsdp", "true"], SHARDED], ids=["ddp", "fsdp", "sharded"])
+def test_a_process_under_nccl_equals_one_without(flags, tmp_path):
+    plain, _ = command(tmp_path, "plain")
+    found, said = command(tmp_path, "launched", *flags, launch=True)
+    same(found, plain, EXACT)
+    assert "fully_shard" not in said
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("launched", "plain"))
+    assert all(torch.allclose(one[key], other[key], atol=1e-4) for key in other)
+    again, _ = command(
+        tmp_path, "launched", *flags, "--max_steps", "6", "--resume_from_checkpoint", "true", launch=True
+    )
+    assert again[:4] == found
+
+
+COMPILED = "--torch_compile true"  # on a GPU transformers lets it round float32 to TF32
+
+
+@pytest.mark.parametrize("flags", [COMPILED, f"{COMPILED} --bf16", *[f"{COMPILED} --tf32 false", "--tf32 true"] * CUDA])
+def test_a_compiled_or_rounded_model_trains(flags, tmp_path):
+    plain, _ = command(tmp_path, "plain")
+    same(command(tmp_path, "other", *flags.split())[0], plain, SHORT)
+
+
+def test_a_run_is_evaluated_and_looked_at(tmp_path):
+    command(tmp_path, "run")
+    answered = stepjepa.evaluate(
+        model_name=str(tmp_path / "run"),
+        test_file=str(tmp_path / "rows.jsonl"),
+        output_dir=str(tmp_path / "answers"),
+        metric=["exact", "answer_nll"],
+        max_new_tokens=8,
+    )
+    assert answered
+    assert stepjepa.analyze(
+        file=str(tmp_path / "rows.jsonl"), models=[str(tmp_path / "run")], output_dir=str(tmp_path / "looked")
+    )
+
+
+def test_doctor_finds_every_setting_exact_and_compiles():
+    found = stepjepa.doctor()
+    faults = {one.flags: one.fault for one in found.tried if one.fault}
+    assert not faults
+    if CUDA:
+        assert any(name.startswith("cuda") for name in found.about["devices"]) and found.tried[0].attention == FLEX
+
+
+# Memory
+
+
+def peak(call):
+    """Bytes that a call takes at most, of the GPU's memory; 0 without a GPU."""
+    if not CUDA:
+        call()
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    result = call()  # noqa: F841 - it is held while the peak is read
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_take_little_more_than_their_own_memory(dtype):
+    examples = [made_up_example(2000, [Views(600, 700, 1500)], seed, 2) for seed in range(3)]
+    rows, _ = ForestCollator((96, 97), 0, 128).pack([build_forest(one, (96, 97)) for one in examples], [[0, 1, 2]])
+    rows = rows.to(DEVICE)
+    own = rows.input_ids.shape[1] ** 2 * dtype.itemsize
+    assert peak(lambda: additive_mask(rows, dtype)) <= 1.4 * own
+    block_mask(rows)
+    assert peak(lambda: block_mask(rows)) <= own / 50
+
+
+def test_logits_come_in_chunks():
+    """2,048 labels and 128,000 entries are a GiB of logits."""
+    width, limit = 64, 64 * 2**20
+    states, weight = (torch.randn(n, width, device=DEVICE, requires_grad=True) for n in (2048, 128_000))
+    labels = torch.arange(2048, device=DEVICE)
+
+    def loss(most):
+        return lambda: linear_cross_entropy_sum(states, weight, labels, max_logits_bytes=most).backward()
+
+    assert peak(loss(limit)) <= 6 * limit
+    assert not CUDA or peak(loss(2**40)) > 2**30
+
+
+def test_flops_are_counted_as_on_cpu(tokenizer):
+    model = load_model("tiny", tokenizer, attn_implementation="eager")
+    there = ModelCost.of(model, vocabulary_size(model))
+    here = ModelCost.of(model.to(DEVICE), vocabulary_size(model))
+    assert (here.train, here.forward, here.label) == (there.train, there.forward, there.label)
