@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 from workload import MAX_LENGTH, OBJECTIVES, Workload
 
 from stepjepa import JEPAConfig, JEPATrainer
-from stepjepa.modeling.load import load_model
+from stepjepa.modeling.load import ATTENTION_ASKED, load_model
 
 ARMS = ("regular", "jepa", "jepa_sdpa", "jepa_checkpointed", "two_pass", "doubled", "trl_default", "trl_best")
 
@@ -126,7 +128,7 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
     if name == "doubled":
         steps = 1  # so slow that a round of it is one step
     common = common_arguments(folder, batch_size, workload.gpu)
-    model = load_model(workload.model, workload.tokenizer, pretrain=True)
+    model = _model(workload)
     if name == "doubled":
         trainer = _doubled(workload, model, common)
     elif name.startswith("trl_"):
@@ -138,13 +140,24 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
 
 def library_arm(name: str, method: dict[str, Any], workload: Workload, folder: str, batch_size: int, steps: int) -> Arm:
     """An arm of this library with the given options of `JEPAConfig`; the rest as in `build_arm`."""
-    asked = "sdpa" if name == "jepa_sdpa" else None
-    model = load_model(workload.model, workload.tokenizer, pretrain=True, attn_implementation=asked)
+    model = _model(workload, asked=name == "jepa_sdpa")
     common = common_arguments(folder, batch_size, workload.gpu)
     config = JEPAConfig(max_length=MAX_LENGTH, **method, **common)
     rows = [{"messages": chat} for chat in workload.chats]
     trainer = JEPATrainer(model, config, train_dataset=rows, processing_class=workload.tokenizer)
     return Arm(name, trainer, chat_lengths(workload), steps)
+
+
+@cache
+def _drawn(name: str, tokenizer: Any) -> Any:
+    return load_model(name, tokenizer, pretrain=True)
+
+
+def _model(workload: Workload, asked: bool = False) -> Any:
+    """A model with the weights of all arms, which attends by `sdpa`, as if that were asked for or as it comes."""
+    model = copy.deepcopy(_drawn(workload.model, workload.tokenizer))
+    object.__setattr__(model, ATTENTION_ASKED, asked)
+    return model
 
 
 def common_arguments(folder: str, batch_size: int, gpu: bool = False) -> dict[str, Any]:

@@ -385,8 +385,7 @@ def tolerance(model: PreTrainedModel) -> float:
 
 
 def _rounds_float32() -> bool:
-    """Whether products of float32 are taken in a shorter type (TF32), as `--tf32`, `--torch_compile` and the user may have it."""
-    precision = getattr(
-        torch.backends.cuda.matmul, "fp32_precision", "none"
-    )  # of torch 2.9, which may refuse the older call
+    """Whether products of float32 are taken in a shorter type, as `--tf32` and `--torch_compile` may have it on a GPU."""
+    # Since torch 2.9; where it is set, the older call may refuse to answer.
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
     return torch.get_float32_matmul_precision() != "highest" if precision == "none" else precision != "ieee"

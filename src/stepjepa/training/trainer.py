@@ -7,6 +7,7 @@ plain functions. What is its own is the scale (counts of the optimizer step), th
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 import time
