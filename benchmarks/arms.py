@@ -94,7 +94,8 @@ class Arm:
             batches, items = trainer.get_batch_samples(self._batches, 1, trainer.args.device)
         batch = batches[0]
         positions = _positions(batch)
-        trainer.training_step(trainer.model, batch, items)
+        with trainer.accelerator.autocast():  # which `Trainer.train` would wrap around the model
+            trainer.training_step(trainer.model, batch, items)
         trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
         trainer.optimizer.step()
         trainer.model.zero_grad()

@@ -16,6 +16,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.forest import visibility
 from stepjepa.modeling import masks, trial
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.modeling.parts import tolerance
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
@@ -139,6 +140,20 @@ def test_flex_attention_serves_adapters_and_is_dropped_by_the_next_trainer(on_cu
 def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
     model = load_model("tiny", load_tokenizer("tiny", ["a"]), attn_implementation=asked)
     assert set_up_model(model, JEPAOptions(**PAIRS), 0, device)[0].config._attn_implementation == used
+
+
+def test_flex_attention_is_compiled_for_all_forms_and_two_backward_passes(on_cuda):
+    on_cuda(tiny_model("llama"))
+    assert torch._dynamo.config.cache_size_limit >= 64 and not torch._functorch.config.donated_buffer
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("none", 1e-4), ("ieee", 1e-4), ("tf32", 0.0625)])
+def test_rounded_products_may_be_further_off(precision, limit):
+    try:
+        torch.backends.cuda.matmul.fp32_precision = precision
+        assert tolerance(tiny_model("llama")) == limit
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
 
 
 def test_what_is_compiled_has_dense_rows(on_cuda):

@@ -48,21 +48,19 @@ KINDS = tuple(MEANINGS)
 _TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
 
 
-def _attention(q: torch.Size, k: torch.Size, v: torch.Size, *_: object, **__: object) -> int:
-    return sdpa_flop_count(q, (*q[:2], *k[2:]), (*q[:2], *v[2:]))
+def _attention(*shapes: Any, backward: bool = False, **_: object) -> int:
+    q, k, v = shapes[backward : 3 + backward]
+    every = q, q[:2] + k[2:], q[:2] + v[2:]
+    return sdpa_backward_flop_count(shapes[0], *every) if backward else sdpa_flop_count(*every)
 
 
-def _attention_backward(gradient: torch.Size, q: torch.Size, k: torch.Size, v: torch.Size, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(gradient, q, (*q[:2], *k[2:]), (*q[:2], *v[2:]))
-
-
-# Kernels that torch's counter has no formula for, on CPU, or none before torch 2.12 where several queries share a key:
-# attention; and the product of several experts at once.
+# Kernels that torch's counter has no formula for: attention on CPU, and with fewer keys than queries before torch 2.12; and
+# the product of several experts at once.
 _ATEN = torch.ops.aten
 _KINDS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 KERNELS: dict[Any, Callable[..., int]] = {
     **{getattr(_ATEN, f"_scaled_dot_product_{kind}"): _attention for kind in _KINDS},
-    **{getattr(_ATEN, f"_scaled_dot_product_{kind}_backward"): _attention_backward for kind in _KINDS},
+    **{getattr(_ATEN, f"_scaled_dot_product_{kind}_backward"): partial(_attention, backward=True) for kind in _KINDS},
     _ATEN._grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
 }
 

@@ -7,7 +7,6 @@ plain functions. What is its own is the scale (counts of the optimizer step), th
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import os
 import time
@@ -219,9 +218,6 @@ class JEPATrainer(CheckpointedTrainer):
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
         trained_extras(inner).in_state_dict = True
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # that nothing writes to
-        # torch 2.11 warns that the LM head, which is read in chunks, was not called.
-        logger = logging.getLogger("torch.distributed.fsdp.fully_shard")
-        logger.addFilter(lambda record: "did not run forward" not in record.getMessage())
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)
 
