@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from stepjepa.data.types import TRUNK, Rows
 
@@ -138,12 +138,8 @@ def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> 
 
 def mask_mod(rows: Rows, window: int | None = None) -> Callable:
     """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``, scalar tensors; arguments as `dense_mask`."""
-    import torch
-
     example, segment, order, attach = packed_fields(rows)
     position, floor = rows.position_ids, rows.floor
-    # A tensor: for each other number the compiler would make another form of what calls the rule.
-    near: Any = None if window is None else torch.full((), window, device=position.device)
 
     def rule(row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         seen = visible(
@@ -156,7 +152,7 @@ def mask_mod(rows: Rows, window: int | None = None) -> Callable:
             attach[row, q],
             0 if floor is None else floor[row, q],
         )
-        return seen if near is None else seen & in_window(position[row, q], position[row, k], near)
+        return seen if window is None else seen & in_window(position[row, q], position[row, k], window)
 
     return rule
 
