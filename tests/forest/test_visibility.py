@@ -149,7 +149,8 @@ def test_block_masks_are_compiled_once_for_all_batches_of_a_shape(monkeypatch):
                 [build_forest(one, (96, 97)) for one in examples], [range(size)]
             )
             blocks = dense_mask(rows).unflatten(2, (-1, 128)).unflatten(4, (-1, 128)).any(5).any(3)
-            assert torch.equal(block_mask(rows).to_dense(), blocks.int())
+            with torch.autocast("cpu", torch.bfloat16, enabled=size == 3):
+                assert torch.equal(block_mask(rows).to_dense(), blocks.int())
             assert counter.frame_count == compiled
     finally:
         visibility._block_mask_builder.cache_clear()

@@ -162,7 +162,8 @@ def block_mask(rows: Rows, window: int | None = None) -> BlockMask:
     import torch
 
     (count, length), device = rows.input_ids.shape, rows.input_ids.device
-    with torch.no_grad():
+    # Under autocast it would be compiled once more.
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return _block_mask_builder(device.type)(
             mask_mod(rows, window), count, None, length, length, str(device), BLOCK_SIZE
         )

@@ -36,7 +36,7 @@ from stepjepa.modeling.parts import text_config
 AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
-_FORMS = 64  # in which FlexAttention may be compiled: for kinds of layer, dtypes, shapes, with and without gradient
+_FORMS = 64  # of FlexAttention: kinds of layer, dtypes, shapes, with and without gradient
 
 
 def masks_unsupported(model: PreTrainedModel) -> str | None:
@@ -148,12 +148,10 @@ def attention_forward(
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> None:
-    """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another.
-
-    For FlexAttention the compiler of this process is told to make more forms of a function than 8, beyond which it would
-    run uncompiled, and to leave the buffers of a backward pass for a second one (`log_gradient_cosine`).
-    """
-    if is_flex(implementation):
+    """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another."""
+    if is_flex(
+        implementation
+    ):  # whose ninth form would not be compiled, and which may go back twice (gradient cosines)
         torch._dynamo.config.cache_size_limit = max(_FORMS, torch._dynamo.config.cache_size_limit)
         torch._functorch.config.donated_buffer = False
     if implementation in OWN:
