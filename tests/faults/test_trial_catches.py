@@ -142,8 +142,9 @@ def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
     assert set_up_model(model, JEPAOptions(**PAIRS), 0, device)[0].config._attn_implementation == used
 
 
-def test_flex_attention_is_compiled_for_all_forms_and_two_backward_passes(on_cuda):
+def test_flex_attention_is_compiled_for_all_forms_and_two_backward_passes(on_cuda, caplog):
     on_cuda(tiny_model("llama"))
+    assert caplog.messages == ["FlexAttention is compiled, up to a minute; --attn_implementation sdpa is not"]
     assert torch._dynamo.config.cache_size_limit >= 64 and not torch._functorch.config.donated_buffer
 
 

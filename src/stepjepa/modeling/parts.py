@@ -379,7 +379,7 @@ def tolerance(model: PreTrainedModel) -> float:
     dtype, quantized = compute_dtype(model), getattr(model.config, "quantization_config", None)
     if quantized is not None:  # int8 has about the steps of bfloat16
         dtype = quantized.bnb_4bit_compute_dtype if quantized.load_in_4bit else torch.bfloat16
-    products = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")  # since torch 2.9
+    products = torch.backends.cuda.matmul.fp32_precision
     if products == "none":  # where it is set, the older call may refuse to answer
         products = torch.get_float32_matmul_precision()
     if dtype == torch.float32 and products not in ("ieee", "highest"):  # TF32, for one

@@ -220,6 +220,8 @@ def _choice(
         if fault := trial.plain_fault():
             return Choice("", reason=fault)
         for attention in [] if reason or asked == "two_pass" else wanted:
+            if attention == FLEX and device == "cuda":
+                logger.warning("FlexAttention is compiled, up to a minute; --%s sdpa is not", _NAME.attn_implementation)
             reason = trial.verdict("packed", attention).fault
             reason = reason or (trial.verdict("inline", attention).fault if best == "inline" else "")
             if not reason:
