@@ -149,9 +149,7 @@ def attention_forward(
 
 def use_attention(model: PreTrainedModel, implementation: str) -> None:
     """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another."""
-    if is_flex(
-        implementation
-    ):  # whose ninth form would not be compiled, and which may go back twice (gradient cosines)
+    if is_flex(implementation):  # its ninth form would not be compiled, and a second backward pass would fail
         torch._dynamo.config.cache_size_limit = max(_FORMS, torch._dynamo.config.cache_size_limit)
         torch._functorch.config.donated_buffer = False
     if implementation in OWN:
