@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import subprocess
 import sys
 
@@ -31,6 +30,7 @@ from support.answers import write
 from support.models import Views, made_up_example
 from support.rows import step_rows
 from support.runs import copy_of
+from support.sharding import launch
 from support.sweep import batches
 from support.training import STEPS, logs_of, trainer_for
 
@@ -153,18 +153,16 @@ def test_no_form_of_flex_attention_is_left_uncompiled(monkeypatch):
 # Commands
 
 
-def command(tmp_path, name, *flags, launch=False):
+def command(tmp_path, name, *flags, launched=False):
     """`stepjepa train` in a process of its own; the losses of its steps."""
     write(tmp_path / "rows.jsonl", step_rows(24))
     train = f"train --model_name tiny --train_file {tmp_path / 'rows.jsonl'} --output_dir {tmp_path / name} --step_jepa"
     train += " --predictors 2 --max_steps 4 --logging_steps 1 --learning_rate 0.001 --disable_tqdm true --quiet"
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"] if launch else []
-    done = subprocess.run(
-        [sys.executable, *start, "-m", "stepjepa", *train.split(), "--save_steps", "2", *flags],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    words = [*train.split(), "--save_steps", "2", *flags]
+    if launched:
+        done = launch(words, "stepjepa", processes=1)
+    else:
+        done = subprocess.run([sys.executable, "-m", "stepjepa", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     state = json.loads((tmp_path / name / "checkpoint-4" / "trainer_state.json").read_text())
     return [entry for entry in state["log_history"] if "lm_loss" in entry]
@@ -178,12 +176,12 @@ LAUNCHED = {"ddp": [], "fsdp": ["--fsdp", "true"], "sharded": SHARDED}  # accele
 def test_a_launched_process_equals_one_without_and_resumes_to_rounding(name, tmp_path):
     """Kernels of a GPU add in any order."""
     flags, plain = LAUNCHED[name], command(tmp_path, "plain")
-    found = command(tmp_path, "launched", *flags, launch=True)
+    found = command(tmp_path, "launched", *flags, launched=True)
     same(found, plain, EXACT)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("launched", "plain"))
     assert all(torch.allclose(one[key], other[key], atol=1e-4) for key in other)
     copy_of(tmp_path / "launched", tmp_path / "killed", killed_after=2)
-    same(command(tmp_path, "killed/out", *flags, "--resume_from_checkpoint", "true", launch=True), found, 1e-5)
+    same(command(tmp_path, "killed/out", *flags, "--resume_from_checkpoint", "true", launched=True), found, 1e-5)
 
 
 COMPILED = "--torch_compile true"  # on a GPU transformers lets it round float32 to TF32

@@ -45,11 +45,13 @@ def shard_on_cpu() -> None:
     AcceleratorState.__init__ = init
 
 
-def launch(arguments: Sequence[object], module: str = __name__, timeout: int = 240) -> subprocess.CompletedProcess:
-    """Run this module, or another, in two processes."""
-    run = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", module]
+def launch(
+    arguments: Sequence[object], module: str = __name__, timeout: int = 300, processes: int = 2
+) -> subprocess.CompletedProcess:
+    """Run this module, or another, in several processes, with torchrun."""
+    run = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m", module]
     folder = str(Path(__file__).parents[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([folder, environment.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", *run, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)

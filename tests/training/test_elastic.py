@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +24,7 @@ from stepjepa.training.encoding import ExampleReader, Sources, StreamedExamples
 from stepjepa.training.run_folder import Cut, ResumeRecord
 from support.rows import step_rows
 from support.runs import copy_of, files_of, one_line
+from support.sharding import launch
 
 BATCH = 12
 CUTS = [(1, 12), (2, 6), (3, 4), (4, 3), (2, 2), (4, 1)]  # processes, micro-batches of each in a step
@@ -140,9 +139,7 @@ def runs(tmp_path_factory):
     two, one = tmp_path_factory.mktemp("two") / "out", tmp_path_factory.mktemp("one") / "out"
     for folder in (two, one):
         (folder.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stepjepa"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*torchrun, *words_of(two)], capture_output=True, text=True, env=environment, timeout=300)
+    done = launch(words_of(two), "stepjepa")
     assert done.returncode == 0, done.stderr[-3000:]
     assert main(words_of(one, "--gradient_accumulation_steps 2")) == 0
     return two, one

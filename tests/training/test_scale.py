@@ -4,9 +4,6 @@ regularizers, equal compute."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ from stepjepa.training.meter import lbd_at
 from stepjepa.training.options import JEPAOptions
 from support.answers import write
 from support.rows import step_rows
+from support.sharding import launch
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 
 TUBE: Options = {"objective": "semantic_tube", "tube_length_adjustment": "cosine_like", "tube_times": 2}
@@ -76,11 +74,7 @@ def command_line(output, batch, processes, data, more=""):
     if processes == 1:
         assert main(command) == 0
     else:
-        run = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m", "stepjepa", *command]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(
-            [sys.executable, "-m", *run], capture_output=True, text=True, env=environment, timeout=300
-        )
+        done = launch(command, "stepjepa", processes=processes)
         assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((output / "metrics.json").read_text())
     logs = [entry for entry in record["log_history"] if "lm_loss" in entry]

@@ -1,8 +1,6 @@
 """Answers scored at every evaluation: what is asked, how it is summed, where it goes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ from stepjepa.cli.main import main
 from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.modeling.load import load_model
 from support.rows import step_rows
+from support.sharding import launch
 
 FLAGS = "--model_name tiny --regular --max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2 --batch_size 2"
 
@@ -48,8 +47,7 @@ def test_from_the_command_line_with_the_best_checkpoint(files, capsys):
 def test_two_processes(files):
     words = f"train --train_file {files}/train.jsonl --eval_file {files}/test.jsonl --output_dir {files}/two {FLAGS}"
     words += " --eval_metrics exact --eval_samples 3 --eval_max_new_tokens 3 --disable_tqdm true"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "stepjepa"]
-    done = subprocess.run([*command, *words.split()], capture_output=True, text=True)
+    done = launch(words.split(), "stepjepa")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "eval_exact" in done.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -22,6 +20,7 @@ from stepjepa.generation.store import Replies
 from stepjepa.utils.files import checksum
 from stepjepa.utils.parallel import Copies, in_workers, mapped
 from support.answers import lines, write
+from support.sharding import launch
 
 pytestmark = pytest.mark.long
 CHATS = [
@@ -214,9 +213,7 @@ def test_processes_end_with_a_task_that_is_lost_or_cancelled(act, status, words,
 def test_training_resumes_where_a_process_is_lost_and_ends_as_with_torchrun(tmp_path, capfd):
     data = write(tmp_path / "chats.jsonl", [{"messages": chat} for chat in CHATS])
     words = f"train --train_file {data} --model_name tiny --step_jepa --max_steps 8 --save_steps 2 --disable_tqdm true"
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "stepjepa"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*start, *words.split(), "--output_dir", str(tmp_path / "a")], env=environment, check=True)
+    assert launch([*words.split(), "--output_dir", tmp_path / "a"], "stepjepa").returncode == 0
     on_ray = [*words.split(), "--output_dir", str(tmp_path / "b"), "--ray_workers"]
     killer = once(tmp_path / "b" / "checkpoint-2" / "manifest.json", partial(kill, "ray::RayTrainWorker"))
     capfd.readouterr()
