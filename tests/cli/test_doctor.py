@@ -99,7 +99,7 @@ def test_the_first_rows_of_the_data_are_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_tried", tried)
     file.write_text("".join(json.dumps({"question": f"q{i}", "answer": "a"}) + "\n" for i in range(20)))
     stepjepa.doctor(train_file=str(file))
-    assert [json.loads(line)["question"] for line in seen[0].splitlines()] == [f"q{i}" for i in range(8)]
+    assert [json.loads(line)["question"] for line in seen[0].splitlines()] == [f"q{i}" for i in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate, islice, product
@@ -13,7 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+from transformers import TrainerCallback
 
 from stepjepa.config.option import Names
 from stepjepa.config.parser import build
@@ -31,7 +33,11 @@ from stepjepa.utils.terminal import Bar, only_results
 from stepjepa.utils.text import PAGE, text_table, wrapped, written
 
 _NAME = Names(RunOptions, JEPAConfig)
-_ROWS, _STEPS = 8, 4
+_ROWS = 4
+# Steps that are trained; at most so many, as end within the time. The first two are profiled, as the optimizer's moments
+# are there from the second.
+_STEPS, _MOST, _SECONDS = 4, 20, 0.5
+_PROFILED = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the share by which its loss may differ
 
 
@@ -39,7 +45,7 @@ _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the s
 class Tried:
     """What came of one setting: flags of ``stepjepa train``, the attention or forward that served, what is wrong with it
     (empty for nothing), the largest relative distance of its logits, loss and states from the model's own, tokens a second
-    (median of the steps), MiB of tensors at most, and the LM loss at the last step. NaN where there is no such number."""
+    (median of the steps), MiB of tensors at most, and the LM loss at the fourth step. NaN where there is no such number."""
 
     flags: str
     attention: str = ""
@@ -91,7 +97,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         file = Path(folder, f"{Path(options.train_file or 'rows').stem}.jsonl")  # it is named in errors
         write_whole(file, (json_bytes(row) + b"\n" for row in rows))
         common: dict[str, Any] = {_NAME.train_file: [str(file)], _NAME.model_name: options.model_name}
-        common |= {_NAME.max_steps: 2, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
+        common |= {_NAME.max_steps: _MOST, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
         common |= {_NAME.output_dir: folder, _NAME.save_strategy: "no", "train_sampling_strategy": "sequential"}
         settings = [{**one, **other} for one, other in product(kernels, dtypes)] + compiled
         bar.begin("settings", len(settings))
@@ -122,6 +128,20 @@ def _about() -> dict[str, dict[str, Any]]:
     return {"versions": {name: version(name) for name in packages}, "machine": machine, "devices": devices}
 
 
+class _Steps(TrainerCallback):
+    """Counts the optimizer steps for a profiler, and ends the training once they are enough."""
+
+    def __init__(self, profiler: profile):
+        self.profiler, self.end = profiler, 0.0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.profiler.step()
+        now = time.perf_counter()
+        self.end = self.end or now + _SECONDS
+        control.should_training_stop |= state.global_step >= _STEPS and now > self.end
+
+
 def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     """Try one setting; what the first finds wrong with the model or the data is an error of the command."""
     flags = " ".join(f"--{name} {str(value).lower()}" for name, value in given.items())
@@ -145,18 +165,18 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
             served = trainer.setup.forward
         if untrained:
             return Tried(flags, served, verdict.fault, verdict.off)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        actions = [*_PROFILED, *[ProfilerAction.NONE] * _MOST]
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, schedule=actions.__getitem__) as seen:
+            trainer.add_callback(_Steps(seen))
             trainer.train()
         profiled: Any = seen.profiler
         changes = [one for one in profiled.kineto_results.events() if one.name() == "[memory]"]
         held = accumulate(one.nbytes() for one in sorted(changes, key=lambda one: one.start_ns()))
         peak = torch.cuda.max_memory_allocated() if kind == "cuda" else max(held) + model.get_memory_footprint()
-        trainer.args.max_steps = _STEPS
-        trainer.train()
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
         return Tried(flags, fault=first_line(error)[:200])
-    log = trainer.state.log_history[:_STEPS]
-    speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])
-    return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[-1]["lm_loss"])
+    log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
+    speed = statistics.median(entry["tokens_per_second"] for entry in log[len(_PROFILED) :])
+    return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[_STEPS - 1]["lm_loss"])
