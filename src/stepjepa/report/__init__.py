@@ -92,7 +92,7 @@ class ReportResult:
     def __str__(self) -> str:
         lines = [*(f"left out {problem}" for problem in self.problems), *(f"stale    {one}" for one in self.stale)]
         if self.bytes > _LARGE:
-            remedy = f"a smaller --{_NAME.max_predictions} makes it smaller"
+            remedy = f"fewer folders, or a smaller --{_NAME.max_predictions}, make it smaller"
             lines.append(f"the page is larger than {_LARGE / 1e6:g} MB; {remedy}")
         return "\n".join([*lines, f"written: {self.path} ({self.bytes / 1e6:.2f} MB)"])
 
