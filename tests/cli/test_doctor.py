@@ -107,13 +107,15 @@ def test_the_first_rows_of_the_data_are_taken(tmp_path, monkeypatch):
     [
         ("--model_name no/model", "no/model"),
         ("--data missing.jsonl", "missing.jsonl: no such file"),
-        ("--data bad.jsonl", "bad.jsonl line 1"),
+        ("--data bad.jsonl", "error: no row can be trained on: 1 read, all skipped; first: bad.jsonl line 1: "),
+        ("--data empty.jsonl", "error: empty.jsonl: the file or data set is empty"),
         ("--modelname tiny", "did you mean --model_name?"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "empty.jsonl").write_text("")
     assert main(["doctor", *words.split()]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("stepjepa doctor: error: ") and said in error

@@ -94,7 +94,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         rows = [row for _, row in islice(RowSource(options.train_file), _ROWS)]
     tried = list[Tried]()
     with TemporaryDirectory() as folder, Bar() as bar:
-        file = Path(folder, f"{Path(options.train_file or 'rows').stem}.jsonl")  # it is named in errors
+        file = Path(folder, "rows.jsonl")
         write_whole(file, (json_bytes(row) + b"\n" for row in rows))
         common: dict[str, Any] = {_NAME.train_file: [str(file)], _NAME.model_name: options.model_name}
         common |= {_NAME.max_steps: _MOST, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
@@ -102,8 +102,12 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         settings = [{**one, **other} for one, other in product(kernels, dtypes)] + compiled
         bar.begin("settings", len(settings))
         for given in settings:
-            with only_results():
-                tried.append(_tried(given, common, first=not tried))
+            try:
+                with only_results():
+                    tried.append(_tried(given, common, first=not tried))
+            except (ConfigError, DataError) as error:
+                error.args = (str(error).replace(str(file), str(options.train_file)),)
+                raise
             bar.step(1)
     # A few steps do not show that weights in bfloat16 lose small updates.
     trained = [one for one in tried if one.lm_loss > 0 and not one.fault]
