@@ -106,7 +106,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
                 with only_results():
                     tried.append(_tried(given, common, first=not tried))
             except (ConfigError, DataError) as error:
-                error.args = (str(error).replace(str(file), str(options.train_file)),)
+                error.args = (str(error).replace(str(file), options.train_file or file.name),)
                 raise
             bar.step(1)
     # A few steps do not show that weights in bfloat16 lose small updates.
