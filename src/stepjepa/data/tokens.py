@@ -154,8 +154,10 @@ def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
     if len(texts) <= _FEW:
         return few
     # The call above has left the backend as every call does, without padding or truncation.
-    batch = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    every = [encoding.ids for encoding in batch]
+    # A few at a time, as what the backend makes of many does not stay in the processor's caches.
+    backend, groups = tokenizer.backend_tokenizer, (texts[at : at + _GROUP] for at in range(0, len(texts), _GROUP))
+    batches = (backend.encode_batch_fast(group, add_special_tokens=False) for group in groups)
+    every = [encoding.ids for encoding in chain.from_iterable(batches)]
     if every[:_FEW] == few:
         return every
     return tokenizer(list(texts), **_IDS_ONLY)["input_ids"]  # a class of its own, which does more than its backend

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -36,7 +36,6 @@ TOTAL_COLUMN = "total_steps"
 LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
 _NAME = Names(StepsOptions)
 _SAMPLED_ROWS, _MOST = 200, 10**9  # that a splitter is chosen by; a larger number is none of steps
-_LINE_END, _LINE_FEEDS = re.compile(r"[\r\n]+"), re.compile(r"\n+")  # the second is found in a third of the time
 _CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _NEXT_LINE = re.compile(r"\n[ \t]*(?=[^\W\d_])")
@@ -124,8 +123,7 @@ def separated(text: Text, separator: str) -> list[CharSpan]:
 
 def lines(text: Text) -> list[CharSpan]:
     """Every line that is not blank is a step, its line break included (GSM8K's original answers)."""
-    ends = _LINE_END if "\r" in text.text else _LINE_FEEDS
-    return text.cut([match.end() for match in ends.finditer(text.text)])
+    return text.cut(accumulate(len(line) + 1 for line in text.lines.split("\n")))
 
 
 def matched(text: Text, pattern: str) -> list[CharSpan]:
