@@ -123,7 +123,7 @@ def test_scale_in_rows_and_processes(run, tmp_path):
 def test_encoding_and_streaming(run):
     printed = run("encode_speed.py", "--gsm8k", "absent.jsonl", "--rounds", 1, "--rows", 40)
     assert "encode_dataset " in printed and "cached start " in printed
-    words = "--gib 0.0002 --steps 1 --shuffle_buffer 20 --whole_rows 10".split()
-    printed = run("streaming_memory.py", *words)
+    assert run("check_speed.py", "--gsm8k", "absent.jsonl", "--rounds", 1, "--rows", 20, 400).endswith(" %\n")
+    printed = run("streaming_memory.py", *"--gib 0.0002 --steps 1 --shuffle_buffer 20 --whole_rows 10".split())
     assert [line.split(":")[0] for line in printed.splitlines()[1:]] == ["train", "read", "whole"]
     assert printed.count("peak") == 3
