@@ -25,13 +25,13 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm")
     tokenizer = byte_bpe_tokenizer()
     model = tiny_model("llama", vocab_size=len(tokenizer) + 5)
-    model.save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    model.save_pretrained(folder / "vllm_base")
+    tokenizer.save_pretrained(folder / "vllm_base")
     adapted = get_peft_model(model, LoraConfig(r=3, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     torch.manual_seed(0)
     for name, parameter in adapted.named_parameters():
         parameter.data += 0.5 * torch.randn_like(parameter) * ("lora_" in name)
-    adapted.peft_config["default"].base_model_name_or_path = "../base"
+    adapted.peft_config["default"].base_model_name_or_path = "../vllm_base"
     adapted.save_pretrained(folder / "adapter")
     write(folder / "asked.jsonl", [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(COUNT)])
     return folder
@@ -61,7 +61,7 @@ def adapter_with(home, tmp_path, changes):
     folder.mkdir(exist_ok=True)
     config = json.loads((home / "adapter" / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(
-        json.dumps({**config, "base_model_name_or_path": str(home / "base"), **changes})
+        json.dumps({**config, "base_model_name_or_path": str(home / "vllm_base"), **changes})
     )
     return folder
 
@@ -74,7 +74,7 @@ def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
     assert "(vLLM, adapter on " in words
     loaded, first, second = seen
     assert loaded["enable_lora"] is True and loaded["max_lora_rank"] == 8
-    assert loaded["model"].endswith("../base") and loaded["tokenizer"] == loaded["model"]
+    assert loaded["model"].endswith("../vllm_base") and loaded["tokenizer"] == loaded["model"]
     assert [len(one.params) for one in (first, second)] == [4, 3]
     assert first.lora.lora_path == str(home / "adapter") and second.lora.lora_int_id == first.lora.lora_int_id
     one, size = first.params[0], len(byte_bpe_tokenizer())
@@ -87,7 +87,7 @@ def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
 def test_generate_takes_an_adapter_with_transformers_too(ask, tmp_path):
     assert "adapter on " in ask("generate", "adapter", "--temperature 0 --keep_attempts", backend="transformers")
     with_it = [row["response"] for row in lines(tmp_path / "out.attempts.jsonl")]
-    ask("generate", "base", "--temperature 0 --keep_attempts --overwrite", backend="transformers")
+    ask("generate", "vllm_base", "--temperature 0 --keep_attempts --overwrite", backend="transformers")
     assert with_it != [row["response"] for row in lines(tmp_path / "out.attempts.jsonl")]
 
 
@@ -118,7 +118,7 @@ def test_adapters_that_vllm_would_refuse(changes, words, home, ask, tmp_path, mo
         assert len(message.splitlines()) == 1 and words in message and "--backend transformers" in message
     assert not seen and list(tmp_path.iterdir()) == [folder]
     ask("evaluate", folder, "--no_lora")
-    assert seen[0]["model"] == str(home / "base")
+    assert seen[0]["model"] == str(home / "vllm_base")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_one_line(flags, words, ask, tmp_path, monkeypatch):
     vllm_stand_in(monkeypatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for command in ("evaluate", "generate"):
-        message = ask(command, "base", flags, status=2)
+        message = ask(command, "vllm_base", flags, status=2)
         assert len(message.splitlines()) == 1 and words in message
     assert not list(tmp_path.iterdir())
 
