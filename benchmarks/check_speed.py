@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from encode_speed import train_tokenizer, write_rows
+from encode_speed import train_tokenizer, write_rows  # which leaves every process one thread
 from transformers import AutoTokenizer
 
 from stepjepa.data.sources import RowSource, row_to_messages
@@ -30,24 +31,18 @@ _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 _BATCH = 1000
 
 
-class Alone:
-    """Counts the tokens of chats with the tokenizer of a folder, which each process loads."""
-
-    def __init__(self, folder: str):
-        self.folder, self.tokenizer = folder, None
-
-    def __call__(self, chats: list[Any]) -> int:
-        self.tokenizer = self.tokenizer or AutoTokenizer.from_pretrained(self.folder)
-        return sum(map(len, self.tokenizer.apply_chat_template(chats)["input_ids"]))
+def tokens(tokenizer: Any, chats: list[Any]) -> int:
+    """How many tokens the chats have."""
+    return sum(map(len, tokenizer.apply_chat_template(chats)["input_ids"]))
 
 
-def alone(file: Path, folder: str, processes: int) -> float:
+def alone(file: Path, tokenizer: Any, processes: int) -> float:
     """Seconds of the tokenizer alone, reading the rows included."""
     start = time.perf_counter()
     with open(file, encoding="utf-8") as rows:
         chats = (json.loads(line)["messages"] for line in rows)
-        batches = iter(lambda: [chat for chat, _ in zip(chats, range(_BATCH), strict=False)], [])
-        assert sum(mapped(Alone(folder), batches, processes, "num_proc"))
+        batches = iter(lambda: list(islice(chats, _BATCH)), [])
+        assert sum(mapped(partial(tokens, tokenizer), batches, processes, "num_proc"))
     return time.perf_counter() - start
 
 
@@ -68,7 +63,6 @@ def main() -> None:
     parser.add_argument("--num_proc", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     args, more = parser.parse_known_args()
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     short, long = args.rows
     with tempfile.TemporaryDirectory() as name:
         what = write_rows(Path(name, "given.jsonl"), args.gsm8k, long)
@@ -87,7 +81,7 @@ def main() -> None:
         print(f"{long - short:,} rows beyond {short:,} of {what}, {how}")
         for _ in range(args.rounds):
             folder, rows = str(Path(name, "tokenizer")), long - short
-            own = [alone(file, folder, args.num_proc) for file in files]
+            own = [alone(file, tokenizer, args.num_proc) for file in files]
             ours = [check(file, folder, args.num_proc, more) for file in files]
             bare, seconds = own[1] - own[0], ours[1] - ours[0]
             speeds = f"the tokenizer alone {rows / bare:,.0f} rows/s, stepjepa check {rows / seconds:,.0f}"

@@ -35,7 +35,7 @@ _NAME = Names(DataOptions)
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
 _FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
-_GROUP = 64  # texts that are traced by their bytes together
+_GROUP = 64  # texts that are tokenised and traced together: what is made of them stays in the processor's caches
 _SPELT: WeakKeyDictionary[Any, _Spelling] = WeakKeyDictionary()
 
 
@@ -154,7 +154,6 @@ def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
     if len(texts) <= _FEW:
         return few
     # The call above has left the backend as every call does, without padding or truncation.
-    # A few at a time, as what the backend makes of many does not stay in the processor's caches.
     backend, groups = tokenizer.backend_tokenizer, (texts[at : at + _GROUP] for at in range(0, len(texts), _GROUP))
     batches = (backend.encode_batch_fast(group, add_special_tokens=False) for group in groups)
     every = [encoding.ids for encoding in chain.from_iterable(batches)]
