@@ -175,7 +175,7 @@ def test_states_that_are_not_finite_and_too_few_pairs(model, bpe_tokenizer):
         read(bpe_tokenizer, CHATS[:1])
     with pytest.raises(DataError, match="no pair for step_jepa.* 3 the answer has fewer than two steps"):
         read(bpe_tokenizer, CHATS, "step_jepa")
-    with pytest.raises(DataError, match="no row can be trained on"):
+    with pytest.raises(DataError, match="none of 2 rows can be used"):
         read(bpe_tokenizer, [{"messages": []}, {"messages": []}])
 
 

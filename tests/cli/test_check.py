@@ -170,7 +170,7 @@ def test_options_without_effect(data, check):
         ([PAIR], "--show -1", "show is -1"),
         ([PAIR], "--step_splitter regex", "needs a pattern"),
         ([PAIR], "--source_column question", "go together"),
-        ([PAIR], "--model_name tiny --max_length 2", "no row can be trained"),
+        ([PAIR], "--model_name tiny --max_length 2", "none of 1 rows can be used"),
     ],
 )
 def test_what_cannot_be_used(data, capsys, rows, options, words):

@@ -77,11 +77,11 @@ def test_every_row_is_counted():
     ]
     found = read(rows)
     assert (found.rows_read, found.own_system_prompts, [one.index for one in found.questions]) == (5, 1, [0, 4])
-    assert found.skipped == {"no_assistant_message": 1, "no_user_message": 1, "no_known_columns": 1}
+    assert found.rows_skipped == {"no_assistant_message": 1, "no_user_message": 1, "no_known_columns": 1}
     lines = found.skipped_lines()
-    assert "skipped 1: no question before the answer (first: list row 2: no message of the user" in "\n".join(lines)
+    assert "skipped 1: no user message before the answer (first: list row 2: no message of the user" in "\n".join(lines)
     assert len(read(rows, limit=1).questions) == 1 and read(rows, limit=2).rows_read == 2
-    with pytest.raises(DataError, match="none of 2 rows can be evaluated on; first: list row 0"):
+    with pytest.raises(DataError, match="none of 2 rows can be evaluated on; skipped.*first: list row 0"):
         drop_useless(read(rows[2:4]), [], None)
     with pytest.raises(DataError, match="is empty"):
         drop_useless(read([]), [], None)
@@ -146,7 +146,7 @@ def test_rows_that_the_template_refuses_are_counted():
     found = read(rows)
     drop_useless(found, [make_metric("exact")], Prompter(tokenizer))
     assert [one.text for one in found.questions] == ["good", "fine"]
-    assert found.skipped == {"template_refused": 1, "empty_prompt": 1}
+    assert found.rows_skipped == {"template_refused": 1, "empty_prompt": 1}
     assert "no bad words" in found.first_skipped["template_refused"]
 
 
@@ -182,9 +182,9 @@ def test_solutions_in_chats():
     first, second, other = found.solutions
     assert (first.text, first.question, first.index, other.index) == ("It is 2.", "1 + 1?", 0, 3)
     assert first.question_key == second.question_key != other.question_key
-    assert (found.rows_read, dict(found.skipped), found.generated) == (4, {"no_known_columns": 1}, False)
+    assert (found.rows_read, dict(found.rows_skipped), found.generated) == (4, {"no_known_columns": 1}, False)
     assert len(solutions_in([solved("1?", "1")] * 3, limit=2).solutions) == 2
-    with pytest.raises(DataError, match="none of 2 rows holds a solution; first: list row 0"):
+    with pytest.raises(DataError, match="none of 2 rows holds a solution; skipped.*first: list row 0"):
         solutions_in([{"x": 1}, {"y": 2}])
 
 
@@ -213,7 +213,7 @@ def test_solutions_that_are_predictions():
     assert a.question_key == b.question_key != c.question_key and found.generated
     assert [turn["role"] for turn in a.chat] == ["system", "user", "assistant"] and b.text == ""
     assert right_answers(make_metric("gsm8k"), found.solutions) == [(True, "2"), (False, None), (False, "4")]
-    assert found.skipped.total() == 1
+    assert found.rows_skipped.total() == 1
 
 
 def test_a_prediction_beside_its_chat():

@@ -217,16 +217,16 @@ def test_a_row_that_cannot(row, options, reason, words, read):
     good = {"question": "q", "answer": "3", "problem": "q", "solution": "3", "final": "3"}
     found = read(good, row, good, **options)
     assert [question.row for question in found.problems] == [1, 3]
-    assert found.rows_read == 3 and dict(found.skipped) == {reason: 1}
+    assert found.rows_read == 3 and dict(found.rows_skipped) == {reason: 1}
     assert "data.jsonl line 2: " in found.first_skipped[reason] and words in found.first_skipped[reason]
-    with pytest.raises(DataError, match="none of 1 rows can be asked; first: .* line 1: "):
+    with pytest.raises(DataError, match="none of 1 rows can be asked; skipped 1: .*first: .* line 1: "):
         read(row, **options)
 
 
 def test_the_first_so_many_and_csv(read, tmp_path):
     found = read(*({"question": f"q{n}", "answer": "1" if n else None} for n in range(9)), max_examples=3)
     assert [question.question for question in found.problems] == ["q1", "q2", "q3"]
-    assert found.rows_read == 4 and found.skipped.total() == 1
+    assert found.rows_read == 4 and found.rows_skipped.total() == 1
     (tmp_path / "data.csv").write_text("id,question,answer\n1,How many?,070\n")
     (found,) = read_problems(GenerateOptions(file=str(tmp_path / "data.csv"))).problems
     assert (found.question, found.ground_truth) == ("How many?", "070")

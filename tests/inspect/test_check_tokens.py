@@ -43,7 +43,7 @@ def test_counts_by_hand():
 
 @pytest.mark.slow
 def test_processes_count_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepjepa.inspect.check.tokens.CHUNK_ROWS", 2)
+    monkeypatch.setattr("stepjepa.inspect.check.texts.CHUNK_ROWS", 2)
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in step_rows(9)))
     one, two = (check(str(file), "micro", objective="step_jepa", num_proc=processes) for processes in (1, 2))
@@ -105,7 +105,7 @@ def test_the_length_that_holds_a_share_of_the_chats():
 
 
 def test_rows_over_several_chunks(monkeypatch):
-    monkeypatch.setattr("stepjepa.inspect.check.tokens.CHUNK_ROWS", 2)
+    monkeypatch.setattr("stepjepa.inspect.check.texts.CHUNK_ROWS", 2)
     found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
     assert (found.data.rows_read, found.data.rows_kept) == (7, 4)
     assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}

@@ -57,7 +57,7 @@ def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=
     method = JEPAOptions(step_splitter=splitter, step_separator=separator, **options)
     rows = source if isinstance(source, RowSource) else RowSource(source)
     reader = TextReader(rows, method, show)
-    deque(reader, maxlen=0)
+    deque(reader.read(), maxlen=0)
     if eval_file is not None:
         reader.compare(RowSource(eval_file))
     return reader.found
@@ -69,7 +69,7 @@ def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, bat
     asked = FileOptions(model_name="words", per_device_train_batch_size=batch_size, seed=seed)
     with patch("stepjepa.inspect.check.tokens.SAMPLE_ROWS", sample_rows):
         source = RowSource(rows)
-        return read_tokens(source, tokenizer or words(), method, asked, source)
+        return read_tokens(source, tokenizer or words(), method, asked, TextReader(source, method))
 
 
 def warned(statistics):

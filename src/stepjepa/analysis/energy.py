@@ -164,7 +164,7 @@ def _score(
         "without_energy": sum(line["energy"] is None for line in lines),
         "why_without": {**report.rows_skipped, **report.examples_without_pairs},
         "truncated": report.answers_truncated,
-        "rows": {"read": found.rows_read, "skipped": dict(found.skipped), "first_skipped": found.first_skipped},
+        "rows": {"read": found.rows_read, "skipped": dict(found.rows_skipped), "first_skipped": found.first_skipped},
         "pairs": len(_values(steps, "energy")),
         "nearer_than_shuffled": sum(value < 0 for value in relative) / len(relative) if relative else None,
         "means": {name: mean(_values(lines, name))._asdict() for name in (*_ENERGIES, "log_likelihood_mean")},

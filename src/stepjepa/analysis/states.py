@@ -34,7 +34,7 @@ from transformers import PreTrainedTokenizerBase
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder, nothing_kept
+from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Batch, Example, Rows
@@ -174,8 +174,7 @@ def read_pairs(
                 start = 0 if target is None else target.start
                 steps.append(1 + int(np.searchsorted(np.unique(ends), start, side="right")))
         first += len(chunk)
-    if report.rows_read and not report.examples:
-        raise nothing_kept(report)
+    report.require(report.examples)
     if len(examples) < 2:
         why = "; ".join(f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items())
         raise DataError(

@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import shutil
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 _NAME = Names(ReadingOptions)
 _NONE = -1  # in an array, for None
+_EMPTY = Example(np.zeros(0, np.int32), ())
 _VERSION = {"format": 6, "version": __version__}
 _REPORT = "report.json"  # written last: an entry without it is none
 logger = logging.getLogger("stepjepa")
@@ -71,20 +71,16 @@ class ExampleStore(Sequence):
     @classmethod
     def of(cls, examples: Iterable[Example]) -> ExampleStore:
         """A store of these examples."""
-        # Flat from the first: a hundred thousand small tuples cost more in garbage collection than to make.
-        tables = [array(np.dtype(dtype).char) for _, dtype in cls.TABLES.values()]
-        ends: list[list[int]] = [[0] for _ in tables]
-        for example in examples:
-            for table, end, numbers in zip(tables, ends, _numbers(example), strict=True):
-                if isinstance(numbers, np.ndarray):
-                    table.frombytes(np.asarray(numbers, np.int32).tobytes())
-                else:
-                    table.extend(numbers)
-                end.append(len(table))
         arrays: dict[str, np.ndarray] = {}
-        for (name, (columns, dtype)), table, end in zip(cls.TABLES.items(), tables, ends, strict=True):
-            arrays[name] = np.array(table, dtype).reshape(-1, *([columns] * bool(columns)))
-            arrays[f"{name}_edges"] = np.array(end, np.int64) // (columns or 1)
+        tables: Iterable[Sequence[Any]] = zip(_numbers(_EMPTY), *map(_numbers, examples), strict=True)
+        for (name, (columns, dtype)), parts in zip(cls.TABLES.items(), tables, strict=True):
+            edges = np.cumsum(list(map(len, parts)))
+            if isinstance(parts[0], np.ndarray):
+                table = np.concatenate(parts, dtype=dtype)
+            else:
+                table = np.fromiter(chain.from_iterable(parts), dtype, int(edges[-1]))
+            arrays[name] = table.reshape(-1, *([columns] * bool(columns)))
+            arrays[f"{name}_edges"] = edges // (columns or 1)
         return cls(arrays)
 
     @classmethod
@@ -146,7 +142,7 @@ def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
     return (
         trunk,
         list(chain.from_iterable(labels)),
-        np.concatenate([s.ids for s in segments]) if segments else (),
+        np.concatenate([trunk[:0], *[s.ids for s in segments]]),
         list(chain.from_iterable(rows)),
         list(chain.from_iterable(counts)),
         [pair.weight for pair in pairs],

@@ -158,13 +158,23 @@ class ReadChat(NamedTuple):
         return json.dumps(parts).encode()
 
 
-def chat_of(row: object, options: EncodeOptions) -> list[dict[str, str]]:
-    """The checked chat of a row; of one that is only to give its steps, which hold the answer, these as the answer. RowError
-    where it holds no chat, or not the list of steps that is needed."""
-    rules = options.rules
-    if rules.required and isinstance(row, Mapping) and (answer := answer_column(row)) not in row:
-        row = {**row, answer: join_steps(listed_steps(row, str(rules.column)))}
-    return row_to_messages(row, options.system_prompt, options.columns)
+class CheckedChat(NamedTuple):
+    """The checked chat of a row, the texts of its answers, and, if asked for, their steps, or why there are none."""
+
+    messages: list[dict[str, str]]
+    answers: list[str]
+    steps: RowSteps | RowError | None
+
+    @classmethod
+    def of(cls, row: object, options: EncodeOptions, steps: bool) -> CheckedChat:
+        """That of a row; of one that is only to give its steps, which hold the answer, these as the answer. RowError where
+        it holds no chat, or not the list of steps that is needed."""
+        rules, given = options.rules, row
+        if rules.required and isinstance(row, Mapping) and (answer := answer_column(row)) not in row:
+            given = {**row, answer: join_steps(listed_steps(row, str(rules.column)))}
+        messages = row_to_messages(given, options.system_prompt, options.columns)
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        return cls(messages, answers, attempted(steps_of, row, answers, rules) if steps else None)
 
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
@@ -175,23 +185,33 @@ def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> Re
     return read
 
 
-def read_chats(rows: Sequence[object], renderer: ChatRenderer, options: EncodeOptions) -> Iterator[ReadChat | RowError]:
-    """`read_chat` of each of several rows, or its error."""
-    chats = [attempted(chat_of, row, options) for row in rows]
-    rendered = renderer.render_all([chat for chat in chats if isinstance(chat, list)])
-    for row, chat in zip(rows, chats, strict=True):
+def read_chats(
+    rows: Sequence[object],
+    renderer: ChatRenderer,
+    options: EncodeOptions,
+    checked: Sequence[CheckedChat | RowError] | None = None,
+) -> Iterator[ReadChat | RowError]:
+    """`read_chat` of each of several rows, or its error; `checked` are they with their steps, where that is done already."""
+    if checked is None:
+        checked = [attempted(CheckedChat.of, row, options, options.needs_steps) for row in rows]
+    rendered = renderer.render_all([chat.messages for chat in checked if isinstance(chat, CheckedChat)])
+    for row, chat in zip(rows, checked, strict=True):
         told = chat if isinstance(chat, RowError) else next(rendered)
         yield told if isinstance(told, RowError) else attempted(_read, row, chat, told, options)
 
 
-def _read(row: object, messages: list[dict[str, str]], rendered: RenderedChat, options: EncodeOptions) -> ReadChat:
-    read, objective = ReadChat(messages, rendered, None), options.objective
+def _read(row: object, chat: CheckedChat, rendered: RenderedChat, options: EncodeOptions) -> ReadChat:
+    read, objective = ReadChat(chat.messages, rendered, None), options.objective
     if objective is not None and objective.target_column:
         read = read._replace(target=target_text(row, objective.target_column))
     if not options.needs_steps:
         return read
     answers = [rendered.text[span.start : span.end] for span in read.answers]
-    return read._replace(steps=steps_of(row, answers, options.rules))
+    # A template may strip the answers.
+    steps = chat.steps if answers == chat.answers else steps_of(row, answers, options.rules)
+    if isinstance(steps, RowError):
+        raise steps
+    return read._replace(steps=steps)
 
 
 class Encoded(NamedTuple):
@@ -251,17 +271,17 @@ class RowEncoder:
         """Where the steps of the data set come from, nothing counted yet."""
         return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
-    def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
-        """The examples of a chunk; DataError with ``strict_data`` for the first row that cannot be used."""
+    def __call__(self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None) -> Encoded:
+        """The examples of a chunk, of which the chats may be `checked`; an unusable row is an error with `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
         digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
         plain = [self.streams and is_stream(row) for _, row in rows]
         told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
-        chats = read_chats(told, self.chats, self.options) if told else iter(())
+        chats = read_chats(told, self.chats, self.options, checked) if told else iter(())
         for index, (place, row) in enumerate(rows):
             item = attempted(stream_ids, row, self.tokenizer) if plain[index] else next(chats)
             if isinstance(item, RowError):
-                self._refuse(item, place, report)
+                report.skip(item, place, self.options.strict_data)
                 continue
             work.append((index, place, item))
             if self.digests:
@@ -279,7 +299,7 @@ class RowEncoder:
                 else:
                     made = attempted(self._text, item, report)
                 if isinstance(made, RowError):
-                    self._refuse(made, place, report)
+                    report.skip(made, place, self.options.strict_data)
                     continue
                 counts[index] = len(made)
                 yield from made
@@ -296,13 +316,6 @@ class RowEncoder:
         is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
         rendered = chat.rendered
         return rendered.text[: rendered.spans[-1].end] if self._appends_eos(rendered) else rendered.text
-
-    def _refuse(self, error: RowError, place: str, report: DataReport) -> None:
-        """Skip a row, or stop at it."""
-        message = " ".join(str(error).split())  # names of columns and a template's own words may hold line breaks
-        if self.options.strict_data:
-            raise DataError(f"{place}: {message} (--{_NAME.strict_data} stops at the first such row)")
-        report.skip(error.reason, place, message)
 
     def _text(self, ids: np.ndarray, report: DataReport) -> list[Example]:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
@@ -449,8 +462,7 @@ def encode_dataset(
         stores.append(encoded.store)
         digest.update(encoded.digest)
     report.fingerprint = digest.hexdigest()[:16]
-    if not report.examples:
-        raise nothing_kept(report)
+    report.require(report.examples)
     store = ExampleStore.joined(stores)
     report.set_lengths(store.lengths)
     return store, report
@@ -482,9 +494,3 @@ def make_encoder(
             f"({KNOWN_CHATS}); stepjepa check names the objectives for plain text"
         )
     return RowEncoder(rows.name, tokenizer, renderer, options, streams, digests)
-
-
-def nothing_kept(report: DataReport) -> DataError:
-    """The error for a data set of which no row can be trained on."""
-    first = next(iter(report.first_skipped.values()))
-    return DataError(f"no row can be trained on: {report.rows_read} read, all skipped; first: {first}")

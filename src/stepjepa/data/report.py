@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.config.option import Names
 from stepjepa.data.options import DataOptions, StepsOptions
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
+from stepjepa.errors import DataError, RowError, no_rows
 from stepjepa.utils.text import counted, escaped
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Self
 
 _NAME = Names(DataOptions, StepsOptions)
 REASONS = {
@@ -45,6 +47,10 @@ REASONS = {
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "empty_view": "a view has no tokens",
     "no_user_message": "no user message before the answer",
+    "no_question": "no question",
+    "no_ground_truth": "no final answer to compare with",
+    "empty_prompt": "the prompt is empty",
+    "no_reference": "nothing that a metric could compare with",
     "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",
     "beyond_positions": "the views need positions that the model has not",
@@ -54,8 +60,30 @@ _SYSTEM_PROMPTS = 8  # kept, however many there are
 _SHOWN_FILES = 6
 
 
+class Counts:
+    """Numbers, counts, first examples and flags that are made chunk by chunk."""
+
+    def add(self, more: Self) -> None:
+        """Count in further rows of the same data set: numbers and counts add up; of all else the earlier stays."""
+        for name, value in vars(more).items():
+            own = getattr(self, name)
+            if isinstance(own, Counts):
+                own.add(value)
+            elif isinstance(own, Counter):
+                own.update(value)
+            elif isinstance(own, dict):
+                setattr(self, name, {**own, **value, **own})  # in order of their first rows
+            else:
+                setattr(self, name, own + value if type(own) is int else own or value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        values = {name: value.to_dict() if isinstance(value, Counts) else value for name, value in vars(self).items()}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+
+
 @dataclass
-class StepCounts:
+class StepCounts(Counts):
     """Where the steps of a data set's rows come from.
 
     Attributes:
@@ -97,10 +125,6 @@ class StepCounts:
                 f"{place}: {steps.found} found, {TOTAL_COLUMN} is {steps.total}"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """A plain record for JSON."""
-        return _plain(self)
-
     @property
     def words(self) -> str:
         """Where they come from: the rows themselves, the splitter, or which in how many rows."""
@@ -137,16 +161,56 @@ MEANINGS = {
 
 
 @dataclass
-class DataReport:
+class RowCounts(Counts):
+    """Rows of a data set that were read.
+
+    Attributes:
+        source: file or data set, as messages name it.
+        rows_read: rows.
+        rows_skipped: reason -> number of rows that cannot be used.
+        first_skipped: reason -> the first such row's place and what is wrong with it.
+    """
+
+    source: str
+    rows_read: int = field(default=0, kw_only=True)
+    rows_skipped: Counter[str] = field(default_factory=Counter, kw_only=True)
+    first_skipped: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def skip(self, error: RowError, place: str, strict: bool = False) -> None:
+        """Count a row that cannot be used; a DataError where it must be usable."""
+        where = (
+            f"{place}: {' '.join(str(error).split())}"  # names of columns and a template's words may hold line breaks
+        )
+        if strict:
+            raise DataError(f"{where} (--{_NAME.strict_data} stops at the first such row)")
+        self.rows_skipped[error.reason] += 1
+        self.first_skipped.setdefault(error.reason, where)
+
+    def require(self, usable: object, what: str = "can be used") -> None:
+        """Refuse a data set without a usable row, by a DataError whose "none of 3 rows ..." `what` ends."""
+        if not self.rows_read:
+            raise no_rows(self.source)
+        if not usable:
+            raise DataError(f"none of {self.rows_read:,} rows {what}; {'; '.join(self.skipped_lines())}")
+
+    def skipped_lines(self) -> list[str]:
+        """What was skipped, a line for each reason."""
+        return skipped_lines(dict(self.rows_skipped.most_common()), self.first_skipped)
+
+
+def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
+    """Skipped rows, a line for each reason; the arguments are those of `RowCounts`."""
+    return [f"skipped {rows:,}: {REASONS.get(one, one)} (first: {first[one]})" for one, rows in skipped.items()]
+
+
+@dataclass
+class DataReport(RowCounts):
     """Counts of one data set; every row is counted once as kept or skipped.
 
     Attributes:
-        source: file or data set.
         files: of a folder, those that are read.
-        rows_read, rows_kept: rows.
+        rows_kept: rows that are trained on.
         examples: what they became; more than rows where long texts are cut into blocks.
-        rows_skipped: reason -> number of rows that are not trained on.
-        first_skipped: reason -> the first such row's place and what is wrong with it.
         examples_without_pairs: reason -> kept rows that train as plain language modelling only.
         first_without_target: the first row without a text in the column of the target views, and what is wrong with it.
         pairs: source/target pairs in the kept rows.
@@ -159,12 +223,8 @@ class DataReport:
         end_of_turn: what ends an answer, as it is printed; `end_token`: the token, None where there is none.
     """
 
-    source: str
-    rows_read: int = 0
     rows_kept: int = 0
     examples: int = 0
-    rows_skipped: Counter[str] = field(default_factory=Counter)
-    first_skipped: dict[str, str] = field(default_factory=dict)
     examples_without_pairs: Counter[str] = field(default_factory=Counter)
     first_without_target: str = ""
     pairs: int = 0
@@ -183,11 +243,6 @@ class DataReport:
     files: list[str] = field(default_factory=list)
     token_length: dict[str, int] = field(default_factory=dict)
 
-    def skip(self, reason: str, place: str, message: str) -> None:
-        """Count a skipped row."""
-        self.rows_skipped[reason] += 1
-        self.first_skipped.setdefault(reason, f"{place}: {message}")
-
     def see_system_prompt(self, messages: Sequence[Mapping[str, str]]) -> None:
         """Count the system message of a chat that is kept."""
         if messages[0]["role"] == "system":
@@ -195,11 +250,11 @@ class DataReport:
         else:
             self.without_system_prompt += 1
 
-    def add(self, other: DataReport) -> None:
-        """Count in a report on further rows of the same data set."""
-        if self.end_token is None and other.end_token is not None:
-            self.end_of_turn = other.end_of_turn
-        _count_in(self, other)
+    def add(self, more: Self) -> None:
+        """See `Counts`; the system prompts are cut to the most common."""
+        if self.end_token is None and more.end_token is not None:
+            self.end_of_turn = more.end_of_turn
+        super().add(more)
         for text, count in self.system_prompts.most_common()[_SYSTEM_PROMPTS:]:
             del self.system_prompts[text]
             self.other_system_prompts += count
@@ -213,10 +268,6 @@ class DataReport:
             names = ("min", "p50", "p90", "p99", "max")
             values = np.percentile(lengths, (0, 50, 90, 99, 100), method="nearest")
             self.token_length = {name: int(value) for name, value in zip(names, values, strict=True)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """A plain record for `data_report.json`."""
-        return {**_plain(self), "steps": self.steps.to_dict()}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
@@ -232,9 +283,7 @@ class DataReport:
             lines.append(f"  files: {listed_files(self.files)}")
         if self.examples > self.rows_kept:
             lines.append(f"  {self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}")
-        for reason, count in self.rows_skipped.most_common():
-            lines.append(f"  skipped {count:,}: {REASONS.get(reason, reason)} (first: {self.first_skipped[reason]})")
-        lines += [f"  {line}" for line in self.steps.lines()]
+        lines += [f"  {line}" for line in (*self.skipped_lines(), *self.steps.lines())]
         for reason, count in self.examples_without_pairs.most_common():
             first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
             lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}{first}")
@@ -251,24 +300,6 @@ class DataReport:
             if self.end_of_turn:
                 lines.append(f"  end of turn: {self.end_of_turn}")
         return lines
-
-
-def _count_in(counts: Any, more: Any) -> None:
-    """Add up numbers and counts; of the first examples, texts and flags the earlier stay."""
-    for name, value in vars(more).items():
-        own = getattr(counts, name)
-        if isinstance(own, StepCounts):
-            _count_in(own, value)
-        elif isinstance(own, Counter):
-            own.update(value)
-        elif isinstance(own, dict):
-            setattr(counts, name, {**own, **value, **own})  # in order of their first rows
-        else:
-            setattr(counts, name, own + value if type(own) is int else own or value)
-
-
-def _plain(counts: Any) -> dict[str, Any]:
-    return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(counts).items()}
 
 
 def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from itertools import tee
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.encode import CHUNK_ROWS, Encoded, PlacedRow, nothing_kept
+from stepjepa.data.encode import CHUNK_ROWS, Encoded, PlacedRow
 from stepjepa.data.options import ReadingOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import Part, RowSource
@@ -189,7 +189,7 @@ class ExampleStream:
                 begin = before, used
             held += chunk[used:]
             if all(cursor.passes for cursor in before) and not any(report.examples for report in self.reports):
-                raise nothing_kept(max(self.reports, key=lambda report: report.rows_read))
+                max(self.reports, key=lambda report: report.rows_read).require(False)
 
     def _encoded(
         self, rows: int, cursors: Sequence[Cursor]

@@ -17,7 +17,6 @@ from stepjepa.config.option import Names
 from stepjepa.data.encode import EncodeOptions, RowEncoder
 from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
-from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.questions import QuestionSet
@@ -73,9 +72,7 @@ class AnswerLikelihood:
         encoder = RowEncoder(questions.source, prompter.tokenizer, prompter.renderer, options, streams=False)
         encoded = encoder([(one.place, {"messages": one.chat}) for one in questions.questions])
         kept = [one.index for one, count in zip(questions.questions, encoded.counts, strict=True) if count]
-        if not kept:
-            first = next(iter(encoded.report.first_skipped.values()), "no row")
-            raise DataError(f"{questions.source}: {NLL}: no row has an answer that can be used; first: {first}")
+        encoded.report.require(kept, f"have an answer for {NLL}")
         self.examples: dict[int, Example] = dict(zip(kept, encoded.store, strict=True))
         self.report = encoded.report
 

@@ -32,7 +32,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
@@ -285,7 +285,7 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
     rows = {
         "read": asked.rows_read,
         "evaluated": len(asked.questions),
-        "skipped": dict(asked.skipped),
+        "skipped": dict(asked.rows_skipped),
         "first_skipped": asked.first_skipped,
     }
     made = predictions.generation_summary(found, answers.seconds)
@@ -306,10 +306,10 @@ def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompt
         try:
             prompt = prompter.ids(one.prompt)
         except ConfigError as error:
-            asked.skip("template_refused", one.place, str(error))
+            asked.skip(RowError("template_refused", str(error)), one.place)
             continue
         if not prompt:
-            asked.skip("empty_prompt", one.place, "the prompt is empty")
+            asked.skip(RowError("empty_prompt", "the prompt is empty"), one.place)
             continue
         try:
             for metric in metrics:
@@ -317,7 +317,7 @@ def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompt
                     metric.score("", one.row)
             kept.append(one)
         except DataError as error:
-            asked.skip("no_reference", one.place, str(error))
+            asked.skip(RowError("no_reference", str(error)), one.place)
     asked.questions = kept
     for metric in metrics:
         if metric.is_custom and kept:

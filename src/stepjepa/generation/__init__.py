@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stepjepa.errors import DataError, RowError, no_rows
+from stepjepa.data.report import RowCounts
+from stepjepa.errors import RowError
 from stepjepa.utils.files import digest
 
 if TYPE_CHECKING:
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from stepjepa.data.tokens import Prompter
 
 Asked = TypeVar("Asked")
-# Why rows are skipped, in addition to the reasons of `stepjepa.data.report`.
-_REASONS = {
-    "no_question": "no question",
-    "no_ground_truth": "no final answer to compare with",
-    "no_user_message": "no question before the answer",
-    "empty_prompt": "the prompt is empty",
-    "no_reference": "nothing that a metric could compare with",
-}
 
 
 @dataclass(frozen=True)
@@ -117,18 +109,8 @@ def text_of(value: object) -> str:
 
 
 @dataclass
-class RowsRead:
-    """What became of the rows of a file: each is used by a subclass, or counted here.
-
-    Attributes:
-        source: the file, as messages name it.
-        skipped, first_skipped: reason -> rows that cannot be used, and what is wrong with the first of them, and where.
-    """
-
-    source: str
-    rows_read: int = field(default=0, kw_only=True)
-    skipped: Counter[str] = field(default_factory=Counter, kw_only=True)
-    first_skipped: dict[str, str] = field(default_factory=dict, kw_only=True)
+class RowsRead(RowCounts):
+    """What became of the rows of a file: each is used by a subclass, or counted as skipped."""
 
     def usable(
         self, rows: RowSource, make: Callable[[Any, int, int], Asked], limit: int | None = None
@@ -142,37 +124,9 @@ class RowsRead:
             try:
                 made = make(row, index, number)
             except RowError as error:
-                self.skip(error.reason, rows.place(number), str(error))
+                self.skip(error, rows.place(number))
             else:
                 yield made
-
-    def skip(self, reason: str, place: str, message: str) -> None:
-        """Count a row that cannot be used."""
-        self.skipped[reason] += 1
-        self.first_skipped.setdefault(reason, f"{place}: {' '.join(message.split())}")
-
-    def require(self, usable: Sequence[object], what: str) -> None:
-        """Refuse a file without a usable row; `what` ends "none of 3 rows ...".
-
-        Raises:
-            DataError: it has none.
-        """
-        if not self.rows_read:
-            raise no_rows(self.source)
-        if not usable:
-            raise DataError(f"none of {self.rows_read} rows {what}; first: {next(iter(self.first_skipped.values()))}")
-
-    def skipped_lines(self) -> list[str]:
-        """What was skipped, a line for each reason."""
-        return skipped_lines(dict(self.skipped.most_common()), self.first_skipped)
-
-
-def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
-    """Skipped rows, a line for each reason; the arguments as in `RowsRead`."""
-    from stepjepa.data.report import REASONS
-
-    known = {**REASONS, **_REASONS}
-    return [f"skipped {count}: {known.get(one, one)} (first: {first[one]})" for one, count in skipped.items()]
 
 
 def digest_of(values: Iterable[Any]) -> str:

@@ -23,9 +23,10 @@ from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.options import FORMS, as_object, asked_in, chat_column, column_value, form_of, listed_columns
+from stepjepa.data.report import skipped_lines
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, skipped_lines, text_of
+from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, text_of
 from stepjepa.generation.options import FOUND, KNOWN, OVERWRITE, QUESTION, GenerateOptions
 from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
 from stepjepa.utils.terminal import Bar
@@ -354,7 +355,7 @@ class Solver(Replies):
             "attempts_allowed": self._options.attempts,
             "unsolved": len(self._problems) - self._solved.total(),
             "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != "right")),
-            "skipped": dict(problems.skipped),
+            "skipped": dict(problems.rows_skipped),
             "first_skipped": problems.first_skipped,
             "tokens_read": sum(one.prompt_tokens for one in self._every),
             "tokens_written": sum(one.new_tokens for one in self._every),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from transformers import TrainerCallback
+from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names
 from stepjepa.config.parser import build
@@ -85,6 +86,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     Raises:
         ConfigError, DataError: the model or the data cannot be used.
     """
+    disable_progress_bar()  # of loading
     cuda, attention = torch.cuda.is_available(), _NAME.attn_implementation
     kernels = [{}, *({attention: one} for one in ("sdpa", "eager", "flex_attention"))]
     dtypes: list[dict[str, Any]] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}, *([{"fp16": True}] * cuda)]

@@ -73,12 +73,8 @@ class Text:
 
     def __init__(self, text: str):
         self.text = text
-
-    @cached_property
-    def lines(self) -> str:
-        """The text, of the same length, with a line feed for every line end; a carriage return before one is a space."""
-        text = self.text
-        return text.replace("\r\n", " \n").replace("\r", "\n") if "\r" in text else text
+        # Of the same length, with a line feed for every line end; a carriage return before one is a space.
+        self.lines = text.replace("\r\n", " \n").replace("\r", "\n") if "\r" in text else text
 
     @cached_property
     def flat(self) -> str:

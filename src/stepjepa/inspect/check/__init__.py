@@ -40,7 +40,7 @@ class FileOptions:
         8, "Examples of a batch, for the padding.", "check", needs={"model_name": True}, at_least=1
     )
     seed: int = option(42, "Seed of the sampled rows.", "check", needs={"model_name": True})
-    num_proc: int = option(1, "Processes that tokenise rows.", "check", needs={"model_name": True}, at_least=1)
+    num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)
     show: int = option(1, "How many rows to show.", "check", at_least=0)
     json: bool = option(False, "Print the report as one JSON object.", "check")
 
@@ -112,7 +112,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
     texts = TextReader(rows, method, own.show)
     tokens = None
     if name is None:
-        deque(texts, maxlen=0)  # reads them
+        deque(texts.read(own.num_proc), maxlen=0)
     else:
         if texts.found.plain_text and not asked:
             takes_text = next(one for one, cls in built_in().items() if cls.takes_text and cls.makes_pairs)

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import question_key
-from stepjepa.data.report import REASONS
+from stepjepa.data.report import REASONS, Counts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, text_of
 from stepjepa.training.options import ExampleOptions
 from stepjepa.utils.text import counted, escaped, printable
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from stepjepa.data.encode import CheckedChat
     from stepjepa.inspect.check.texts import TextStatistics
     from stepjepa.inspect.check.tokens import TokenStatistics
 
 _NAME = Names(ExampleOptions, PrepareOptions)
+RowKeys = tuple[int, int]  # hashes of a row's question, and of it with its answer
 
 LONG_STEP = 2000  # characters of a step that is called very long
 
@@ -34,7 +38,7 @@ _ANSWER_LINE = re.compile(
 
 
 @dataclass
-class QualityCounts:
+class QualityCounts(Counts):
     """Counts over the usable chats of a data set.
 
     Attributes:
@@ -63,17 +67,23 @@ class QualityCounts:
     rows_with_empty_answer: int = 0
     first: dict[str, str] = field(default_factory=dict)
 
-    def count(
-        self, place: str, messages: Sequence[dict[str, str]], steps: Sequence[list[CharSpan]], separator: str
-    ) -> None:
+    def add(self, more: Self) -> None:
+        """See `Counts`."""
+        longest = max(self, more, key=lambda one: one.longest_step)
+        number, first = longest.longest_step, longest.first
+        super().add(more)
+        if number:
+            self.longest_step, self.first["longest_step"] = number, first["longest_step"]
+
+    def count(self, place: str, chat: CheckedChat, steps: Sequence[list[CharSpan]], separator: str) -> None:
         """Count one chat.
 
         Args:
             steps: the spans of each answer's steps.
             separator: at which a plain split would cut.
         """
-        answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        system = messages[0]["role"] == "system" and bool(messages[0]["content"].strip())
+        first, answers = chat.messages[0], chat.answers
+        system = first["role"] == "system" and bool(first["content"].strip())
         several = [(answer, spans) for answer, spans in zip(answers, steps, strict=True) if len(spans) > 1]
         views = [answer[start:end] for answer, spans in several for start, end in spans]
         closing = [len(spans) for answer, spans in several if _ANSWER_LINE.fullmatch(answer, *spans[-1])]
@@ -105,6 +115,14 @@ def cut_blocks(text: str, separator: str) -> list[bool]:
     return [span in source.thoughts for span in source.blocks if text.find(separator, *span) >= 0]
 
 
+def row_keys(question: str, answer: str) -> RowKeys | None:
+    """The hashes of a row; None for a blank question, which is no question."""
+    if not question.strip():
+        return None
+    key = question_key(question)
+    return key, hash((key, question_key(answer)))
+
+
 @dataclass
 class Repeats:
     """Rows that ask what an earlier row asks (`prepare.rows.question_key`: letter case and white space aside).
@@ -121,12 +139,9 @@ class Repeats:
     _questions: dict[int, int] = field(default_factory=dict, repr=False)
     _whole: set[int] = field(default_factory=set, repr=False)
 
-    def count(self, rows: RowSource, number: int, question: str, answer: str) -> None:
-        """Count row `number` of `rows`; a blank question is no question."""
-        if not question.strip():
-            return
-        key = question_key(question)
-        whole = hash((key, question_key(answer)))
+    def count(self, rows: RowSource, number: int, keys: RowKeys) -> None:
+        """Count row `number` of `rows`."""
+        key, whole = keys
         if key in self._questions:
             self.rows += 1
             self.same_answer += whole in self._whole

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, tee
 from typing import Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
-from stepjepa.data.encode import EncodeOptions, chat_of
+from stepjepa.data.chat import KNOWN_CHATS, attempted, row_to_messages
+from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
 from stepjepa.data.options import PairColumns, is_stream
 from stepjepa.data.prepare.rows import question_of
-from stepjepa.data.report import REASONS, StepCounts, listed_files
+from stepjepa.data.report import RowCounts, StepCounts, listed_files
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import rules_for, steps_of
+from stepjepa.data.steps import RowSteps, StepSplitter, rules_for
 from stepjepa.data.tokens import stream_content
-from stepjepa.errors import DataError, RowError, no_rows
-from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats
+from stepjepa.errors import RowError
+from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats, RowKeys, row_keys
 from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
+from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped, printable
 
 _SHOWN_CHARACTERS = 400
@@ -32,7 +35,6 @@ _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
 _MOST_KINDS = 5  # role orders listed
 _SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
 _NAME = Names(ExampleOptions)
-_Shown = Callable[[], "RowSample"]  # how a row is shown, made for those that are
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,15 @@ class RowSample:
 
 
 @dataclass
-class TextStatistics:
+class TextStatistics(RowCounts):
     """What the rows of a data set hold; every row read is counted once as usable or skipped.
 
     Attributes:
-        source: file or data set.
         splitter, separator: how steps were looked for.
         files: of a folder, those that are read.
         plain_text: whether the first row, and with it the data set, is plain text and no chat.
-        rows_read, rows_usable: rows.
-        rows_skipped: reason -> rows that cannot be trained on.
-        first_skipped: reason -> place of the first such row and what is wrong with it.
-        skipped_texts: reason -> how that row begins.
+        rows_usable: rows that can be trained on.
+        skipped_texts: reason -> how the first row begins that is skipped for it.
         message_counts: messages in a row -> usable chats.
         role_orders: "system, user, assistant" -> usable chats.
         step_counts: steps -> usable chats; of a row with several answers the one with the most steps counts.
@@ -91,15 +90,11 @@ class TextStatistics:
         samples: the first usable rows.
     """
 
-    source: str
     splitter: str
     separator: str
     files: list[str] = field(default_factory=list)
     plain_text: bool = False
-    rows_read: int = 0
     rows_usable: int = 0
-    rows_skipped: Counter[str] = field(default_factory=Counter)
-    first_skipped: dict[str, str] = field(default_factory=dict)
     skipped_texts: dict[str, str] = field(default_factory=dict)
     message_counts: Counter[int] = field(default_factory=Counter)
     role_orders: Counter[str] = field(default_factory=Counter)
@@ -107,7 +102,7 @@ class TextStatistics:
     rows_with_question: int = 0
     pairs_first: int = 0
     pairs_all: int = 0
-    other_splitters: dict[str, int] = field(default_factory=dict)
+    other_splitters: Counter[str] = field(default_factory=Counter)
     text_rows: int = 0
     id_rows: int = 0
     characters: int = 0
@@ -179,11 +174,9 @@ class TextStatistics:
         """A plain record for JSON."""
         counters = {name: value for name, value in vars(self).items() if isinstance(value, Counter)}
         return {
-            **vars(self),
+            **super().to_dict(),
             **{name: {str(key): rows for key, rows in sorted(value.items())} for name, value in counters.items()},
             "samples": [asdict(sample) for sample in self.samples],
-            "steps": self.steps.to_dict(),
-            "signs": asdict(self.signs),
             "repeats": self.repeats.to_dict(),
             "leak": None if self.leak is None else asdict(self.leak),
             "rows_with_steps": self.rows_with_steps,
@@ -192,21 +185,14 @@ class TextStatistics:
             "verdict": self.verdict,
         }
 
-    def skipped(self) -> dict[str, str]:
-        """Reason -> number of rows, reason and first place of each kind of row that cannot be used."""
-        return {
-            reason: f"{rows:,}: {REASONS.get(reason, reason)} (first: {printable(self.first_skipped[reason])})"
-            for reason, rows in self.rows_skipped.most_common()
-        }
-
     def lines(self) -> list[str]:
         """The statistics, one fact a line. What comes from the file is made `printable`."""
         skipped = sum(self.rows_skipped.values())
         lines = [f"Format check: {printable(self.source)}"]
         lines += [f"  Files: {listed_files(self.files)}"] if self.files else []
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
-        for reason, line in self.skipped().items():
-            lines += [f"    skipped {line}", f"      the row begins: {escaped(self.skipped_texts[reason])}"]
+        for line, (reason, _) in zip(self.skipped_lines(), self.rows_skipped.most_common(), strict=True):
+            lines += [f"    {printable(line)}", f"      the row begins: {escaped(self.skipped_texts[reason])}"]
         if self.text_rows:
             lines.append(f"  Plain text: {counted(self.text_rows, 'row')}, {counted(self.characters, 'character')}")
         if self.id_rows:
@@ -248,8 +234,79 @@ def _listed(counts: Counter[Any]) -> str:
     return "; ".join(parts) + (f"; and {more:,} other kinds" if more > 0 else "")
 
 
+@dataclass
+class _TextCounter:
+    """Counts chunks of rows, each by itself, so that they may be counted anywhere; an `encoder` makes their examples.
+    `empty` are statistics of no rows, `usual` is the splitter that ``auto`` chooses."""
+
+    empty: TextStatistics
+    options: EncodeOptions
+    usual: StepSplitter
+    show: int
+    encoder: RowEncoder | None = None
+
+    def __call__(self, rows: Sequence[PlacedRow]) -> tuple[TextStatistics, list[RowKeys | None], Encoded | None]:
+        """Statistics of a chunk, hashes of every row, and examples; an unusable row is an error with `strict_data`."""
+        found, keys, chats = deepcopy(self.empty), list[RowKeys | None](), list[CheckedChat | RowError]()
+        found.rows_read = len(rows)
+        for place, row in rows:
+            if found.plain_text and is_stream(row):
+                told = attempted(self._count_text, found, place, row)
+            else:
+                chats.append(attempted(CheckedChat.of, row, self.options, True))
+                told = self._count_chat(found, place, chats[-1])
+            if isinstance(told, RowError):
+                found.skip(told, place, self.options.strict_data)
+                found.skipped_texts.setdefault(told.reason, excerpt(row))
+                told = None
+            keys.append(told)
+        found.rows_usable = found.rows_read - found.rows_skipped.total()
+        return found, keys, None if self.encoder is None else self.encoder(rows, chats)
+
+    def _count_chat(self, found: TextStatistics, place: str, chat: CheckedChat | RowError) -> RowKeys | RowError | None:
+        """Count a chat; its hashes, or why it cannot be used."""
+        if isinstance(chat, RowError):
+            return chat
+        if not isinstance(chat.steps, RowSteps):
+            return chat.steps
+        messages, answers, spans = chat.messages, chat.answers, chat.steps.spans
+        roles, steps = [message["role"] for message in messages], list(map(len, spans))
+        found.steps.count(place, chat.steps)
+        for name in found.other_splitters:
+            found.other_splitters[name] += any(len(self.usual.spans(answer)) >= 2 for answer in answers)
+        found.signs.count(place, chat, spans, found.plain_separator)
+        found.message_counts[len(messages)] += 1
+        found.role_orders[", ".join(roles)] += 1
+        found.step_counts[max(steps)] += 1
+        found.pairs_first += sum([count >= 2 for count in steps])
+        found.pairs_all += sum([count - 1 for count in steps if count])
+        asked = answered = False
+        for message in messages:
+            filled = bool(message["content"].strip())
+            answered = answered or (message["role"] == "assistant" and asked and filled)
+            asked = filled if message["role"] == "user" else asked
+        found.rows_with_question += answered
+        if len(found.samples) < self.show:
+            user = (_cut(message["content"]) for message in messages if message["role"] == "user")
+            found.samples.append(RowSample(place, tuple(roles), next(user, None), _cut(answers[0]), steps[0]))
+        return row_keys(question_of(messages), "\n".join(answers))
+
+    def _count_text(self, found: TextStatistics, place: str, row: Mapping[str, Any]) -> RowKeys | None:
+        """Count a row of plain text; its hashes. RowError if it cannot be used."""
+        text = _asked(row, True, None)
+        if row.get("input_ids") is not None:
+            found.id_rows += 1
+            found.ids += len(row["input_ids"])
+        else:
+            found.text_rows += 1
+            found.characters += len(text)
+        if len(found.samples) < self.show:
+            found.samples.append(RowSample(place, (), None, _cut(text), 0))
+        return row_keys(text, "")
+
+
 class TextReader:
-    """The numbered rows of a data set, which are counted while they are read: messages, steps and what there is to warn of.
+    """Reads the rows of a data set and counts what is in their text: messages, steps and what there is to warn of.
 
     As in training, the first row decides whether the data set is one of chats or of plain text.
 
@@ -261,120 +318,67 @@ class TextReader:
         found: the statistics of what has been read.
 
     Raises:
-        DataError: a source is missing or empty; while it is read, broken or without a usable row, or with ``strict_data`` at
-            the first bad row.
+        DataError: a source is missing or empty.
         ConfigError: an unknown splitter, or an empty separator.
     """
 
     def __init__(self, rows: RowSource, method: JEPAOptions, show: int = 1):
         columns = method.columns
         rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
-        self._rows, self._show = rows, show
-        self._usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
-        self._options = EncodeOptions.of(method, rules=rules)
-        separator = rules.splitter.separator if rules.splitter.reads_separator and not rules.required else "\n"
-        others = {self._usual.name: 0} if rules.required or self._usual != rules.splitter else {}
-        self.found = TextStatistics(
+        usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
+        empty = TextStatistics(
             rows.name,
             rules.name,
-            separator,
+            rules.splitter.separator if rules.splitter.reads_separator and not rules.required else "\n",
             rows.files,
             plain_text=columns is None and is_stream(next((row for _, row in rows), None)),
-            other_splitters=others,
+            other_splitters=Counter({usual.name: 0} if rules.required or usual != rules.splitter else {}),
             steps=StepCounts.of(rules),
         )
+        self._rows, self.found = rows, deepcopy(empty)
+        self._counter = _TextCounter(empty, EncodeOptions.of(method, rules=rules), usual, show)
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        found, rows = self.found, self._rows
-        for number, row in rows:
-            found.rows_read += 1
-            try:
-                sample = self._count(number, row)
-            except RowError as error:
-                where = f"{rows.place(number)}: {error}"
-                if self._options.strict_data:
-                    message = f"{printable(where)} (--{_NAME.strict_data} stops at the first such row)"
-                    raise DataError(message) from None
-                found.rows_skipped[error.reason] += 1
-                found.first_skipped.setdefault(error.reason, where)
-                found.skipped_texts.setdefault(error.reason, excerpt(row))
-            else:
-                found.rows_usable += 1
-                found.samples += [sample()] if len(found.samples) < self._show else []
-            yield number, row
-        _need_rows(rows, found.rows_read, found.rows_usable, found.skipped().values())
+    def read(self, processes: int = 1, encoder: RowEncoder | None = None) -> Iterator[tuple[list[Any], Any]]:
+        """Chunks of the numbered rows, and what the encoder, where there is one, makes of each.
 
-    def _count(self, number: int, row: Any) -> _Shown:
-        """Count a row; how it is shown. RowError if it cannot be used."""
-        found, rows = self.found, self._rows
-        if found.plain_text and is_stream(row):
-            return _count_stream(found, rows, number, row)
-        messages, place = chat_of(row, self._options), rows.place(number)
-        answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        steps = steps_of(row, answers, self._options.rules)
-        found.steps.count(place, steps)
-        for name in found.other_splitters:
-            found.other_splitters[name] += any(len(self._usual.spans(answer)) >= 2 for answer in answers)
-        found.signs.count(place, messages, steps.spans, found.plain_separator)
-        found.repeats.count(rows, number, question_of(messages), "\n".join(answers))
-        return _count_chat(found, place, messages, answers, [len(spans) for spans in steps.spans])
+        Raises:
+            DataError: the source is broken or without a usable row, or with ``strict_data`` the first bad row.
+        """
+        rows, found, numbered = self._rows, self.found, iter(self._rows)
+        counter = replace(self._counter, encoder=encoder)
+        chunks, ahead = tee(iter(lambda: list(islice(numbered, CHUNK_ROWS)), []))
+        sent = ([(rows.place(number), row) for number, row in chunk] for chunk in ahead)
+        for (texts, keys, made), chunk in zip(mapped(counter, sent, processes, "num_proc"), chunks, strict=True):
+            samples = [*found.samples, *texts.samples][: counter.show]
+            found.add(texts)
+            found.samples = samples
+            for (number, _), own in zip(chunk, keys, strict=True):
+                if own is not None:
+                    found.repeats.count(rows, number, own)
+            yield chunk, made
+        found.require(found.rows_usable)
 
     def compare(self, others: RowSource) -> None:
         """Count the rows of another data set whose question is in this one, which has been read."""
-        found, columns, leak, skipped = self.found, self._options.columns, Leak(others.name), ""
+        found, columns, leak, counts = (
+            self.found,
+            self._counter.options.columns,
+            Leak(others.name),
+            RowCounts(others.name),
+        )
         for number, row in others:
+            counts.rows_read += 1
             try:
                 known = found.repeats.find(_asked(row, found.plain_text, columns))
             except RowError as error:
-                leak.skipped += 1
-                skipped = skipped or printable(f"{others.place(number)}: {error}")
+                counts.skip(error, others.place(number))
                 continue
             leak.rows += 1
             if known is not None:
                 leak.found += 1
                 leak.first = leak.first or (others.place(number), self._rows.place(known))
-        _need_rows(others, leak.rows + leak.skipped, leak.rows, [f"first: {skipped}"])
-        found.leak = leak
-
-
-def _count_chat(
-    found: TextStatistics, place: str, messages: Sequence[Mapping[str, str]], answers: list[str], steps: list[int]
-) -> _Shown:
-    """Count the messages and steps of a usable chat; how it is shown."""
-    roles = tuple(message["role"] for message in messages)
-    found.message_counts[len(messages)] += 1
-    found.role_orders[", ".join(roles)] += 1
-    found.step_counts[max(steps)] += 1
-    found.pairs_first += sum(count >= 2 for count in steps)
-    found.pairs_all += sum(max(count - 1, 0) for count in steps)
-    asked = answered = False
-    for message in messages:
-        filled = bool(message["content"].strip())
-        answered = answered or (message["role"] == "assistant" and asked and filled)
-        asked = filled if message["role"] == "user" else asked
-    found.rows_with_question += answered
-    user = (_cut(message["content"]) for message in messages if message["role"] == "user")
-    return lambda: RowSample(place, roles, next(user, None), _cut(answers[0]), steps[0])
-
-
-def _count_stream(found: TextStatistics, rows: RowSource, number: int, row: Mapping[str, Any]) -> _Shown:
-    """Count a usable row of plain text; how it is shown."""
-    text = _asked(row, True, None)
-    if row.get("input_ids") is not None:
-        found.id_rows += 1
-        found.ids += len(row["input_ids"])
-    else:
-        found.text_rows += 1
-        found.characters += len(text)
-    found.repeats.count(rows, number, text, "")
-    return lambda: RowSample(rows.place(number), (), None, _cut(text), 0)
-
-
-def _need_rows(rows: RowSource, read: int, usable: int, skipped: Iterable[str]) -> None:
-    if not read:
-        raise no_rows(rows.name)
-    if not usable:
-        raise DataError(f"{rows.name}: none of {read:,} rows can be used; {'; '.join(skipped)}")
+        counts.require(leak.rows)
+        found.leak, leak.skipped = leak, counts.rows_skipped.total()
 
 
 def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:

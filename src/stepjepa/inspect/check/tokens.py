@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, tee
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.data.encode import CHUNK_ROWS, RowEncoder, nothing_kept
+from stepjepa.data.encode import RowEncoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example
@@ -26,13 +25,13 @@ from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_re
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
-from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from stepjepa.inspect.check import FileOptions
+    from stepjepa.inspect.check.texts import TextReader
 
 SAMPLE_ROWS = 2000
 _LENGTH = Names(JEPAOptions).max_length
@@ -187,14 +186,14 @@ def read_tokens(
     tokenizer: PreTrainedTokenizerBase,
     method: JEPAOptions,
     asked: FileOptions,
-    numbered: Iterable[tuple[int, Any]],
+    texts: TextReader,
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
         tokenizer: that `asked` names.
         method: options of a run, checked; so is `asked`.
-        numbered: `rows` by number, which something else may look at while they are read.
+        texts: reads `rows`.
 
     Raises:
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
@@ -214,11 +213,12 @@ def read_tokens(
     if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
         unknown = None  # GPT-2's is its end of text
     found.unknown_tokens = None if unknown is None else 0
-    kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
-    first = 0
-    placed = ((rows.place(number), row) for number, row in numbered)
-    chunks, sent = tee(iter(lambda: list(islice(placed, CHUNK_ROWS)), []))
-    for encoded, chunk in zip(mapped(encoder, sent, asked.num_proc, "num_proc"), chunks, strict=True):
+    first, kept, full = (
+        0,
+        [np.zeros(0, np.int64)],
+        [np.zeros(0, np.int64)],
+    )  # lengths of examples; of chats before any cut
+    for chunk, encoded in texts.read(asked.num_proc, encoder):
         data.add(encoded.report)
         store, stop = encoded.store, 0
         if unknown is not None:
@@ -229,7 +229,7 @@ def read_tokens(
         # Every row so far is in the sample with the same probability, however many there are (Vitter 1985, algorithm R).
         numbers = np.arange(first, first + len(chunk))
         slots = np.where(numbers < SAMPLE_ROWS, numbers, rng.integers(numbers + 1)).tolist()
-        for number, (slot, (place, row), parts) in enumerate(zip(slots, chunk, encoded.counts, strict=True), first):
+        for number, (slot, (label, row), parts) in enumerate(zip(slots, chunk, encoded.counts, strict=True), first):
             start, stop, taken = stop, stop + parts, list[Example]()
             for index in range(start, stop):
                 if index not in short and slot >= SAMPLE_ROWS:
@@ -243,14 +243,13 @@ def read_tokens(
             if slot < SAMPLE_ROWS:
                 sample[slot] = (number, row, taken)
             if not parts or store.lengths[stop - 1] >= max_length:
-                cut.append((place, row))
+                cut.append((rows.place(label), row))
         kept.append(encoded.store.lengths.astype(np.int64))
         if not streams:
             full.append(kept[-1][kept[-1] < max_length])
             full += [unlimited(cut).store.lengths] if cut else []
         first += len(chunk)
-    if not data.examples:
-        raise nothing_kept(data)
+    data.require(data.examples)
     data.set_lengths(np.concatenate(kept))
     drawn = [(row, example) for _, row, several in sorted(sample.values(), key=itemgetter(0)) for example in several]
     examples = [example for _, example in drawn]
