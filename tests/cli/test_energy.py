@@ -201,7 +201,7 @@ def test_one_solution_has_nothing_to_be_shuffled_with(score, tmp_path):
         (["--best_of", "2", "--metric", "gms8k"], "did you mean gsm8k?"),
         (["--best_of", "2", "--metric", "rouge"], "needs one that says right or wrong"),
         (["--questions", "x.jsonl"], "keep one of them"),
-        (["--step_splitter", "list"], "none of 12 solutions can be read"),
+        (["--step_splitter", "list"], "none of 12 rows can be read"),
         (["--best_of", "2", "--metric", "gsm8k", "--temperature", "0"], "temperature is 0.0; it must be above 0"),
     ],
 )

@@ -1,6 +1,7 @@
 """What a model will see of a data set, counted by hand with a tokenizer whose tokens are words."""
 
 import json
+from weakref import WeakSet
 
 import pytest
 
@@ -10,6 +11,7 @@ from stepjepa.errors import DataError
 from stepjepa.inspect.check import check
 from stepjepa.inspect.check.tokens import padding_lines
 from stepjepa.inspect.layout import measure_padding
+from stepjepa.utils.parallel import twice
 from support.checks import NO_SYSTEM, ROWS, tokens_of, warned, words
 from support.encoding import settings_of
 from support.records import form_of
@@ -42,12 +44,21 @@ def test_counts_by_hand():
 
 
 @pytest.mark.slow
-def test_processes_count_the_same(tmp_path, monkeypatch):
+def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
+    file, options = tmp_path / "rows.jsonl", {"objective": "step_jepa", "step_splitter": "separator", "show": 3}
+    file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
+    whole = check(str(file), "micro", max_length=20, **options)
     monkeypatch.setattr("stepjepa.inspect.check.texts.CHUNK_ROWS", 2)
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(json.dumps(row) for row in step_rows(9)))
-    one, two = (check(str(file), "micro", objective="step_jepa", num_proc=processes) for processes in (1, 2))
-    assert one.to_dict() == two.to_dict() and one.tokens.data.rows_read == 9
+    for model, processes in (("micro", 1), ("micro", 2), (None, 1), (None, 2)):
+        found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
+        assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
+    assert whole.texts.rows_skipped.total() == 2 and whole.texts.repeats.rows and whole.tokens.truncation.answers_cut
+
+
+def test_what_both_have_had_is_let_go():
+    alive = WeakSet()
+    ahead, behind = twice(alive.add(one) or one for one in ((lambda: 0) for _ in range(99)))
+    assert max(len(alive) for _ in zip(ahead, behind, strict=False)) < 5
 
 
 @pytest.mark.parametrize(
@@ -99,18 +110,8 @@ def test_the_length_that_holds_a_share_of_the_chats():
     rows = [{"question": "how", "answer": "one " * count + "two"} for count in range(100)]  # 7 to 106 tokens
     found = tokens_of(rows, max_length=50, sample_rows=2)
     assert found.truncation.holds == {"100": 106, "99": 105, "95": 101}
-    assert found.truncation.answers_cut == 56
-    assert found.truncation.tokens_lost == sum(range(1, 57))
+    assert (found.truncation.answers_cut, found.truncation.tokens_lost) == (56, sum(range(1, 57)))
     assert "to 106, or to 105 for 99 % of the rows" in warned(found)["truncated"].advice
-
-
-def test_rows_over_several_chunks(monkeypatch):
-    monkeypatch.setattr("stepjepa.inspect.check.texts.CHUNK_ROWS", 2)
-    found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
-    assert (found.data.rows_read, found.data.rows_kept) == (7, 4)
-    assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
-    assert found.truncation.tokens == 68
-    assert (found.sampled, found.sampled_all) == (4, True)
 
 
 def test_a_sample():

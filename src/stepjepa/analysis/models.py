@@ -275,9 +275,7 @@ def encode_all(
     settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
     placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
     encoded, report = encode_solutions(placed, model.tokenizer, renderer, settings)
-    if not any(encoded):
-        first = next(iter(report.first_skipped.values()))
-        raise DataError(f"none of {len(encoded)} solutions can be read by this model; first: {first}")
+    report.require(any(encoded), "can be read by this model")
     return encoded, report
 
 

@@ -179,21 +179,14 @@ class CheckedChat(NamedTuple):
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
     """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
-    (read,) = read_chats([row], renderer, options)
-    if isinstance(read, RowError):
-        raise read
-    return read
+    chat = CheckedChat.of(row, options, options.needs_steps)
+    return _read(row, chat, renderer.render(chat.messages), options)
 
 
 def read_chats(
-    rows: Sequence[object],
-    renderer: ChatRenderer,
-    options: EncodeOptions,
-    checked: Sequence[CheckedChat | RowError] | None = None,
+    rows: Sequence[object], checked: Sequence[CheckedChat | RowError], renderer: ChatRenderer, options: EncodeOptions
 ) -> Iterator[ReadChat | RowError]:
-    """`read_chat` of each of several rows, or its error; `checked` are they with their steps, where that is done already."""
-    if checked is None:
-        checked = [attempted(CheckedChat.of, row, options, options.needs_steps) for row in rows]
+    """`read_chat` of each of several rows, which are `checked`, or its error."""
     rendered = renderer.render_all([chat.messages for chat in checked if isinstance(chat, CheckedChat)])
     for row, chat in zip(rows, checked, strict=True):
         told = chat if isinstance(chat, RowError) else next(rendered)
@@ -277,7 +270,9 @@ class RowEncoder:
         digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
         plain = [self.streams and is_stream(row) for _, row in rows]
         told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
-        chats = read_chats(told, self.chats, self.options, checked) if told else iter(())
+        if checked is None:
+            checked = [attempted(CheckedChat.of, row, self.options, self.options.needs_steps) for row in told]
+        chats = read_chats(told, checked, self.chats, self.options) if told else iter(())
         for index, (place, row) in enumerate(rows):
             item = attempted(stream_ids, row, self.tokenizer) if plain[index] else next(chats)
             if isinstance(item, RowError):

@@ -166,7 +166,6 @@ class RowCounts(Counts):
 
     Attributes:
         source: file or data set, as messages name it.
-        rows_read: rows.
         rows_skipped: reason -> number of rows that cannot be used.
         first_skipped: reason -> the first such row's place and what is wrong with it.
     """

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import tee
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -20,7 +19,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import Part, RowSource
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError, no_rows
-from stepjepa.utils.parallel import Engine, mapped
+from stepjepa.utils.parallel import Engine, mapped, twice
 
 _NAME = Names(ReadingOptions)
 
@@ -202,10 +201,10 @@ class ExampleStream:
                 parts.setdefault(source, []).append((self.rows.sources[source].place(number), value))
             return parts
 
-        chunks, ahead = tee(self.rows.chunks(rows, cursors))
+        ahead, chunks = twice(self.rows.chunks(rows, cursors))
         encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for *_, chunk in ahead)
         encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc, self.engine)
-        for (before, ended, chunk), parts in zip(chunks, encoded, strict=False):
+        for parts, (before, ended, chunk) in zip(encoded, chunks, strict=False):
             for source, part in parts.items():
                 self.reports[source].add(part.report)
             counts = {source: iter(part.counts) for source, part in parts.items()}

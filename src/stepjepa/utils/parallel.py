@@ -74,6 +74,18 @@ def mapped(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def twice(items: Iterable[Argument]) -> tuple[Iterator[Argument], Iterator[Argument]]:
+    """The items for one who goes ahead and for one who follows, without an end; `itertools.tee` holds up to 57 of them."""
+    held = deque[Argument]()
+
+    def ahead() -> Iterator[Argument]:
+        for item in items:
+            held.append(item)
+            yield item
+
+    return ahead(), iter(held.popleft, None)
+
+
 def _in_turn(
     start: Callable[[Any], Any], arguments: Iterable[Any], processes: int, result: Callable[[Any], Any]
 ) -> Iterator[Any]:

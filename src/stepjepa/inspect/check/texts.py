@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, tee
+from itertools import islice
 from typing import Any
 
 from stepjepa.config.option import Names
@@ -26,7 +26,7 @@ from stepjepa.errors import RowError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats, RowKeys, row_keys
 from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
-from stepjepa.utils.parallel import mapped
+from stepjepa.utils.parallel import mapped, twice
 from stepjepa.utils.text import counted, escaped, printable
 
 _SHOWN_CHARACTERS = 400
@@ -346,12 +346,11 @@ class TextReader:
         """
         rows, found, numbered = self._rows, self.found, iter(self._rows)
         counter = replace(self._counter, encoder=encoder)
-        chunks, ahead = tee(iter(lambda: list(islice(numbered, CHUNK_ROWS)), []))
+        ahead, chunks = twice(iter(lambda: list(islice(numbered, CHUNK_ROWS)), []))
         sent = ([(rows.place(number), row) for number, row in chunk] for chunk in ahead)
-        for (texts, keys, made), chunk in zip(mapped(counter, sent, processes, "num_proc"), chunks, strict=True):
-            samples = [*found.samples, *texts.samples][: counter.show]
+        for (texts, keys, made), chunk in zip(mapped(counter, sent, processes, "num_proc"), chunks, strict=False):
+            found.samples += texts.samples[: counter.show - len(found.samples)]
             found.add(texts)
-            found.samples = samples
             for (number, _), own in zip(chunk, keys, strict=True):
                 if own is not None:
                     found.repeats.count(rows, number, own)
