@@ -107,7 +107,7 @@ def test_the_first_rows_of_the_data_are_taken(tmp_path, monkeypatch):
     [
         ("--model_name no/model", "no/model"),
         ("--data missing.jsonl", "missing.jsonl: no such file"),
-        ("--data bad.jsonl", "skipped 1: none of the columns that make a chat (first: bad.jsonl line 1: "),
+        ("--data bad.jsonl", "can be used; skipped 1: none of the columns that make a chat (first: bad.jsonl line 1: "),
         ("--data empty.jsonl", "error: empty.jsonl: the file or data set is empty"),
         ("--modelname tiny", "did you mean --model_name?"),
     ],

@@ -112,5 +112,5 @@ def test_nothing_to_read_is_an_error():
         next(stream([RowSource([])]).windows(4))
     with pytest.raises(DataError, match="process 3 of 4 finds no row to read; leave out --streaming"):
         next(stream([rows(0, 2)], shard=2, shards=4).windows(4))
-    with pytest.raises(DataError, match="none of .* rows can be used; .*first: row 0: it is empty"):
+    with pytest.raises(DataError, match="none of .* rows can be used; skipped .*first: row 0: it is empty"):
         next(stream([RowSource([{"n": 0}, {"n": 3}])]).windows(4))

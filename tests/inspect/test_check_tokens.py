@@ -52,13 +52,16 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     for model, processes in (("micro", 1), ("micro", 2), (None, 1), (None, 2)):
         found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
         assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
-    assert whole.texts.rows_skipped.total() == 2 and whole.texts.repeats.rows and whole.tokens.truncation.answers_cut
+    assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats.rows
+    found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
+    assert (found.data.rows_read, found.data.rows_kept, found.truncation.tokens, found.sampled) == (7, 4, 68, 4)
+    assert found.sampled_all and found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
 
 
 def test_what_both_have_had_is_let_go():
     alive = WeakSet()
-    ahead, behind = twice(alive.add(one) or one for one in ((lambda: 0) for _ in range(99)))
-    assert max(len(alive) for _ in zip(ahead, behind, strict=False)) < 5
+    both = twice(alive.add(one) or one for one in ((lambda: 0) for _ in range(99)))
+    assert max(len(alive) for _ in zip(*both, strict=False)) < 5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Statistics of made-up data sets, and a tokenizer whose tokens are words, so that they can be counted by hand."""
 
-from collections import deque
 from unittest.mock import patch
 
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -55,9 +54,8 @@ def words(template=TEMPLATE, **special):
 
 def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, show=1, **options):
     method = JEPAOptions(step_splitter=splitter, step_separator=separator, **options)
-    rows = source if isinstance(source, RowSource) else RowSource(source)
-    reader = TextReader(rows, method, show)
-    deque(reader.read(), maxlen=0)
+    reader = TextReader(source if isinstance(source, RowSource) else RowSource(source), method, show)
+    list(reader.read())
     if eval_file is not None:
         reader.compare(RowSource(eval_file))
     return reader.found
@@ -68,8 +66,7 @@ def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, bat
     method.check()
     asked = FileOptions(model_name="words", per_device_train_batch_size=batch_size, seed=seed)
     with patch("stepjepa.inspect.check.tokens.SAMPLE_ROWS", sample_rows):
-        source = RowSource(rows)
-        return read_tokens(source, tokenizer or words(), method, asked, TextReader(source, method))
+        return read_tokens(TextReader(RowSource(rows), method), tokenizer or words(), method, asked)
 
 
 def warned(statistics):

@@ -166,7 +166,7 @@ class RowCounts(Counts):
 
     Attributes:
         source: file or data set, as messages name it.
-        rows_skipped: reason -> number of rows that cannot be used.
+        rows_read: rows; `rows_skipped`: reason -> those that cannot be used.
         first_skipped: reason -> the first such row's place and what is wrong with it.
     """
 
@@ -176,10 +176,9 @@ class RowCounts(Counts):
     first_skipped: dict[str, str] = field(default_factory=dict, kw_only=True)
 
     def skip(self, error: RowError, place: str, strict: bool = False) -> None:
-        """Count a row that cannot be used; a DataError where it must be usable."""
-        where = (
-            f"{place}: {' '.join(str(error).split())}"  # names of columns and a template's words may hold line breaks
-        )
+        """Count a row that cannot be used; with `strict` a DataError."""
+        # Names of columns and a template's own words may hold line breaks.
+        where = f"{place}: {' '.join(str(error).split())}"
         if strict:
             raise DataError(f"{where} (--{_NAME.strict_data} stops at the first such row)")
         self.rows_skipped[error.reason] += 1

@@ -75,7 +75,7 @@ def mapped(
 
 
 def twice(items: Iterable[Argument]) -> tuple[Iterator[Argument], Iterator[Argument]]:
-    """The items for one who goes ahead and for one who follows, without an end; `itertools.tee` holds up to 57 of them."""
+    """The items, and once more for one who follows and stops in time. `itertools.tee` would hold up to 57 for longer."""
     held = deque[Argument]()
 
     def ahead() -> Iterator[Argument]:

@@ -117,7 +117,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
         if texts.found.plain_text and not asked:
             takes_text = next(one for one, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
             method = method_from({**options, _NAME.objective: takes_text})
-        tokens = read_tokens(rows, tokenizer_of(rows, name, method), method, own, texts)
+        tokens = read_tokens(texts, tokenizer_of(rows, name, method), method, own)
     if others is not None:
         texts.compare(others)
     warnings = text_warnings(texts.found, steps=needs_steps or not asked)

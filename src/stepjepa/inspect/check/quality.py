@@ -117,8 +117,10 @@ def cut_blocks(text: str, separator: str) -> list[bool]:
 
 def row_keys(question: str, answer: str) -> RowKeys | None:
     """The hashes of a row; None for a blank question, which is no question."""
+    if not question.strip():
+        return None
     key = question_key(question)
-    return (key, hash((key, question_key(answer)))) if question.strip() else None
+    return key, hash((key, question_key(answer)))
 
 
 @dataclass

@@ -311,8 +311,9 @@ class TextReader:
     As in training, the first row decides whether the data set is one of chats or of plain text.
 
     Args:
-        method: how rows become chats, and how their steps are found.
-        show: how many usable rows to keep as samples.
+        rows: of the data set.
+        method: how they become chats, and how their steps are found.
+        show: how many usable ones to keep as samples.
 
     Attributes:
         found: the statistics of what has been read.
@@ -335,7 +336,7 @@ class TextReader:
             other_splitters=Counter({usual.name: 0} if rules.required or usual != rules.splitter else {}),
             steps=StepCounts.of(rules),
         )
-        self._rows, self.found = rows, deepcopy(empty)
+        self.rows, self.found = rows, deepcopy(empty)
         self._counter = _TextCounter(empty, EncodeOptions.of(method, rules=rules), usual, show)
 
     def read(self, processes: int = 1, encoder: RowEncoder | None = None) -> Iterator[tuple[list[Any], Any]]:
@@ -344,7 +345,7 @@ class TextReader:
         Raises:
             DataError: the source is broken or without a usable row, or with ``strict_data`` the first bad row.
         """
-        rows, found, numbered = self._rows, self.found, iter(self._rows)
+        rows, found, numbered = self.rows, self.found, iter(self.rows)
         counter = replace(self._counter, encoder=encoder)
         ahead, chunks = twice(iter(lambda: list(islice(numbered, CHUNK_ROWS)), []))
         sent = ([(rows.place(number), row) for number, row in chunk] for chunk in ahead)
@@ -359,12 +360,8 @@ class TextReader:
 
     def compare(self, others: RowSource) -> None:
         """Count the rows of another data set whose question is in this one, which has been read."""
-        found, columns, leak, counts = (
-            self.found,
-            self._counter.options.columns,
-            Leak(others.name),
-            RowCounts(others.name),
-        )
+        found, columns = self.found, self._counter.options.columns
+        leak, counts = Leak(others.name), RowCounts(others.name)
         for number, row in others:
             counts.rows_read += 1
             try:
@@ -375,7 +372,7 @@ class TextReader:
             leak.rows += 1
             if known is not None:
                 leak.found += 1
-                leak.first = leak.first or (others.place(number), self._rows.place(known))
+                leak.first = leak.first or (others.place(number), self.rows.place(known))
         counts.require(leak.rows)
         found.leak, leak.skipped = leak, counts.rows_skipped.total()
 

@@ -19,7 +19,6 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.encode import RowEncoder
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example
 from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_records
 from stepjepa.inspect.rows import encoder_for, row_spans
@@ -182,18 +181,17 @@ def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
 
 
 def read_tokens(
-    rows: RowSource,
+    texts: TextReader,
     tokenizer: PreTrainedTokenizerBase,
     method: JEPAOptions,
     asked: FileOptions,
-    texts: TextReader,
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
+        texts: reads the rows, and counts what is in their text.
         tokenizer: that `asked` names.
         method: options of a run, checked; so is `asked`.
-        texts: reads `rows`.
 
     Raises:
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
@@ -201,7 +199,8 @@ def read_tokens(
     """
     from stepjepa.training.batches import DrawnExamples, EpochSampler
 
-    encoder, objective = encoder_for(rows, tokenizer, method), objective_of(method)
+    rows, objective = texts.rows, objective_of(method)
+    encoder = encoder_for(rows, tokenizer, method)
     tokenizer, streams, max_length = encoder.tokenizer, encoder.streams, encoder.options.max_length
     settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
     unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
@@ -213,11 +212,8 @@ def read_tokens(
     if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
         unknown = None  # GPT-2's is its end of text
     found.unknown_tokens = None if unknown is None else 0
-    first, kept, full = (
-        0,
-        [np.zeros(0, np.int64)],
-        [np.zeros(0, np.int64)],
-    )  # lengths of examples; of chats before any cut
+    kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
+    first = 0
     for chunk, encoded in texts.read(asked.num_proc, encoder):
         data.add(encoded.report)
         store, stop = encoded.store, 0
