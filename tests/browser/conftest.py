@@ -3,7 +3,6 @@
 ``make setup_browser`` fetches what these tests need. Without it they are skipped, and the summary says so.
 """
 
-import json
 import os
 import shutil
 import warnings
@@ -15,7 +14,7 @@ from stepjepa.cli.main import main
 from support.browsing import EXAMPLE, words_of
 from support.pages import write_rows
 from support.records import row_record
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 FETCHED = Path(__file__).resolve().parents[2] / ".venv" / "browser"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -106,8 +105,7 @@ def small(tmp_path_factory):
 def command(tmp_path_factory):
     """A page that the command has written: two K, several rows, all forms, a model's numbers."""
     folder = tmp_path_factory.mktemp("page")
-    file = folder / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in step_rows(8, seed=3)))
+    file = write(folder / "data.jsonl", step_rows(8, seed=3))
     words = "--step_jepa --model_name tiny --run_model --predictors 1 2 --rows_packed 5 --max_row_length 120".split()
-    assert main(["inspect", str(file), *words, "--html", str(folder / "page.html")]) == 0
+    assert main(["inspect", file, *words, "--html", str(folder / "page.html")]) == 0
     return folder / "page.html"

@@ -6,7 +6,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.inspect.check import folded
-from support.answers import write
+from support.rows import write
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
 STEPS = {"question": "How many are they?", "answer": "First one.\n\nThen two.\n\nSo three."}

@@ -13,7 +13,9 @@ from stepjepa.analysis.models import load_scorer
 from stepjepa.analysis.options import EnergyOptions
 from stepjepa.cli.main import main
 from stepjepa.generation import local
-from support.answers import SYSTEM, TEST, TRAIN, lines, write
+from support.answers import SYSTEM, TEST, TRAIN
+from support.rows import lines, write
+from support.runs import printed
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +39,7 @@ def score(home, tmp_path, capsys, monkeypatch):
 
     def run(file, *flags, model="kept", status=0):
         given = [str(home / "test.jsonl") if file is None else file] if file != "" else []
-        assert main(["analyze", "--energy", *given, "--model_name", str(home / model), *map(str, flags)]) == status
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return said.out if status == 0 else said.err
+        return printed(capsys, ["analyze", "--energy", *given, "--model_name", home / model, *flags], status)
 
     return run
 

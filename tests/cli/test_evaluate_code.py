@@ -9,8 +9,10 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.run import evaluate_model
 from stepjepa.generation import local, seed_of, vllm
-from support.answers import lines, vllm_stand_in, write
+from support.answers import vllm_stand_in
 from support.models import tiny_model
+from support.rows import lines, write
+from support.runs import printed
 from support.tokenizers import byte_bpe_tokenizer
 
 RIGHT, WRONG = "```python\ndef f(x):\n    return x + 1\n```", "def f(x):\n    return 0"
@@ -40,11 +42,7 @@ def evaluate(home, monkeypatch, capsys):
     vllm_stand_in(monkeypatch, lambda params: {"text": texts.get(params.seed, WRONG), "finish_reason": "stop"})
 
     def run(name, *flags, status=0):
-        words = ["evaluate", str(home / name), str(home / "rows.jsonl"), *SIZES, *flags]
-        assert main(words) == status
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return said.out if status == 0 else said.err
+        return printed(capsys, ["evaluate", home / name, home / "rows.jsonl", *SIZES, *flags], status)
 
     return run
 

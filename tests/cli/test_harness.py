@@ -14,7 +14,9 @@ from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.reading import read_study
 from stepjepa.study.stages import score_model
 from stepjepa.study.tree import parse_tree
-from support.answers import SYSTEM, TEST, TRAIN, harness_stand_in, lines, write
+from support.answers import SYSTEM, TEST, TRAIN, harness_stand_in
+from support.rows import lines, write
+from support.runs import printed
 
 
 @pytest.fixture
@@ -28,10 +30,8 @@ def home(tmp_path, monkeypatch):
 
 
 def evaluate(capsys, *words, status=0):
-    assert main(["evaluate", *words]) == status
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err
-    return said.out if status == 0 else said.err.splitlines()[-1]
+    said = printed(capsys, ["evaluate", *words], status)
+    return said.splitlines()[-1] if status else said
 
 
 def test_quiet_hides_the_bars_of_the_harness(home, capsys, monkeypatch):

@@ -10,8 +10,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.steps import make_splitter
-from support.answers import write
-from support.rows import gsm8k
+from support.rows import gsm8k, lines, write
 
 
 def teacher(index):
@@ -70,7 +69,7 @@ def test_options_from_a_file(tmp_path, monkeypatch):
         "output_file: out.jsonl\nkeep_thinking: true\nsystem_prompt: none\nmax_examples: 2\n"
     )
     assert main(["prepare", "raw.jsonl", "--config", "run.yaml", "--min_step_length", "1"]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = lines(tmp_path / "out.jsonl")
     assert [row["steps"][0] for row in rows] == ["Hm.", "Hm."]
     assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
 
@@ -86,7 +85,7 @@ def test_training_takes_it(tmp_path, make, capsys):
     words += ["--train_file", str(out), "--eval_file", str(tmp_path / "prepared.valid.jsonl")]
     assert main(["train", *words, "--output_dir", str(tmp_path / "run")]) == 0
     report = json.loads((tmp_path / "run" / "data_report.json").read_text())["train"]
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = lines(out)
     assert report["rows_kept"] == len(rows) and report["rows_skipped"] == report["examples_without_pairs"] == {}
     assert report["pairs"] == sum(row["total_steps"] - 1 for row in rows)
 
@@ -99,12 +98,11 @@ def test_gsm8k(shared_dir, tmp_path):
     assert main(["prepare", str(file), "--output_file", str(out), "--require_correct"]) == 0
     report = json.loads((tmp_path / "out.report.json").read_text())
     assert report["rows_read"] == count and report["format"] == "gsm8k"
-    raw = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    raw = lines(file)
     stepped = [row for row in raw if len(row["answer"].split("\n####")[0].split("\n")) >= 2]
     assert report["rows_kept"] >= 0.995 * len(stepped)
     splitter = make_splitter("separator")
-    for line in out.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in lines(out):
         answer = row["messages"][2]["content"]
         assert [answer[start:end].strip() for start, end in splitter.spans(answer)] == row["steps"]
         assert row["steps"][-1].endswith(f"\n\\boxed{{{row['ground_truth']}}}") and "<<" not in answer

@@ -13,7 +13,7 @@ from stepjepa.config.parser import StrictParser, build
 from stepjepa.config.spellings import published
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant. Solve the problem step by step."}
 
@@ -100,7 +100,7 @@ def data(tmp_path_factory) -> Path:
         return Path(os.environ["STEPJEPA_PUBLISHED_DATA"])
     file = tmp_path_factory.mktemp("data") / "gsm8k_step_jepa.jsonl"
     rows = [{"messages": [SYSTEM, *row["messages"]], "total_steps": 2} for row in step_rows(16)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(file, rows)
     return file
 
 

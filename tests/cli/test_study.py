@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from stepjepa.cli.main import main
 from stepjepa.study.run import StudyRun
+from support.runs import printed
 
 STUDY = """\
 data: builtin
@@ -24,9 +24,7 @@ def run(tmp_path, monkeypatch, capsys):
     (tmp_path / "study.yaml").write_text(STUDY)
 
     def run(*flags, status=0):
-        assert main(["study", *flags]) == status
-        said = capsys.readouterr()
-        return said.out if status == 0 else said.err
+        return printed(capsys, ["study", *flags], status)
 
     return run
 

@@ -8,32 +8,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import set_up_model
 from stepjepa.training.trainer import JEPATrainer
-from support.rows import step_rows
+from support.rows import step_rows, write
+from support.runs import printed
 
 ROWS = step_rows(24)
 
 
 @pytest.fixture
 def train(tmp_path, capfd):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    data = write(tmp_path / "rows.jsonl", ROWS)
 
     def run(*flags, status=0, output="out"):
-        given = {"--train_file": str(data), "--model_name": "tiny", "--max_steps": "2", "--batch_size": "4"}
+        given = {"--train_file": data, "--model_name": "tiny", "--max_steps": "2", "--batch_size": "4"}
         argv = ["train", "--disable_tqdm", "true", "--output_dir", str(tmp_path / output), *flags]
         if "--config" not in flags:
             argv += [word for name, value in given.items() if name not in flags for word in (name, value)]
-        assert main(argv) == status
-        said = capfd.readouterr()
-        assert "Traceback" not in said.err
-        return said.out if status == 0 else said.err.strip()
+        return printed(capfd, argv, status).strip()
 
     return run
 
@@ -64,7 +60,7 @@ def test_targets_from_another_column(train, tmp_path):
     data, cache = tmp_path / "plans.jsonl", str(tmp_path / "cache")
     plans = ["Add.", "Count them.", None, " ", 7, "\ud83d"]
     rows = [{**row, "plan": plan} for row, plan in zip(ROWS, plans, strict=False)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *ROWS[6:8]]))
+    write(data, [*rows, *ROWS[6:8]])
     flags = ["--train_file", str(data), "--jepa_target_column", "plan", "--readout", "mean", "--data_cache", cache]
     said = [train(*flags, output=f"out{number}") for number in (0, 1)]
     for text in said:
@@ -158,7 +154,7 @@ def test_short_weights_take_the_packed_forward(dtype, preset):
 
 def test_evaluation_data_by_name_path_and_rows(tmp_path):
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:8]))
+    write(data, ROWS[:8])
     tokenizer = load_tokenizer("tiny", (message["content"] for row in ROWS for message in row["messages"]))
     config = JEPAConfig(output_dir=str(tmp_path / "out"), objective="step_jepa", disable_tqdm=True)
     named = {"a": ROWS[:8], "b": str(data)}

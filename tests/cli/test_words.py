@@ -1,6 +1,5 @@
 """Words that users of TRL and Hugging Face type: flags, YAML keys, `help`, `version`, completion, --quiet."""
 
-import json
 import logging
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import only_results, say
+from support.rows import write
 
 ALL = (RunOptions, JEPAOptions, TrainerOptions)
 
@@ -120,8 +120,7 @@ def test_completion_in_bash(capsys, tmp_path):
 
 def test_quiet_commands_print_errors_and_results(tmp_path, capfd):
     rows = [{"question": f"{n} + 1?", "answer": f"Add one.\n\nIt is {n + 1}."} for n in range(4)]
-    file, run = tmp_path / "rows.jsonl", tmp_path / "run"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file, run = write(tmp_path / "rows.jsonl", rows), tmp_path / "run"
     flags = f"--train_file {file} --model_name tiny --max_steps 1 --logging_steps 1 --step_jepa --output_dir {run}"
     assert main(["train", "--quiet", *flags.split()]) == 0
     said = capfd.readouterr()

@@ -1,6 +1,5 @@
 """Final answers: where they are found and when two of them are the same."""
 
-import json
 import random
 from fractions import Fraction
 from pathlib import Path
@@ -8,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from stepjepa.data.answers import answers_match, final_answer, last_boxed, normalise_number
+from support.rows import lines
 
 # Pairs of a known answer and a response, each marked by hand: is the response's final answer the known one?
-VERDICTS = [
-    json.loads(line) for line in (Path(__file__).parent / "verdicts.jsonl").read_text(encoding="utf-8").splitlines()
-]
+VERDICTS = lines(Path(__file__).parent / "verdicts.jsonl")
 
 
 @pytest.mark.parametrize(

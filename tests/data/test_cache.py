@@ -22,7 +22,7 @@ from stepjepa.objectives.base import OBJECTIVES, find_objective
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 METHOD = {"objective": "llm_jepa", "views": "standalone", "predictors": 2}
@@ -32,8 +32,7 @@ OPTIONS = settings_of(**METHOD)
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "rows.jsonl"
-    rows = [*step_rows(30), {"messages": []}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(path, [*step_rows(30), {"messages": []}])
     return path
 
 

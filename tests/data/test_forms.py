@@ -12,6 +12,7 @@ from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import PairColumns, column_value, listed_columns
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
+from support.rows import write
 
 STEPS = "Two pairs make four shoes.\n\nFour shoes and one are \\boxed{5}."
 CHAT = [{"role": "user", "content": "How many shoes?"}, {"role": "assistant", "content": STEPS}]
@@ -31,7 +32,7 @@ def written(rows, kind, folder):
     """The rows as a file, or a saved data set."""
     path = folder / f"rows.{kind}"
     if kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(path, rows)
     elif kind == "csv":
         with open(path, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
@@ -166,7 +167,7 @@ def test_train_evaluate_and_inspect(home, capsys):
     files = {name: home / f"{name}.train.jsonl" for name in ("sharegpt", "alpaca")}
     for name, file in files.items():
         rows = [{**FORMS[name], "steps": STEPS.split("\n\n")}, {"conversations": SHARED, "images": ["cat.png"]}]
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        write(file, rows)
     flags = f"--model_name tiny --step_jepa --max_steps 1 --batch_size 2 --output_dir {home / 'run'} --use_cpu"
     assert main(["train", "--train_file", *map(str, files.values()), *flags.split()]) == 0
     reports = json.loads((home / "run" / "data_report.json").read_text())

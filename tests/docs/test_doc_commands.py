@@ -23,9 +23,9 @@ from stepjepa.config.parser import StrictParser
 from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.tree import recipe_files
-from support.answers import harness_stand_in, write
+from support.answers import harness_stand_in
 from support.pages import read_page
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from stepjepa.cli.main import main
-from support.answers import write
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "your_objective.md").read_text(encoding="utf-8")
 CODE, PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -329,11 +329,11 @@ def warm_up(folder: Path) -> None:
     import torch
 
     from stepjepa.cli.main import main
-    from support.rows import step_rows
+    from support.rows import step_rows, write
 
     torch.set_num_threads(1)
     for file, seed in (("rows.jsonl", 0), ("eval.jsonl", 1)):
-        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in step_rows(20, seed=seed)))
+        write(folder / file, step_rows(20, seed=seed))
     command = f"train --train_file {folder / 'rows.jsonl'} --output_dir {folder / 'warm_up'} {COMMON} --lora"
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         assert main(command.split()) == 0

@@ -24,8 +24,8 @@ from stepjepa.study.records import StudyRunFolder, write_plan
 from stepjepa.study.spec import StudyOptions, all_runs
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.training.summary import run_options_unread
-from support.answers import TEST, write
-from support.rows import step_rows
+from support.answers import TEST
+from support.rows import step_rows, write
 
 
 def refusal(capsys, *words) -> str:

@@ -16,9 +16,8 @@ from stepjepa.cli.main import main
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.batches import FILLER, Draw
 from support import training
-from support.answers import write
 from support.models import tiny_model
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.training import batch_of
 
 IDS = torch.tensor([[7, 8, 9, 10]])

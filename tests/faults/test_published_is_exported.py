@@ -22,10 +22,9 @@ from stepjepa.modeling.export import check_keeps_predictors, export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.load import lora_config
 from stepjepa.utils.files import mismatch
-from support.answers import write
 from support.families import family_model
 from support.models import tiny_model
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.training import trainer_for
 
 IDS = torch.tensor([[7, 8, 9, 10]])

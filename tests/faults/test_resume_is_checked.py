@@ -9,8 +9,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
-from support.answers import write
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.runs import copy_of
 
 ROWS = step_rows(16)

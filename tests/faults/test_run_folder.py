@@ -18,8 +18,7 @@ from stepjepa.study import stages
 from stepjepa.study.records import StudyRunFolder, read_record
 from stepjepa.training import checkpoints as saving
 from stepjepa.training.run_folder import RunFolder
-from support.answers import write
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, run_here, train
 from support.training import trainer_for
 

@@ -14,8 +14,8 @@ from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
 from stepjepa.training.encoding import encode, settings_for
 from stepjepa.training.options import JEPAOptions
-from support.answers import lines, write
 from support.encoding import views_of
+from support.rows import lines, write
 
 THOUGHTS = "<think>\nI wonder what {n} and one more come to.\n\nOne takes {n} and counts on from there.\n</think>\n\n"
 STYLES = [

@@ -17,7 +17,8 @@ from stepjepa.cli.main import main
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.terminal import Bar, print_json, print_text, show_log
 from stepjepa.utils.text import escaped, lone_surrogate, one_line, printable
-from support.answers import TEST, write
+from support.answers import TEST
+from support.rows import write
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07 \x9b31m \u202e[/red] \x7f \ud800"
 

@@ -19,7 +19,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.generation import endpoint, seed_of
-from support.answers import lines
+from support.rows import lines, write
 
 QUESTIONS = 8
 
@@ -98,7 +98,7 @@ def server(monkeypatch):
 def data(tmp_path):
     file = tmp_path / "data.jsonl"
     rows = [{"question": f"What is {n} + 1?", "answer": f"It is easy.\n#### {n + 1}"} for n in range(QUESTIONS)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(file, rows)
     return file
 
 

@@ -16,9 +16,10 @@ from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Request, local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch
-from support.answers import lines as rows
-from support.answers import vllm_stand_in, write
+from support.answers import vllm_stand_in
 from support.models import tiny_model
+from support.rows import lines as rows
+from support.rows import write
 from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, fresh, special_id
 

@@ -13,8 +13,8 @@ from stepjepa.errors import ConfigError, DataError, StepJepaError
 from stepjepa.generation import Reply, mended, seed_of, solve, store
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.solve import ground_truth, read_problems
-from support.answers import lines as rows
-from support.answers import write
+from support.rows import lines as rows
+from support.rows import write
 
 COUNT = 12
 

@@ -12,8 +12,9 @@ from peft import LoraConfig, get_peft_model
 import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from support.answers import lines, vllm_stand_in, write
+from support.answers import vllm_stand_in
 from support.models import tiny_model
+from support.rows import lines, write
 from support.tokenizers import byte_bpe_tokenizer
 
 COUNT = 7

@@ -26,9 +26,8 @@ from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import placed_predictors, set_up_model
 from support import families
-from support.answers import write
 from support.models import Views, made_up_example
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.runs import copy_of
 from support.sharding import launch
 from support.sweep import batches

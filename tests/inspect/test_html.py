@@ -16,10 +16,9 @@ from stepjepa.inspect.record import FIELDS, token_label
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.options import JEPAOptions
-from support.answers import write
 from support.pages import Reader, made_up_page, read_page, records, seen_matrix, stepped_example
 from support.records import form_of
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 CASES = [
     ({"objective": "llm_jepa", "predictors": 2}, ("packed", "two_pass", "inline")),

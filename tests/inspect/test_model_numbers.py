@@ -19,11 +19,10 @@ from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.modeling.trial import Probe, attention_fits, load_probe, row_numbers
 from stepjepa.objectives.semantic_tube import draw_pairs
-from support.answers import write
 from support.models import VOCABULARY, Views, made_up_example, tiny_model
 from support.pages import read_page
 from support.records import row_record, tube_record
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.tube import tube_of, tube_options
 
 EXAMPLE = made_up_example(20, [Views(8, 9, 14), Views(13, 14, 20)], 1, predictors=2)

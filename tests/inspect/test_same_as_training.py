@@ -1,6 +1,5 @@
 """The row that is shown is the row that training lays out: same ids, positions, mask, readouts, labels and draws."""
 
-import json
 from functools import cache
 
 import numpy as np
@@ -16,7 +15,7 @@ from stepjepa.training.batches import Draw, DrawnExamples
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import ModelSetup, make_collator
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 SEED = 7
 TURNS = [
@@ -60,9 +59,7 @@ INLINE = [
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    for name, rows in (("chats", ROWS), ("texts", TEXTS)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {name: str(folder / f"{name}.jsonl") for name in ("chats", "texts")}
+    return {name: write(folder / f"{name}.jsonl", rows) for name, rows in (("chats", ROWS), ("texts", TEXTS))}
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 
 import pytest
@@ -13,7 +12,7 @@ from stepjepa.cli.main import main
 from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_tokenizer
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 STEP = {"objective": "step_jepa", "predictors": 2}
 
@@ -21,7 +20,7 @@ STEP = {"objective": "step_jepa", "predictors": 2}
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("show") / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in step_rows(6)))
+    write(path, step_rows(6))
     return path
 
 

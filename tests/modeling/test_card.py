@@ -18,7 +18,7 @@ from stepjepa.api import evaluate, export, train
 from stepjepa.cli.main import main
 from stepjepa.modeling import card as cards
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.tokenizers import fresh
 from support.training import trainer_for
 
@@ -65,7 +65,7 @@ def run_code(folder, monkeypatch, capsys, **given):
 def place(tmp_path_factory):
     """A folder with rows, and a base model that has a license."""
     folder = tmp_path_factory.mktemp("place")
-    (folder / DATA).write_text("".join(json.dumps(row) + "\n" for row in step_rows(16)))
+    write(folder / DATA, step_rows(16))
     tokenizer = load_tokenizer("tiny", [" ".join(str(row) for row in step_rows(16))])
     for part in (load_model("tiny", tokenizer), tokenizer):
         part.save_pretrained(folder / "base")
@@ -119,8 +119,7 @@ def _refused(*args):
 
 
 def test_an_evaluation_is_added_once_and_not_to_the_cards_of_others(adapter, tmp_path, capsys, monkeypatch):
-    rows = tmp_path / "test.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(4)))
+    rows = write(tmp_path / "test.jsonl", step_rows(4))
     before = (adapter / "README.md").read_text()
     words = f"evaluate {adapter} --test_file {rows} --metric exact --max_new_tokens 2 --output_dir {tmp_path / 'out'}"
     assert main([*words.split(), "--no_lora"]) == 0, "which is another model"

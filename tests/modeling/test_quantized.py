@@ -16,8 +16,7 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config, quantization
 from stepjepa.modeling.parts import causal_lm, tolerance
-from support.answers import write
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.training import STEPS, trainer_for
 
 BITS = (4, 8)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ from stepjepa.study.tree import parse_tree
 from stepjepa.training.encoding import encode
 from stepjepa.training.options import JEPAOptions
 from support.encoding import views_of
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 ROWS = 180  # more pairs to fit than the model has dimensions
 STEPS = {"objective": "step_jepa", "step_splitter": "separator"}
@@ -29,7 +27,7 @@ STEPS = {"objective": "step_jepa", "step_splitter": "separator"}
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     rows = step_rows(ROWS)
-    (folder / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(folder / "test.jsonl", rows)
     tokenizer = load_tokenizer("tiny", texts_of([rows]))
     load_model("tiny", tokenizer, seed=1).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -21,7 +21,7 @@ from stepjepa.study.records import StudyRunFolder, write_builtin, write_plan
 from stepjepa.study.run import Processes, Submitit, slurm_parameters
 from stepjepa.study.spec import all_runs
 from stepjepa.study.stages import carry_out
-from support.answers import lines as lines_of
+from support.rows import lines as lines_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 

@@ -21,7 +21,7 @@ from stepjepa.study.run import run_study
 from stepjepa.study.spec import StudyOptions
 from stepjepa.study.stages import score_model
 from stepjepa.study.tree import parse_tree, recipe_files
-from support.answers import lines as lines_of
+from support.rows import lines as lines_of
 from support.runs import run_here
 
 stats = pytest.importorskip("scipy.stats")

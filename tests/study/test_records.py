@@ -13,8 +13,8 @@ from stepjepa.study.results import records_of, write_results
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.files import locked
-from support.answers import lines as lines_of
-from support.rows import step_rows
+from support.rows import lines as lines_of
+from support.rows import step_rows, write
 
 pytest.importorskip("statsmodels")
 pytest.importorskip("matplotlib")
@@ -128,7 +128,7 @@ def test_records_of_another_study_are_refused(carry_out, player, tmp_path):
         carry_out("seeds=[1]", "base.max_steps=5", kept=str(kept), folder="other")
     lines = lines_of(kept)
     lines[0]["code"]["torch"] = "1.0"
-    kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(kept, lines)
     outcome = carry_out("seeds=[1]", kept=str(kept), folder="other")
     assert (
         outcome.said[0] == f"note   {kept}: 1 of its runs were made by other code or versions"
@@ -142,7 +142,7 @@ def test_records_of_another_study_are_refused(carry_out, player, tmp_path):
 @pytest.mark.slow
 def test_how_a_metric_came_about_is_in_the_records(in_this_process, tmp_path):
     rows, file, kept = tmp_path / "rows.jsonl", tmp_path / "study.yaml", tmp_path / "kept.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
+    write(rows, step_rows(20))
     shutil.copy(rows, tmp_path / "test.jsonl")
     file.write_text(
         f"data: {{train_file: {rows}, test_file: {tmp_path / 'test.jsonl'}}}\n"

@@ -12,6 +12,7 @@ from stepjepa.study.results import missing_lines, records_of, study_tables, writ
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions, describe
 from stepjepa.utils.files import locked
+from support.rows import write
 
 BOTH = ("select", "test")
 
@@ -288,7 +289,7 @@ def test_questions_in_two_splits_are_told(carry_out, tmp_path):
     rows = [{"question": f"What is {i}?", "answer": str(i)} for i in range(6)]
     spaced = {"question": "What  is 3?", "answer": "3"}
     for name, chosen in {"train": rows[:4], "select": rows[4:], "test": [spaced, *rows[5:]]}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+        write(tmp_path / f"{name}.jsonl", chosen)
     files = ", ".join(f"{name}_file: {tmp_path / name}.jsonl" for name in ("train", "select", "test"))
     outcome = carry_out(f"data={{{files}}}")
     assert outcome.notes == [

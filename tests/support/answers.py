@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-import json
 import sys
 import types
 from pathlib import Path
@@ -17,16 +16,6 @@ TEST = [
     {**row, "ground_truth": row["messages"][1]["content"].rpartition("The answer is ")[2].rstrip(".")}
     for row in step_rows(12, seed=1)
 ]
-
-
-def lines(path):
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]]
-
-
-def write(path, rows):
-    """JSON lines; a row that is text stands in the file as it is."""
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return str(path)
 
 
 def vllm_stand_in(monkeypatch, texts=None):

@@ -1,8 +1,10 @@
-"""Made-up rows with steps: chats for trainer tests, and raw ones of GSM8K's form."""
+"""Made-up rows with steps: chats for trainer tests, and raw ones of GSM8K's form; and JSON lines."""
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 
@@ -27,3 +29,13 @@ def step_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
 def gsm8k(index: int, question: str | None = None, steps: str | None = None) -> dict[str, str]:
     steps = steps or f"He has {index} of them.\nWith one more {index}+1=<<{index}+1={index + 1}>>{index + 1}.\n"
     return {"question": question or f"What is {index} and 1?", "answer": f"{steps}#### {index + 1}"}
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def write(path, rows):
+    """JSON lines; a row that is text stands in the file as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)

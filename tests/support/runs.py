@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.cli.main import main
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 STEPS = 6
 CONSTANT = ("--lr_scheduler_type", "constant")
@@ -18,7 +18,7 @@ def train(output: Path, *flags: Any) -> int:
     """Train a tiny model for `STEPS` steps of 20 rows, a checkpoint every second one; the exit status."""
     rows = output.parent / "rows.jsonl"
     if not rows.exists():
-        rows.write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
+        write(rows, step_rows(20))
     words = (
         f"--train_file {rows} --output_dir {output} --model_name tiny --step_jepa --lbd 0.5 --max_steps {STEPS} "
         "--save_steps 2 --logging_steps 1 --per_device_train_batch_size 4 --learning_rate 0.01 --disable_tqdm true"
@@ -62,6 +62,14 @@ def result_of(folder: Path) -> dict[str, Any]:
         "metrics": timeless(record["metrics"]),
         "log": [timeless(entry) for entry in record["log_history"]],
     }
+
+
+def printed(capture: Any, words: list[Any], status: int = 0) -> str:
+    """What a command prints; its errors where it ends with another status than 0."""
+    assert main([*map(str, words)]) == status
+    said = capture.readouterr()
+    assert "Traceback" not in said.err
+    return said.err if status else said.out
 
 
 def one_line(said: str, command: str = "train") -> str:

@@ -21,7 +21,7 @@ from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.run_folder import RunFolder
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.training import STEPS, Options, logs_of, trainer_for
 
 FLAGS = (
@@ -31,8 +31,8 @@ FLAGS = (
 STREAMED = "--streaming --shuffle_buffer 12 --max_steps 24 --train_sampling_strategy group_by_length"
 
 
-def start(output: Path, data: Path, *flags: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "stepjepa", "train", "--train_file", str(data), "--output_dir", str(output)]
+def start(output: Path, data: str, *flags: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "stepjepa", "train", "--train_file", data, "--output_dir", str(output)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*command, *FLAGS.split(), *flags], env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
 
@@ -58,8 +58,7 @@ def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("flags", ["", "--lora --lora_rank 4", STREAMED], ids=["full", "lora_dropout", "streamed"])
 def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(30)))
+    data = write(tmp_path / "rows.jsonl", step_rows(30))
     whole = start(tmp_path / "whole", data, *flags.split())
     killed = start(tmp_path / "killed", data, *flags.split())
     kill_after_checkpoint(killed, tmp_path / "killed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from itertools import islice
@@ -22,7 +21,7 @@ from stepjepa.training.batches import EpochSampler
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import ExampleReader, Sources, StreamedExamples
 from stepjepa.training.run_folder import Cut, ResumeRecord
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.runs import copy_of, files_of, one_line
 from support.sharding import launch
 
@@ -138,7 +137,7 @@ def runs(tmp_path_factory):
     """A run of two processes, and the same one of one process with twice the accumulation."""
     two, one = tmp_path_factory.mktemp("two") / "out", tmp_path_factory.mktemp("one") / "out"
     for folder in (two, one):
-        (folder.parent / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in step_rows(20)))
+        write(folder.parent / "rows.jsonl", step_rows(20))
     done = launch(words_of(two), "stepjepa")
     assert done.returncode == 0, done.stderr[-3000:]
     assert main(words_of(one, "--gradient_accumulation_steps 2")) == 0

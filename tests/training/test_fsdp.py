@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from support.rows import write
 from support.sharding import STEPS, launch, results, rows
 
 pytestmark = pytest.mark.slow
@@ -129,8 +130,7 @@ def test_the_parts_of_the_loss_stay_in_float32(sharded):
     ],
 )
 def test_what_would_not_be_sharded_or_saved_is_refused(tmp_path, module, more, message):
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    data = write(tmp_path / "rows.jsonl", rows())
     flags = (
         f"train --fsdp true --train_file {data} --model_name tiny --output_dir {tmp_path / 'out'} --max_steps 1 {more}"
     )

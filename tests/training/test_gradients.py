@@ -10,7 +10,7 @@ import torch
 from stepjepa.data.types import LM
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import lora_config
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.training import STEPS, batch_of, logs_of, name_of, trainer_for
 
 MEASURED = {"log_gradient_cosine": 2, "max_steps": 4, **STEPS}
@@ -107,8 +107,7 @@ def test_checkpointing_that_knows_several_passes_gives_the_same(tmp_path, tokeni
 def test_processes_are_summed(tmp_path):
     from training.test_scale import command_line
 
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in step_rows(16)))
+    data = write(tmp_path / "rows.jsonl", step_rows(16))
     found = []
     for processes in (1, 2):
         output = tmp_path / str(processes)

@@ -17,8 +17,7 @@ from transformers import TrainerControl, TrainerState
 from stepjepa.cli.main import main
 from stepjepa.training.meter import RunDisplay, clock, short
 from stepjepa.utils.terminal import only_results
-from support.answers import write
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no"
 FLAGS += " --eval_strategy steps --eval_steps 2"

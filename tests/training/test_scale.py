@@ -15,8 +15,7 @@ from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, 
 from stepjepa.modeling.flops import KINDS
 from stepjepa.training.meter import lbd_at
 from stepjepa.training.options import JEPAOptions
-from support.answers import write
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.sharding import launch
 from support.training import STEPS, Options, batch_of, logs_of, name_of, trained, trainer_for
 

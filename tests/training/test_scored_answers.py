@@ -7,7 +7,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.modeling.load import load_model
-from support.rows import step_rows
+from support.rows import step_rows, write
 from support.sharding import launch
 
 FLAGS = "--model_name tiny --regular --max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2 --batch_size 2"
@@ -28,7 +28,7 @@ def test_the_means_are_those_of_all_processes(tokenizer):
 @pytest.fixture
 def files(tmp_path):
     for name, rows in (("train", step_rows(12)), ("test", step_rows(4))):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write(tmp_path / f"{name}.jsonl", rows)
     return tmp_path
 
 

@@ -15,9 +15,8 @@ from stepjepa.config.values import choices_of, union_members
 from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
-from support.answers import write
 from support.models import tiny_model
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 ROWS = step_rows(8)
 # What cannot run, and why; everything else must.

@@ -19,7 +19,7 @@ from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.generation.store import Replies
 from stepjepa.utils.files import checksum
 from stepjepa.utils.parallel import Copies, in_workers, mapped
-from support.answers import lines, write
+from support.rows import lines, write
 from support.sharding import launch
 
 pytestmark = pytest.mark.long
