@@ -42,3 +42,10 @@ class RunError(StepJepaError):
     full disk, too little memory."""
 
     status = 1
+
+
+def said(error: BaseException, lines: int | None = None) -> str:
+    """What an error of another library says in its first `lines`, or all, as one printable line of at most 300 characters;
+    its type where that is nothing."""
+    text = " ".join(str(error).strip().splitlines()[:lines])
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:300] or type(error).__name__

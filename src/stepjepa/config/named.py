@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stepjepa.config.values import named_by_file, nearest
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 
 Named = type | Callable[..., object]
 _PREFIX = "stepjepa_user_"  # of the modules of files
@@ -51,8 +51,7 @@ def load_named(name: str, option: str, known: Sequence[str], again: bool = False
     except AttributeError:
         raise ConfigError(f"{option} {name}: {source} has no {attribute}") from None
     except Exception as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{option} {name}: {source} cannot be loaded ({why})") from error
+        raise ConfigError(f"{option} {name}: {source} cannot be loaded ({said(error)})") from error
 
 
 def given_name(thing: Named) -> str:

@@ -19,7 +19,7 @@ import yaml
 
 from stepjepa.config.option import options_of, public_values
 from stepjepa.config.values import Quoted, show
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.utils.files import write_whole
 
 _NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
@@ -175,7 +175,7 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         place = where(mark.line) if mark else name
         raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError) as error:  # !!int many
-        raise ConfigError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{name}: not valid YAML: {said(error, lines=1)}") from None
 
 
 def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: str = "") -> None:

@@ -34,7 +34,7 @@ from stepjepa.data.options import (
     form_of,
     listed_columns,
 )
-from stepjepa.errors import ConfigError, RowError
+from stepjepa.errors import ConfigError, RowError, said
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
 
@@ -330,8 +330,7 @@ class ChatRenderer:
             except ConfigError:
                 raise
             except Exception as error:  # jinja2 raises its own and the template's errors
-                why = str(error) or type(error).__name__
-                raise RowError("template_refused", f"the chat template refuses this chat: {why}") from None
+                raise RowError("template_refused", f"the chat template refuses this chat: {said(error)}") from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text up to where the assistant is to answer `messages` (which end with the user's)."""

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from stepjepa.config.values import nearest
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import PairColumns, check_split_name, is_stream
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import DataError, RowError, said
 from stepjepa.utils.files import MAX_LINE_BYTES, digest, line_text, line_value, read_lines, unchanged
 from stepjepa.utils.text import lone_surrogate
 
@@ -189,8 +189,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     except DataError:
         raise
     except Exception as error:
-        cause: BaseException = error.__cause__ or error  # datasets wraps what really went wrong
-        why = (str(cause).splitlines() or [type(cause).__name__])[0]
+        why = said(error.__cause__ or error, lines=1)  # datasets wraps what really went wrong
         if path.exists():
             raise DataError(f"{name}: cannot be read ({why})") from None
         raise DataError(
@@ -274,8 +273,8 @@ def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
                         yield number, row
                     number += 1
     except Exception as error:  # pyarrow raises its own errors and those of decoding
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{path}: cannot be read after row {number} ({why}); copy or write it again") from None
+        what = f"cannot be read after row {number} ({said(error, lines=1)})"
+        raise DataError(f"{path}: {what}; copy or write it again") from None
 
 
 def csv_rows(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, dict[str, str] | RowError]]:

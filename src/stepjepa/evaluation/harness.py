@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
@@ -26,7 +26,6 @@ from stepjepa.evaluation.run import open_model, open_output, record_of
 from stepjepa.generation import digest_of, local
 from stepjepa.utils.failures import library
 from stepjepa.utils.terminal import Bar, is_quiet
-from stepjepa.utils.text import one_line
 
 _NAME = Names(EvaluateOptions)
 
@@ -66,7 +65,7 @@ class Harness:
                 chat = {"apply_chat_template": True, "system_instruction": system}
                 return simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
         except Exception as error:
-            raise ConfigError(f"--{_NAME.harness} {task}: {type(error).__name__}: {one_line(str(error))}") from error
+            raise ConfigError(f"--{_NAME.harness} {task}: {type(error).__name__}: {said(error)}") from error
 
 
 def metrics_of(task: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

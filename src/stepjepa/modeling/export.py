@@ -21,7 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import kept_predictors
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
     OLD_HEAD_FILE,
@@ -33,7 +33,7 @@ from stepjepa.modeling.extras import (
     trained_extras,
     trained_names,
 )
-from stepjepa.modeling.load import check_lora, first_line, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.load import check_lora, load_adapter, load_model, load_tokenizer
 from stepjepa.modeling.masks import OWN
 from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
@@ -90,7 +90,7 @@ def export_model(
             try:
                 write_card(folder, target.resolve().name, records, tokenizer, kept)
             except Exception as error:  # damaged records must not cost a model
-                logger.warning("the model card lacks what is recorded of the training: %s", first_line(error))
+                logger.warning("the model card lacks what is recorded of the training: %s", said(error, lines=1))
                 write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept)
         share(folder)
         written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
@@ -185,10 +185,8 @@ def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase)
         _write_rows(inner, weights, kept, rows.weight.detach().to("meta"), new)
         _bare(inner, weights)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:160]
-        raise ConfigError(
-            f"predictor tokens cannot be kept: the vocabulary of {type(inner).__name__} cannot grow ({reason})"
-        ) from None
+        what = f"the vocabulary of {type(inner).__name__} cannot grow ({said(error)})"
+        raise ConfigError(f"predictor tokens cannot be kept: {what}") from None
 
 
 def _write_rows(

@@ -29,7 +29,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.data.tokens import kept_predictors
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.load import check_finite
 from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, vocabulary_size
 from stepjepa.modeling.sharding import free_gathered, like, local, whole, whole_weights
@@ -426,8 +426,6 @@ def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_he
         extras.load_state_dict(weights)
         check_finite(extras, str(path))
     except (SafetensorError, RuntimeError, OSError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"{path}: are no predictors of this model ({why}); remove the file to read without them"
-        ) from None
+        what = f"are no predictors of this model ({said(error)})"
+        raise ConfigError(f"{path}: {what}; remove the file to read without them") from None
     return kind

@@ -32,7 +32,7 @@ from transformers import (
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.options import LoRAOptions, ModelOptions
 from stepjepa.modeling.parts import embedding_rows, idle_parts, name_of, text_config, vocabulary_size
 from stepjepa.utils.failures import library
@@ -227,12 +227,7 @@ def load_model(
 
 def _not_loaded(what: str, name: str, error: Exception) -> ConfigError:
     hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
-    return ConfigError(f"{MODEL} {name}: the {what} cannot be loaded ({first_line(error)}){hint}")
-
-
-def first_line(error: Exception) -> str:
-    """What a library's error says, its name where that is nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ConfigError(f"{MODEL} {name}: the {what} cannot be loaded ({said(error, lines=1)}){hint}")
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
@@ -291,8 +286,7 @@ def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: st
                 base.resize_token_embeddings(rows, mean_resizing=False)
             adapted = PeftModel.from_pretrained(base, str(folder))
     except Exception as error:  # peft, safetensors and torch raise their own
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{name}: the adapter does not fit {base_name} ({why[:200]})") from None
+        raise ConfigError(f"{name}: the adapter does not fit {base_name} ({said(error)})") from None
     check_finite(adapted, name, part="lora_")  # the base was looked at when it was loaded
     return adapted
 

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import Batch, Example, Rows, Span
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import (
@@ -43,7 +43,7 @@ from stepjepa.modeling.extras import (
     trained_names,
 )
 from stepjepa.modeling.forward import attach_forest_forward, run_backbone
-from stepjepa.modeling.load import ATTENTION_ASKED, MODEL, first_line, load_model, max_positions
+from stepjepa.modeling.load import ATTENTION_ASKED, MODEL, load_model, max_positions
 from stepjepa.modeling.masks import (
     FLEX,
     SEGMENTS,
@@ -257,7 +257,7 @@ class _Trial:
             try:
                 logits = own_forward(self._inner)(input_ids=both, use_cache=False).logits[..., : self._head.vocabulary]
             except Exception as error:
-                return f"its own forward does not run on plain text ({first_line(error)[:200]})"
+                return f"its own forward does not run on plain text ({said(error, lines=1)})"
             if logits.shape[:2] != both.shape:
                 return "its own forward does not give logits for every token"
             if not logits.isfinite().all():
@@ -287,7 +287,7 @@ class _Trial:
                 self._try_gradient(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
-            return Verdict(f"{what} ({first_line(error)[:200]})")
+            return Verdict(f"{what} ({said(error, lines=1)})")
         off = []
         if form != "inline":  # whose LM loss is another by design
             loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")

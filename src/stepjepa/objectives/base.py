@@ -19,7 +19,7 @@ from stepjepa.config.option import Names, Topic, check_fields, options_of
 from stepjepa.config.values import nearest
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.types import TRUNK, Batch, Example, ForestOutput, LossPart, LossParts, Pair, PairsFound, Read, Span
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.options import (
     LOSSES,
     Defaults,
@@ -467,7 +467,7 @@ def _trial(function: Any) -> str:
     try:
         losses_P = function(torch.ones(2, 8), torch.eye(2, 8))
     except Exception as error:
-        return f"it fails: {' '.join(str(error).split()) or type(error).__name__}"
+        return f"it fails: {said(error)}"
     if not isinstance(losses_P, torch.Tensor) or losses_P.shape != (2,):
         return f"for (2, 8) it returns {tuple(losses_P.shape) if isinstance(losses_P, torch.Tensor) else losses_P!r}"
     return ""

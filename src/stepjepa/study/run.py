@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.errors import ConfigError, StepJepaError, said
 from stepjepa.study import records, stages
 from stepjepa.study.records import Item, KeptRuns, State, StudyRunFolder
 from stepjepa.study.results import Table, record_of, write_results
@@ -42,7 +42,6 @@ from stepjepa.utils import terminal
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
-from stepjepa.utils.text import one_line
 
 _NAME = Names(StudyOptions, TrainerOptions)
 # Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
@@ -152,7 +151,7 @@ class Submitit:
             self._executor = self._submitit.AutoExecutor(folder=folder, cluster=cluster)
             self._executor.update_parameters(**slurm_parameters(parameters))
         except (RuntimeError, ValueError, TypeError, NameError) as error:
-            raise ConfigError(f"slurm: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"slurm: {said(error, lines=1)}") from None
         # submitit asks sacct whether a job has ended, and without an answer waits for ever.
         if cluster == "slurm" and subprocess.run(["sh", "-c", "sacct"], capture_output=True, check=False).returncode:
             raise ConfigError("slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended")
@@ -218,7 +217,7 @@ class RayTasks:
         try:
             self._task = self._ray.remote(carry_out_task).options(**named)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"ray: {str(error).splitlines()[0]}") from None
+            raise ConfigError(f"ray: {said(error, lines=1)}") from None
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
         """Wait for the run's task; why it failed."""
@@ -228,7 +227,7 @@ class RayTasks:
             with plain_errors():
                 return cast("str | None", self._ray.get(task))
         except Exception as error:  # of the run alone: the others go on
-            return one_line(str(error) or type(error).__name__, 400)
+            return said(error)
         finally:
             self._tasks.discard(task)
 
@@ -257,7 +256,7 @@ class Job:
             return stages.carry_out(folder, todo, {stages.ENDS_WITH: ends_with})
         except Exception as error:  # submitit's own, too: a job that may not go back into the queue once more
             traceback.print_exc()
-            return one_line(str(error) or type(error).__name__, 400)
+            return said(error)
 
     def checkpoint(self, *arguments: object) -> object:
         """The same work once more: stages that have their record are not repeated, training resumes from its checkpoint."""

@@ -24,7 +24,7 @@ from transformers.trainer_utils import TrainOutput
 from stepjepa.config.option import Names, options_of, public_values
 from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
-from stepjepa.errors import ConfigError, RunError
+from stepjepa.errors import ConfigError, RunError, said
 from stepjepa.modeling.card import CARD, Records, base_model, is_card, is_hub_id
 from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import is_extra, load_extras, save_extras
@@ -504,8 +504,7 @@ def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # huggingface_hub's, httpx's, the system's
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise RunError(f"{failed}: {why[:200]}{then}") from None
+        raise RunError(f"{failed}: {said(error)}{then}") from None
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

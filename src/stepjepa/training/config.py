@@ -16,7 +16,7 @@ import transformers
 from accelerate.utils import parse_flag_from_env
 
 from stepjepa.config.option import Names, option, options_of, public_values
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 
@@ -81,7 +81,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         try:
             super().__post_init__()
         except (ValueError, ImportError) as error:
-            raise ConfigError(" ".join(str(error).split())) from None
+            raise ConfigError(said(error)) from None
         self._check_batch()
         # Rows are chats or packed forests; there are no model inputs to select among their columns.
         self.remove_unused_columns = False

@@ -22,8 +22,7 @@ from stepjepa.config.option import Names
 from stepjepa.config.parser import build
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
-from stepjepa.errors import ConfigError, DataError
-from stepjepa.modeling.load import first_line
+from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.modeling.masks import FLEX, forward_only
 from stepjepa.modeling.trial import Verdict, exactness
 from stepjepa.training.config import JEPAConfig
@@ -182,7 +181,7 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
-        return Tried(flags, fault=first_line(error)[:200])
+        return Tried(flags, fault=said(error, lines=1))
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = statistics.median(entry["tokens_per_second"] for entry in log[len(_PROFILED) :])
     return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[_STEPS - 1]["lm_loss"])

@@ -29,7 +29,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, Predictio
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.export import check_keeps_predictors
 from stepjepa.modeling.extras import TargetEncoder, momentum_at, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
@@ -175,7 +175,7 @@ class JEPATrainer(CheckpointedTrainer):
                 **kwargs,
             )
         except (ValueError, ImportError, RuntimeError) as error:
-            raise ConfigError(" ".join(str(error).split())) from error
+            raise ConfigError(said(error)) from error
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
