@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.generation import Reply, Request, mended, with_room
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.utils.failures import library
+from stepjepa.utils.parallel import Processes, end_with
 
 if TYPE_CHECKING:
     from stepjepa.data.tokens import Prompter
@@ -116,8 +113,8 @@ class _Engine:
         try:
             self._llm = vllm.LLM(**arguments)
         except Exception as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"--{_NAME.model_name} {arguments['model']}: vLLM cannot load it ({why[:300]})") from None
+            where = f"--{_NAME.model_name} {arguments['model']}"
+            raise ConfigError(f"{where}: vLLM cannot load it ({said(error)})") from None
         self._params = vllm.SamplingParams
         self._lora = adapter and library("vllm.lora.request", "vllm").LoRARequest("adapter", 1, adapter)
 
@@ -140,7 +137,7 @@ def _copies(shares: Sequence[str], engine: tuple[Any, ...]) -> Callable[[Iterabl
     gpus, (end, life) = context.SimpleQueue(), context.Pipe(duplex=False)
     for share in shares:
         gpus.put(share)
-    pool = ProcessPoolExecutor(len(shares), context, _begin_copy, (gpus, end))
+    pool = Processes(len(shares), context, _begin_copy, (gpus, end))
 
     def ask(batches: Iterable[_Batch]) -> Iterator[Any]:
         try:
@@ -159,14 +156,7 @@ _copy: list[_Engine] = []  # of this process, where it is one of several
 def _begin_copy(gpus: Any, life: Any) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.get()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or the engine would be a process more, and survive this one
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
-
-    def wait() -> None:
-        with suppress(EOFError):
-            life.recv()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    end_with(life)
 
 
 def _ask_copy(engine: tuple[Any, ...], batch: _Batch) -> Any:

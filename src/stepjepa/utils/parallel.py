@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections import deque
@@ -16,15 +17,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import cycle
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
 
-from stepjepa.errors import ConfigError, DataError, RunError, StepJepaError
+from stepjepa.errors import ConfigError, DataError, RunError, StepJepaError, said
 from stepjepa.utils.failures import library
-from stepjepa.utils.text import one_line
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -61,17 +63,40 @@ def mapped(
     if processes == 1:
         yield from map(function, arguments)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(function,))
-    try:
-        yield from _in_turn(lambda one: pool.submit(_call, one), arguments, processes, Future.result)
-    except BrokenProcessPool:
-        raise DataError(
-            f"a worker process was killed (the memory may have been full): try a smaller {option}; a script must start "
-            "under if __name__ == '__main__'"
-        ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with TemporaryDirectory() as folder:
+        # In a file: what a process is started with it reads after its imports, and no other one starts before.
+        file = Path(folder, "function")
+        file.write_bytes(pickle.dumps(function))
+        pool = Processes(processes, multiprocessing.get_context("spawn"), _begin, (file,))
+        try:
+            yield from _in_turn(partial(pool.submit, _call), arguments, processes, Future.result)
+        except BrokenProcessPool:
+            what = f"a worker process was killed (the memory may have been full): try a smaller {option}"
+            raise DataError(f"{what}; a script must start under if __name__ == '__main__'") from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Processes(ProcessPoolExecutor):
+    """Of an interruption, which reaches all processes, only the first one hears: it ends the others."""
+
+    def submit(self, function: Callable[..., Result], /, *arguments: Any, **more: Any) -> Future[Result]:
+        """May start a process, which keeps what is blocked now."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(function, *arguments, **more)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with(other: Connection | int) -> None:
+    """End this process at once when another one ends, or all that could write into a pipe do: a sentinel, a connection."""
+
+    def watch() -> None:
+        wait([other])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def twice(items: Iterable[Argument]) -> tuple[Iterator[Argument], Iterator[Argument]]:
@@ -99,19 +124,11 @@ def _in_turn(
         yield result(waiting.popleft())
 
 
-def _start_worker(function: Callable[[Any], Any]) -> None:
+def _begin(file: Path) -> None:
     global _function
-    _function = function
+    end_with(cast("Any", multiprocessing.parent_process()).sentinel)
+    _function = pickle.loads(file.read_bytes())
     gc.freeze()  # what is imported stays: no collection looks through it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the parent to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def _call(argument: Any) -> Any:
@@ -128,7 +145,7 @@ def connect() -> ModuleType:
             ray.init(logging_level="warning")
         except (OSError, RuntimeError, ValueError) as error:
             where = os.environ.get("RAY_ADDRESS", "on this machine")
-            raise ConfigError(f"the Ray cluster {where}: {one_line(str(error), 300)}") from None
+            raise ConfigError(f"the Ray cluster {where}: {said(error)}") from None
     return ray
 
 
@@ -141,7 +158,7 @@ def plain_errors() -> Iterator[None]:
     except errors.RayTaskError as error:
         raise error.cause from None
     except errors.RayError as error:
-        raise RunError(f"Ray: {one_line(str(error), 400)}") from None
+        raise RunError(f"Ray: {said(error)}") from None
 
 
 def enter(folder: str) -> None:
@@ -188,7 +205,7 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
                 causes = (getattr(one, "_base_exc", one) for one in getattr(error, "worker_failures", {}).values())
                 found = next((one for one in causes if isinstance(one, StepJepaError)), None)
                 if not left or (found is not None and found.status == StepJepaError.status):
-                    raise found or RunError(f"Ray: {one_line(str(error), 400)}") from None
+                    raise found or RunError(f"Ray: {said(error)}") from None
                 left -= 1
             except SystemExit:  # of Ray, when it is interrupted
                 raise KeyboardInterrupt from None

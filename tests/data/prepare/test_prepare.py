@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from pathlib import Path, PosixPath
 
 import datasets
 import pytest
@@ -20,7 +21,7 @@ from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.prepare.rows import LINE_BYTES, question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
-from support.rows import gsm8k
+from support.rows import gsm8k, lines
 
 LINE = json.dumps(gsm8k(4)).encode() + b"\n"
 HALF = b'{"question": "\\ud83d", "answer": "a\\nb\\n#### 1"}\n'
@@ -32,10 +33,6 @@ def write(path, rows):
     else:
         path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
-
-
-def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def run(folder, rows, name="out.jsonl", suffix="jsonl", **changes):
@@ -66,12 +63,12 @@ def test_a_row(tmp_path):
         '{"role": "assistant", "content": "He has 4 of them.\\n\\nWith one more 4+1=5.\\n\\\\boxed{5}"}]}\n'
     )
     run(tmp_path, [gsm8k(4, "What is “4” and 1?")], system_prompt=None)
-    (row,) = read(tmp_path / "out.jsonl")
+    (row,) = lines(tmp_path / "out.jsonl")
     assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
     assert "“4”" in (tmp_path / "out.jsonl").read_text()  # readable, no escapes
     run(tmp_path, [gsm8k(4, "a\u2028b\x85c\u2029d\x0be")])
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1  # but where a reader would see a line's end
-    assert read(tmp_path / "out.jsonl")[0]["question"] == "a\u2028b\x85c\u2029d\x0be"
+    assert lines(tmp_path / "out.jsonl")[0]["question"] == "a\u2028b\x85c\u2029d\x0be"
 
 
 def test_every_row_is_counted_once(tmp_path):
@@ -82,9 +79,9 @@ def test_every_row_is_counted_once(tmp_path):
     file = tmp_path / "raw.jsonl"
     assert report.examples["too_few_steps"] == [{"place": f"{file} line 4", "what": "1 step found", "text": "q"}]
     assert [example["place"] for example in report.examples["missing_column"]] == [f"{file} line 6", f"{file} line 8"]
-    lines = report.lines()
-    assert all(line.isprintable() for line in lines)
-    assert lines[4] == f"    dropped 1: too few steps (--min_steps) (first: {file} line 4: 1 step found; q)"
+    said = report.lines()
+    assert all(line.isprintable() for line in said)
+    assert said[4] == f"    dropped 1: too few steps (--min_steps) (first: {file} line 4: 1 step found; q)"
     record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
     assert record["rows_dropped"] == report.rows_dropped and record["examples"] == report.examples
     assert record["job"]["options"]["min_steps"] == 2
@@ -96,7 +93,7 @@ def test_limits_on_rows(tmp_path):
     rows = [{"question": f"q{n}", "answer": "a step\n" * n + "#### 1"} for n in range(1, 6)]
     assert run(tmp_path, rows, min_steps=1).rows_kept == 5
     report = run(tmp_path, rows, min_steps=3, max_steps=4)
-    assert [row["total_steps"] for row in read(tmp_path / "out.jsonl")] == [3, 4]
+    assert [row["total_steps"] for row in lines(tmp_path / "out.jsonl")] == [3, 4]
     assert report.rows_dropped == {"too_few_steps": 2, "too_many_steps": 1}
     rows = [gsm8k(1), "broken", gsm8k(2), gsm8k(3)]
     report = run(tmp_path, rows, max_examples=2)
@@ -120,23 +117,23 @@ def test_only_correct_responses(tmp_path):
     report = run(tmp_path, rows, require_correct=True)
     assert report.rows_dropped == {"wrong_answer": 1, "no_ground_truth": 1}
     assert report.examples["wrong_answer"][0]["what"] == "the response ends in '7', the ground truth is '8'"
-    assert [row["ground_truth"] for row in read(tmp_path / "out.jsonl")] == ["1200", "1,200", "8.0", "9"]
+    assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8.0", "9"]
     run(tmp_path, rows)
-    assert [row["ground_truth"] for row in read(tmp_path / "out.jsonl")] == ["1200", "1,200", "8", "8.0", "9", "9"]
+    assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8", "8.0", "9", "9"]
 
 
 def test_dedup_keeps_the_first_that_can_be_kept(tmp_path):
     rows = [gsm8k(0, steps=" "), gsm8k(0, "What IS\u3000 0 and 1?"), gsm8k(1, "what is 0 and 1? "), gsm8k(2)]
     report = run(tmp_path, rows, dedup=True)
     assert report.rows_dropped == {"too_few_steps": 1, "duplicate": 1}
-    assert [row["ground_truth"] for row in read(tmp_path / "out.jsonl")] == ["1", "3"]
+    assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1", "3"]
     assert question_key("ﬁve Ａpples") == question_key("Five apples") != question_key("Five pears")
 
 
 def test_validation_rows(tmp_path):
     rows = [gsm8k(n) for n in range(400)]
     report = run(tmp_path, rows, valid_ratio=0.25)
-    train, valid = read(tmp_path / "out.jsonl"), read(tmp_path / "out.valid.jsonl")
+    train, valid = lines(tmp_path / "out.jsonl"), lines(tmp_path / "out.valid.jsonl")
     assert 70 < len(valid) < 130 and len(train) + len(valid) == 400
     assert report.files == {str(tmp_path / "out.jsonl"): len(train), str(tmp_path / "out.valid.jsonl"): len(valid)}
     # A question stays on its side whatever else there is, and in all its spellings; a smaller share is a part of it.
@@ -144,10 +141,10 @@ def test_validation_rows(tmp_path):
     again = [{**row, "question": row["question"].upper()} for row in rows[::-3]] + [gsm8k(n) for n in range(400, 500)]
     run(tmp_path / "other", again, valid_ratio=0.25)
     asked = {row["question"].lower() for row in rows[::-3]}
-    other = {row["question"].lower() for row in read(tmp_path / "other" / "out.valid.jsonl")}
+    other = {row["question"].lower() for row in lines(tmp_path / "other" / "out.valid.jsonl")}
     assert other & asked == {row["question"].lower() for row in valid} & asked
     run(tmp_path / "other", rows, valid_ratio=0.1)
-    smaller = {row["question"] for row in read(tmp_path / "other" / "out.valid.jsonl")}
+    smaller = {row["question"] for row in lines(tmp_path / "other" / "out.valid.jsonl")}
     assert smaller and smaller < {row["question"] for row in valid}
 
 
@@ -165,6 +162,28 @@ def test_processes_change_nothing(tmp_path, monkeypatch):
     assert set(first["rows_dropped"]) == {"no_final_answer", "not_utf8", "broken_text", "broken_json", "duplicate"}
     with pytest.raises(DataError, match="a worker process was killed"):
         list(mapped(os._exit, iter([3] * 9), 2, "num_proc"))
+
+
+class Sent(PosixPath):
+    def __reduce__(self):
+        return arrived, (str(self),)
+
+
+def arrived(folder):
+    """In a process: it is interrupted, and then waits for another one."""
+    os.kill(os.getpid(), signal.SIGINT)
+    Path(folder, str(os.getpid())).touch()
+    deadline = time.monotonic() + 60
+    while len(os.listdir(folder)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_processes_start_together_and_leave_interruptions_to_the_first(tmp_path):
+    """With more to send than a pipe holds."""
+    assert list(mapped((Sent(tmp_path), bytes(2**20)).count, [1, 2, 3], 2, "num_proc")) == [0, 0, 0]
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_strict_data(tmp_path):
@@ -425,7 +444,7 @@ def test_names_that_cannot_be_written(source, tmp_path):
     for name in ("raw.jsonl", "link.jsonl"):
         with pytest.raises(ConfigError, match="is the file that is read"):
             prepare(PrepareOptions(str(raw), output_file=str(tmp_path / name), overwrite=True))
-    assert read(raw) == [gsm8k(1)]
+    assert lines(raw) == [gsm8k(1)]
     (tmp_path / "far").mkdir()
     (tmp_path / "out.jsonl").symlink_to(tmp_path / "far" / "real.jsonl")
     prepare(PrepareOptions(str(source), output_file=str(tmp_path / "out.jsonl")))  # a link stays one
