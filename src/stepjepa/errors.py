@@ -45,7 +45,5 @@ class RunError(StepJepaError):
 
 
 def said(error: BaseException, lines: int | None = None) -> str:
-    """What an error of another library says in its first `lines`, or all, as one printable line of at most 300 characters;
-    its type where that is nothing."""
-    text = " ".join(str(error).strip().splitlines()[:lines])
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:300] or type(error).__name__
+    """What an error of another library says in its first `lines`, or all, in one line; its type where that is nothing."""
+    return " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__

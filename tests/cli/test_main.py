@@ -91,8 +91,8 @@ def test_what_a_command_raises_becomes_a_line_and_a_status(error, status, messag
 
 
 def test_what_another_library_says_is_one_line():
-    assert said(ValueError("a\n b  \x1b[2J")) == "a b [2J" and said(ValueError("a:\nb"), lines=1) == "a:"
-    assert said(OSError()) == said(OSError(" \n"), lines=1) == "OSError" and len(said(ValueError("x" * 999))) == 300
+    assert said(ValueError(" a\n b  c")) == "a b c" and said(ValueError("a:\nb"), lines=1) == "a:"
+    assert said(OSError()) == said(OSError(" \n"), lines=1) == "OSError"
 
 
 @pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False)])

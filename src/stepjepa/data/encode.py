@@ -347,7 +347,7 @@ class RowEncoder:
                 "no_room_for_answer",
                 f"the prompt has {first} tokens and {_NAME.max_length} is {limit}; raise --{_NAME.max_length}",
             )
-        if max(turn.label_stop for turn in turns) > limit:
+        if turns[-1].label_stop > limit:
             if self.options.strict_data:
                 what = f"the chat has {len(ids)} tokens, and the answer would be cut; raise --{_NAME.max_length}"
                 raise RowError("answer_truncated", what)
@@ -384,10 +384,10 @@ class RowEncoder:
             if options.objective.one_pair and len(pairs) > 1:
                 report.pairs_dropped["second_pair"] += len(pairs) - 1
                 pairs = pairs[:1]
-            report.pairs += len(pairs) + sum(options.objective.pairs_between(*both) for both in views)
+            report.pairs += len(pairs) + sum([options.objective.pairs_between(*both) for both in views])
             if not pairs and not views:
                 report.examples_without_pairs[reason or "empty_view"] += 1
-        report.labelled_tokens += sum(stop - start for start, stop in example.labels)
+        report.labelled_tokens += sum([stop - start for start, stop in example.labels])
         kept = example.with_pairs(pairs)
         return kept._replace(view_spans=tuple(views)) if views else kept
 
@@ -402,7 +402,7 @@ class RowEncoder:
         chat, turns, eos = row.rendered, list[Turn](), self.eos
         user: tuple[Span | None, int] = (None, 0)
         end_id, what = None, ""
-        following = [*(bisect_left(last, span.start) for span in chat.spans[1:]), len(last)]
+        following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
         for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)
             after = ids[content.stop : begins].tolist()
@@ -421,7 +421,7 @@ class RowEncoder:
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
             found = row.steps.spans[len(turns)] if row.steps is not None else []
-            steps = tuple(token_span(last, span.start + a, span.start + b) for a, b in found)
+            steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in found])
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))

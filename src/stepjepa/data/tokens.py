@@ -155,11 +155,9 @@ def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
         return few
     # The call above has left the backend as every call does, without padding or truncation.
     backend, groups = tokenizer.backend_tokenizer, (texts[at : at + _GROUP] for at in range(0, len(texts), _GROUP))
-    batches = (backend.encode_batch_fast(group, add_special_tokens=False) for group in groups)
-    every = [encoding.ids for encoding in chain.from_iterable(batches)]
-    if every[:_FEW] == few:
-        return every
-    return tokenizer(list(texts), **_IDS_ONLY)["input_ids"]  # a class of its own, which does more than its backend
+    every = [one.ids for group in groups for one in backend.encode_batch_fast(group, add_special_tokens=False)]
+    # A class of its own may do more than its backend.
+    return every if every[:_FEW] == few else tokenizer(list(texts), **_IDS_ONLY)["input_ids"]
 
 
 def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.ndarray:
@@ -181,7 +179,7 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
 def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
     """Tokens [first, stop) whose last character, as `encode_texts` gives it, lies in [start, end); none: first == stop."""
     first = bisect_left(last_character, start)
-    return Span(first, max(first, bisect_left(last_character, end)))
+    return Span(first, bisect_left(last_character, end, first))
 
 
 def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
@@ -270,7 +268,7 @@ def label_spans(
     length = min(len(ids), limit)
     if mode == "assistant":
         spans = [Span(max(start, 1), min(stop, length)) for start, stop in answers]
-        return tuple(span for span in spans if span.start < span.stop)
+        return tuple([span for span in spans if span.start < span.stop])
     if mode == "all":
         return (Span(1, length),) if length > 1 else ()
     labelled = ~np.isin(ids[:length], np.fromiter(ends, np.int64))

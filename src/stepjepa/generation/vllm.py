@@ -18,7 +18,7 @@ from stepjepa.errors import ConfigError, said
 from stepjepa.generation import Reply, Request, mended, with_room
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.utils.failures import library
-from stepjepa.utils.parallel import Processes, end_with
+from stepjepa.utils.parallel import WorkerPool, end_with
 
 if TYPE_CHECKING:
     from stepjepa.data.tokens import Prompter
@@ -137,7 +137,7 @@ def _copies(shares: Sequence[str], engine: tuple[Any, ...]) -> Callable[[Iterabl
     gpus, (end, life) = context.SimpleQueue(), context.Pipe(duplex=False)
     for share in shares:
         gpus.put(share)
-    pool = Processes(len(shares), context, _begin_copy, (gpus, end))
+    pool = WorkerPool(len(shares), context, _begin_copy, (gpus, end))
 
     def ask(batches: Iterable[_Batch]) -> Iterator[Any]:
         try:

@@ -257,7 +257,7 @@ class _Trial:
             try:
                 logits = own_forward(self._inner)(input_ids=both, use_cache=False).logits[..., : self._head.vocabulary]
             except Exception as error:
-                return f"its own forward does not run on plain text ({said(error, lines=1)})"
+                return f"its own forward does not run on plain text ({said(error, lines=1)[:200]})"
             if logits.shape[:2] != both.shape:
                 return "its own forward does not give logits for every token"
             if not logits.isfinite().all():
@@ -287,7 +287,7 @@ class _Trial:
                 self._try_gradient(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
-            return Verdict(f"{what} ({said(error, lines=1)})")
+            return Verdict(f"{what} ({said(error, lines=1)[:200]})")
         off = []
         if form != "inline":  # whose LM loss is another by design
             loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")

@@ -42,6 +42,7 @@ from stepjepa.utils import terminal
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
+from stepjepa.utils.text import one_line
 
 _NAME = Names(StudyOptions, TrainerOptions)
 # Parameters of submitit that all its executors share, and short names of a study's file; any other is SLURM's.
@@ -227,7 +228,7 @@ class RayTasks:
             with plain_errors():
                 return cast("str | None", self._ray.get(task))
         except Exception as error:  # of the run alone: the others go on
-            return said(error)
+            return one_line(said(error), 400)
         finally:
             self._tasks.discard(task)
 
@@ -256,7 +257,7 @@ class Job:
             return stages.carry_out(folder, todo, {stages.ENDS_WITH: ends_with})
         except Exception as error:  # submitit's own, too: a job that may not go back into the queue once more
             traceback.print_exc()
-            return said(error)
+            return one_line(said(error), 400)
 
     def checkpoint(self, *arguments: object) -> object:
         """The same work once more: stages that have their record are not repeated, training resumes from its checkpoint."""

@@ -181,7 +181,7 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
-        return Tried(flags, fault=said(error, lines=1))
+        return Tried(flags, fault=said(error, lines=1)[:200])
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = statistics.median(entry["tokens_per_second"] for entry in log[len(_PROFILED) :])
     return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[_STEPS - 1]["lm_loss"])

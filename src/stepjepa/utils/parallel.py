@@ -20,8 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
 
@@ -60,43 +59,47 @@ def mapped(
     if engine == "ray":
         yield from Copies(function, processes, option).map(arguments)
         return
-    if processes == 1:
+    if processes == 1 or os.name == "nt":  # Windows has not what follows
         yield from map(function, arguments)
         return
-    with TemporaryDirectory() as folder:
-        # In a file: what a process is started with it reads after its imports, and no other one starts before.
-        file = Path(folder, "function")
-        file.write_bytes(pickle.dumps(function))
-        pool = Processes(processes, multiprocessing.get_context("spawn"), _begin, (file,))
+    # In a file without a name: what a process is started with it reads after its imports, and no other starts before.
+    with TemporaryFile(buffering=0) as sent:
+        sent.write(pickle.dumps(function))
+        given = Connection(os.dup(sent.fileno()), writable=False)
+        pool = WorkerPool(processes, multiprocessing.get_context("spawn"), _begin, (given,))
         try:
             yield from _in_turn(partial(pool.submit, _call), arguments, processes, Future.result)
         except BrokenProcessPool:
             what = f"a worker process was killed (the memory may have been full): try a smaller {option}"
             raise DataError(f"{what}; a script must start under if __name__ == '__main__'") from None
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            with _uninterrupted():  # or the processes could wait for ever for work
+                pool.shutdown(wait=True, cancel_futures=True)
 
 
-class Processes(ProcessPoolExecutor):
-    """Of an interruption, which reaches all processes, only the first one hears: it ends the others."""
+class WorkerPool(ProcessPoolExecutor):
+    """Of an interruption, which reaches all processes, only the first one hears."""
 
     def submit(self, function: Callable[..., Result], /, *arguments: Any, **more: Any) -> Future[Result]:
-        """May start a process, which keeps what is blocked now."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        """May start a process."""
+        with _uninterrupted():
             return super().submit(function, *arguments, **more)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within this context an interruption has to wait; a process that starts here never hears of one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with(other: Connection | int) -> None:
-    """End this process at once when another one ends, or all that could write into a pipe do: a sentinel, a connection."""
-
-    def watch() -> None:
-        wait([other])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """End this process at once when another one ends, or the other end of a pipe is closed: a sentinel, a connection."""
+    threading.Thread(target=lambda: wait([other]) and os._exit(1), daemon=True).start()
 
 
 def twice(items: Iterable[Argument]) -> tuple[Iterator[Argument], Iterator[Argument]]:
@@ -124,10 +127,10 @@ def _in_turn(
         yield result(waiting.popleft())
 
 
-def _begin(file: Path) -> None:
+def _begin(sent: Connection) -> None:
     global _function
     end_with(cast("Any", multiprocessing.parent_process()).sentinel)
-    _function = pickle.loads(file.read_bytes())
+    _function = pickle.loads(os.pread(sent.fileno(), os.fstat(sent.fileno()).st_size, 0))
     gc.freeze()  # what is imported stays: no collection looks through it
 
 

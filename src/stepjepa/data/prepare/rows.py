@@ -199,7 +199,7 @@ def question_key(question: str) -> int:
 
 def question_of(messages: Sequence[Mapping[str, str]]) -> str:
     """What a chat asks: all that the user says in it."""
-    return "\n".join(message["content"] for message in messages if message["role"] == "user")
+    return "\n".join([message["content"] for message in messages if message["role"] == "user"])
 
 
 def response_parts(text: str, keep_thinking: bool) -> list[str]:

@@ -123,7 +123,7 @@ def separated(text: Text, separator: str) -> list[CharSpan]:
 
 def lines(text: Text) -> list[CharSpan]:
     """Every line that is not blank is a step, its line break included (GSM8K's original answers)."""
-    return text.cut(accumulate(len(line) + 1 for line in text.lines.split("\n")))
+    return text.cut(accumulate([len(line) + 1 for line in text.lines.split("\n")]))
 
 
 def matched(text: Text, pattern: str) -> list[CharSpan]:
