@@ -42,7 +42,7 @@ def mapped(
     option: str,
     engine: Engine = "processes",
 ) -> Iterator[Result]:
-    """As `map`, in several processes; one process is this one.
+    """As `map`, in several processes; one process, as on Windows, is this one.
 
     The arguments may be without end: no more than two for each process are ahead of what was taken.
 
