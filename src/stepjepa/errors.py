@@ -45,5 +45,5 @@ class RunError(StepJepaError):
 
 
 def said(error: BaseException, lines: int | None = None) -> str:
-    """What an error of another library says in its first `lines`, or all, in one line; its type where that is nothing."""
+    """What an error says in its first `lines`, or all, in one line; its type where that is nothing."""
     return " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__

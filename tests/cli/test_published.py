@@ -98,10 +98,8 @@ def data(tmp_path_factory) -> Path:
     """The rows that STEPJEPA_PUBLISHED_DATA names, or made-up chats with steps."""
     if os.environ.get("STEPJEPA_PUBLISHED_DATA"):
         return Path(os.environ["STEPJEPA_PUBLISHED_DATA"])
-    file = tmp_path_factory.mktemp("data") / "gsm8k_step_jepa.jsonl"
     rows = [{"messages": [SYSTEM, *row["messages"]], "total_steps": 2} for row in step_rows(16)]
-    write(file, rows)
-    return file
+    return Path(write(tmp_path_factory.mktemp("data") / "gsm8k_step_jepa.jsonl", rows))
 
 
 # What the flags of the others come to, EXPECTED says, and other tests train with it.

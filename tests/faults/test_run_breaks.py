@@ -173,7 +173,8 @@ def test_too_little_memory_is_one_line_and_the_run_is_resumed_later(tmp_path, ca
         at_step(5, raises(error))
         assert resume(out, *CONSTANT) == 1
         line = one_line(capsys.readouterr().err)
-        for words in ("out of memory", "--per_device_train_batch_size", "--resume_from_checkpoint true"):
+        what = f"out of memory ({str(error)[:20] or 'an allocation failed)'}"
+        for words in (what, "--per_device_train_batch_size", "--resume_from_checkpoint true"):
             assert words in line
     at_step(5, raises(RuntimeError("a bug")))  # is not taken for one of these
     with pytest.raises(RuntimeError, match="a bug"):

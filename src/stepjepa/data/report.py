@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.config.option import Names
 from stepjepa.data.options import DataOptions, StepsOptions
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
-from stepjepa.errors import DataError, RowError, no_rows
+from stepjepa.errors import DataError, RowError, no_rows, said
 from stepjepa.utils.text import counted, escaped
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class RowCounts(Counts):
     def skip(self, error: RowError, place: str, strict: bool = False) -> None:
         """Count a row that cannot be used; with `strict` a DataError."""
         # Names of columns and a template's own words may hold line breaks.
-        where = f"{place}: {' '.join(str(error).split())}"
+        where = f"{place}: {said(error)}"
         if strict:
             raise DataError(f"{where} (--{_NAME.strict_data} stops at the first such row)")
         self.rows_skipped[error.reason] += 1

@@ -324,7 +324,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
             torch.manual_seed(seed)
             return get_peft_model(copy.deepcopy(model, memo), peft_config)
     except ValueError as error:
-        raise ConfigError(f"LoRA: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"LoRA: {said(error)}") from None
 
 
 def check_lora(peft_config: object, advice: str = "leave it out") -> None:

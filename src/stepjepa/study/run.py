@@ -185,7 +185,7 @@ class Submitit:
         try:
             job = self._executor.submit(Job(), str(run.path.resolve()), list(todo), ends_with)
         except Exception as error:  # whatever sbatch and the file system have to say
-            raise StepJepaError(f"{run.path}: the job could not be submitted: {' '.join(str(error).split())}") from None
+            raise StepJepaError(f"{run.path}: the job could not be submitted: {said(error)}") from None
         records.write_record(run.job, {"cluster": self._cluster, "id": job.job_id})
         return job
 

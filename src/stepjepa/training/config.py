@@ -247,7 +247,7 @@ def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> No
             make()
         except (ImportError, ValueError, TypeError) as error:
             value = getattr(getattr(args, name), "value", getattr(args, name))
-            raise ConfigError(f"{name} is {value}, which cannot be made: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{name} is {value}, which cannot be made: {said(error)}") from error
 
 
 def full_config(args: transformers.TrainingArguments | None) -> JEPAConfig:

@@ -18,7 +18,7 @@ from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
 from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, PrepareOptions
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, make_splitter, text_of
-from stepjepa.errors import RowError
+from stepjepa.errors import RowError, said
 from stepjepa.utils.files import line_text, line_value
 from stepjepa.utils.text import counted, lone_surrogate
 
@@ -87,8 +87,7 @@ class Converter:
                 if row is not None:
                     outcomes.append(self._prepared(number, row))
             except RowError as error:
-                what = " ".join(str(error).split())
-                outcomes.append(Dropped(number, error.reason, what, self._beginning(row or raw)))
+                outcomes.append(Dropped(number, error.reason, said(error), self._beginning(row or raw)))
         return outcomes
 
     def _prepared(self, number: int, row: object) -> Kept:
