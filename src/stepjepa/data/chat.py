@@ -45,7 +45,6 @@ _NAME = Names(TemplateOptions, ColumnOptions)
 Result = TypeVar("Result")
 ROLES = ("system", "user", "assistant")
 _WORDS = (("role", "from"), ("content", "value"))  # the second ones are ShareGPT's, as these roles are
-_PLAIN = {"role", "content"}
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
 _TOOL_ROLES = ("tool", "function", "function_call", "observation")
 _CALLS = ("tool_calls", "function_call")  # in a message of the assistant
@@ -185,8 +184,7 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         if role is None or content is None:
             role, content = (message.get(b) if message.get(a) is None else message[a] for a, b in _WORDS)
         role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
-        plain = message.keys() == _PLAIN  # nearly all are
-        called = None if plain else next((f"holds {key!r}" for key in _CALLS if message.get(key)), None)
+        called = next((f"holds {key!r}" for key in _CALLS if message.get(key)), None)
         if called or role in _TOOL_ROLES:
             what = f"message {number} {called or f'has role {role!r}'}; chats with tools cannot be trained on"
             raise RowError("tool_message", f"{what}: leave such rows out, or write calls and results as plain messages")

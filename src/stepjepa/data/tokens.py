@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain, pairwise
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -149,13 +150,21 @@ def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> lis
 
 
 def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text by a fast tokenizer, without offsets, which cost a fifth of the time."""
+    """Token ids of each text by a fast tokenizer, without offsets, which cost a fifth of the time. What a template writes
+    first is tokenised once: texts are cut at added tokens before all else, so what follows one changes nothing before it."""
     few = tokenizer(list(texts[:_FEW]), **_IDS_ONLY)["input_ids"] if texts else []
     if len(texts) <= _FEW:
         return few
     # The call above has left the backend as every call does, without padding or truncation.
-    backend, groups = tokenizer.backend_tokenizer, (texts[at : at + _GROUP] for at in range(0, len(texts), _GROUP))
-    every = [one.ids for group in groups for one in backend.encode_batch_fast(group, add_special_tokens=False)]
+    backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
+    at = max((at for at, index in enumerate(commonprefix(few)) if index in added), default=0)
+    head, opening = few[0][:at], backend.decode(few[0][: at + 1], skip_special_tokens=False)
+    start = len(backend.decode(head, skip_special_tokens=False))
+    cuts = [start if text.startswith(opening) else 0 for text in texts]
+    rests = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
+    groups = (rests[at : at + _GROUP] for at in range(0, len(texts), _GROUP))
+    found = (one.ids for group in groups for one in backend.encode_batch_fast(group, add_special_tokens=False))
+    every = [head + ids if cut else ids for ids, cut in zip(found, cuts, strict=True)]
     # A class of its own may do more than its backend.
     return every if every[:_FEW] == few else tokenizer(list(texts), **_IDS_ONLY)["input_ids"]
 
