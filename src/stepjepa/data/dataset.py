@@ -142,7 +142,7 @@ def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
     return (
         trunk,
         list(chain.from_iterable(labels)),
-        segments[0].ids if len(segments) == 1 else np.concatenate([trunk[:0], *[s.ids for s in segments]]),
+        np.concatenate([trunk[:0], *[s.ids for s in segments]]),
         list(chain.from_iterable(rows)),
         list(chain.from_iterable(counts)),
         [pair.weight for pair in pairs],

@@ -157,8 +157,8 @@ def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[
         return few
     # The call above has left the backend as every call does, without padding or truncation.
     backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
-    at = max((at for at, index in enumerate(commonprefix(few)) if index in added), default=0)
-    head, opening = few[0][:at], backend.decode(few[0][: at + 1], skip_special_tokens=False)
+    mark = max((place for place, index in enumerate(commonprefix(few)) if index in added), default=0)
+    head, opening = few[0][:mark], backend.decode(few[0][: mark + 1], skip_special_tokens=False)
     start = len(backend.decode(head, skip_special_tokens=False))
     cuts = [start if text.startswith(opening) else 0 for text in texts]
     rests = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]

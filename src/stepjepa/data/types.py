@@ -164,7 +164,7 @@ class Example(NamedTuple):
         """It with some of its pairs, and of its segments those that these read."""
         used = sorted({term.segment for pair in pairs for read in pair[:2] for term in read.terms} - {TRUNK})
         if len(used) == len(self.segments):
-            return Example(self.trunk, self.labels, self.segments, tuple(pairs), self.view_spans)
+            return self._replace(pairs=tuple(pairs))
         number = {TRUNK: TRUNK, **{old: new for new, old in enumerate(used, 1)}}
 
         def renumbered(read: Read) -> Read:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from stepjepa.errors import ConfigError, RunError
+from stepjepa.errors import ConfigError, RunError, said
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # safetensors and tokenizers raise errors of their own with the system's number in the text; torch.save says only that its
@@ -72,7 +72,7 @@ def explaining(lower: str, then: str) -> Iterator[None]:
         with writing(getattr(error, "filename", None) or "a file", then):
             if not is_out_of_memory(error):
                 raise
-        words = next(iter(str(error).strip().splitlines()), "") or "an allocation failed"
+        words = said(error, lines=1) if str(error).strip() else "an allocation failed"
         raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
 
 
