@@ -81,7 +81,7 @@ lint: setup ## ruff (rules and formatting), mypy, and the sizes of the house
 	$(BIN)/python tools/house.py
 
 house: setup ## all figures of tools/house.json; ARGS='--update' records better ones, '--strict' holds them to the targets
-	$(BIN)/python tools/house.py --all $(ARGS)
+	$(BIN)/python tools/house.py $(ARGS)
 
 bench: setup ## measure the cost of a training step against the alternatives
 	$(PIP) -e '.[bench]' -c constraints.txt

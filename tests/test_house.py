@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -118,7 +117,7 @@ def test_names_of_options_that_are_restated(tool, sources, text, found):
         ("def f():\n    from ..data.b import x", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
         ("import_module('stepjepa.data.b')", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
         ("from stepjepa.data import c", [], ["data <-> forest"]),
-        ("if TYPE_CHECKING:\n    from stepjepa.data import b", [], []),
+        ("if TYPE_CHECKING:\n    from stepjepa.data import b", ["stepjepa.data.b <-> stepjepa.forest.a"], []),
         ("from stepjepa.errors import DataError", [], []),
     ],
 )
@@ -140,20 +139,60 @@ def test_signatures_that_leave_a_type_open(tool, sources):
     assert hits == ["stepjepa/data/a.py:2: __init__: x", "stepjepa/data/a.py:4: f: return"]
 
 
-def test_lines_of_code_and_of_docstrings(sources):
+def test_tokens_and_lines_of_code_of_comments_and_of_docstrings(sources):
     (source,) = sources(
-        data__a='"""One\ntwo."""\n\nimport os\ndef f(\n    a,\n):\n    # why\n    """Three."""\n    return 1\n'
+        data__a='"""One\ntwo."""\n\nimport os  # here\ndef f(\n    a,\n):\n    # why\n    """Three."""\n    return 1\n'
     )
-    assert (source.docstring_lines, source.code_lines) == ({1, 2, 9}, {5, 6, 10})
+    assert (source.docstring_lines, source.code_lines) == ({1, 2, 9}, {4, 5, 6, 7, 10})
+    assert [token.string for token in source.code_tokens] == "import os def f ( a , ) : return 1".split()
+    assert source.comment_lines == 1
 
 
-def test_a_file_is_entered_by_its_functions_not_by_its_import(tool, monkeypatch, tmp_path):
-    entered = tool("entered")
-    monkeypatch.setattr(entered, "LIBRARY", tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "planted_outer.py").write_text("def f():\n    from planted_inner import g\n")
-    (tmp_path / "planted_inner.py").write_text("def g():\n    return 1\ng()\nclass A:\n    x = g()\n")
-    import planted_outer
+DENSE = "    a = b + c * (d.e(f, g) - 1)\n"
 
-    assert entered.entered(planted_outer.f) == ["planted_outer.py"]
-    assert entered.entered(sys.modules["planted_inner"].g) == ["planted_inner.py"]
+
+@pytest.mark.parametrize(
+    ("text", "hits"),
+    [
+        ("def f(x: int) -> int:\n" + 6 * DENSE, ["stepjepa/data/a.py:1 f"]),
+        ("def f():\n" + 5 * DENSE, []),
+        ("def f():\n" + 6 * "    a = b\n", []),
+        ("def f():\n    a: dict[str, tuple[int, int, int, int, int]] = b\n" + 5 * "    a = b\n", []),
+        ("async def f():\n    '''Long\n    text.'''\n" + 6 * DENSE, ["stepjepa/data/a.py:1 f"]),
+    ],
+)
+def test_dense_functions(tool, sources, text, hits):
+    lines = tool("figures").dense_functions(sources(data__a=text))
+    assert [line.split("  ")[-1] for line in lines] == hits
+
+
+def test_nodes_inside_fstrings(tool, sources):
+    (source,) = sources(data__a="f'{a} and {b.c(1)}' + 'd' + e")
+    assert tool("figures").fstring_nodes(source) == 1 + 4
+
+
+def test_public_classes_that_exist_twice(tool, sources):
+    text = "class Span: ...\nclass _Own: ...\n"
+    planted = sources(data__a=text, forest__a=text + "class Row: ...\n")
+    assert tool("figures").doubled_classes(planted) == ["Span"]
+
+
+def test_private_names_of_other_libraries(tool, sources):
+    text = """
+from torch._dynamo import config
+class A(B):
+    def _save(self):
+        self._own = pair._replace(a=1)
+        return self._own + model._modules + self._wrap
+"""
+    planted = sources(training__a=text, data__a="def _save(): ...\nx._save()\n")
+    assert tool("figures").private_names(planted, {"_save", "_wrap"}) == {
+        "_dynamo": ["stepjepa/training/a.py:2"],
+        "_save": ["stepjepa/training/a.py:4"],
+        "_modules": ["stepjepa/training/a.py:6"],
+        "_wrap": ["stepjepa/training/a.py:6"],
+    }
+
+
+def test_the_trainer_has_private_names(tool):
+    assert {"_save_checkpoint", "_tr_loss"} <= tool("figures").trainer_names()

@@ -1,7 +1,14 @@
-"""What the figures of `tools/house.py` count, on syntax trees: sizes, names that are restated, imports.
+"""What the figures of `tools/house.py` count, on tokens and syntax trees: how much there is to read, how densely it is
+written, names that are restated, imports.
 
-- `src_code`: lines on which a node of the syntax tree begins, imports and docstrings apart; so neither blank lines nor
-  comments nor a bracket that closes.
+- `code_tokens`: tokens of Python's tokenizer under `src/`, without comments, docstrings and line structure. `tokens_a_line`:
+  those of a line that holds any. `comment_share`: per cent of the lines that hold a comment and nothing else.
+- `dense_functions`: functions with a body of six lines or more and over seven nodes a line (names, attributes, constants,
+  calls, operators and comparisons; annotations and the docstring apart). `fstring_nodes`: such nodes inside f-strings.
+- `doubled_classes`: names of public classes that exist twice.
+- `private_names`: private names of other libraries that the code uses: attributes with one underscore in front that nothing
+  under `src/` defines, private names that are imported, and `trainer_names`: those of transformers' `Trainer`, overridden
+  ones included.
 - `docstring_share`: per cent of the lines under `src/` that are part of a docstring of a module, class or function.
 - `objective_literals`: string literals equal to an objective's name, outside `objectives/`, `recipes/` and the table of
   spellings (`spellings.py`). Docstrings do not count, here and below.
@@ -13,7 +20,7 @@
       blank-separated words one has an underscore, for options also bear plain words (`file`, `format`);
     - every `--name` in any other text, and in texts of several words every name with an underscore (`max_length is 0`).
 - `file_circles`, `package_circles`: groups of files (of names right below the library's own) that import each other in a
-  circle. Imports inside functions and `import_module("...")` count, those under `TYPE_CHECKING` do not.
+  circle. Imports inside functions and `import_module("...")` count, for files those under `TYPE_CHECKING` too.
 - `any_signatures`: parameters and results of public functions and methods that are annotated `Any` and nothing else. Public
   is what has no underscore in front, nor a class or function around it that has one or is a function.
 - `open_packages`: folders that may import every other one, by `ALLOWED` of `tests/test_import_order.py`.
@@ -22,9 +29,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import io
 import re
 import runpy
-from collections import defaultdict
+import tokenize
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +43,10 @@ PACKAGE = "stepjepa"
 OBJECTIVES = {"regular", "llm_jepa", "step_jepa", "split", "semantic_tube", "next_latent", "multi_token"}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z0-9_]+(\s+[a-z0-9_]+)+\s*")
+_STRUCTURE = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
+_NODES = (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.BinOp, ast.Compare)
+_DENSE_LINES, _DENSE_NODES = 6, 7.0
+_NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}  # public, in spite of their underscore
 
 
 @dataclass
@@ -64,11 +78,23 @@ class Source:
     def docstring_lines(self) -> set[int]:
         return {line for text in self.docstrings for line in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
 
+    @cached_property
+    def tokens(self) -> list[tokenize.TokenInfo]:
+        return list(tokenize.generate_tokens(io.StringIO(self.text).readline))
+
+    @cached_property
+    def code_tokens(self) -> list[tokenize.TokenInfo]:
+        ignored = self.docstring_lines
+        return [one for one in self.tokens if one.type not in _STRUCTURE and one.start[0] not in ignored]
+
     @property
     def code_lines(self) -> set[int]:
-        imports = [node for node in self.nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
-        imported = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-        return {node.lineno for node in self.nodes if hasattr(node, "lineno")} - self.docstring_lines - imported
+        return {line for one in self.code_tokens for line in range(one.start[0], one.end[0] + 1)}
+
+    @property
+    def comment_lines(self) -> int:
+        comments = (one for one in self.tokens if one.type == tokenize.COMMENT)
+        return sum(not one.line[: one.start[1]].strip() for one in comments)
 
 
 @dataclass
@@ -83,6 +109,104 @@ def read(folder: Path) -> list[Source]:
     """All Python files below a folder, by name; their paths begin with the folder's own name."""
     paths = sorted(folder.rglob("*.py"))
     return [Source(path.relative_to(folder.parent), path.read_text(encoding="utf-8")) for path in paths]
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    """Takes the annotations out of a syntax tree."""
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.returns = None
+        self.generic_visit(node)
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
+        node.annotation = ast.Constant(None)
+        self.generic_visit(node)
+        return node
+
+
+def dense_functions(sources: list[Source]) -> list[str]:
+    """The functions with too many nodes a line, the densest first."""
+    hits = list[tuple[float, str]]()
+    for source in sources:
+        for node in ast.walk(_WithoutAnnotations().visit(ast.parse(source.text))):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+            if not body:
+                continue
+            length = (body[-1].end_lineno or body[-1].lineno) - body[0].lineno + 1
+            nodes = sum(isinstance(part, _NODES) for statement in body for part in ast.walk(statement))
+            if length >= _DENSE_LINES and nodes / length > _DENSE_NODES:
+                hits.append((nodes / length, f"{source.path}:{node.lineno} {node.name}"))
+    return [f"{ratio:5.1f}  {place}" for ratio, place in sorted(hits, reverse=True)]
+
+
+def fstring_nodes(source: Source) -> int:
+    """Nodes inside the f-strings of a file."""
+    values = (node.value for node in source.nodes if isinstance(node, ast.FormattedValue))
+    return sum(isinstance(part, _NODES) for value in values for part in ast.walk(value))
+
+
+def doubled_classes(sources: list[Source]) -> list[str]:
+    """Names of public classes that are defined more than once."""
+    classes = [node for source in sources for node in source.nodes if isinstance(node, ast.ClassDef)]
+    times = Counter(node.name for node in classes if not node.name.startswith("_"))
+    return sorted(name for name, count in times.items() if count > 1)
+
+
+def is_private(name: str) -> bool:
+    """Whether a name has one underscore in front."""
+    return name.startswith("_") and not name.startswith("__") and name not in {"_", *_NAMED_TUPLE}
+
+
+def defined_names(nodes: list[ast.AST]) -> set[str]:
+    """What functions, classes, assignments and attributes that are assigned to define."""
+    names = set[str]()
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if getattr(node.value, "id", "") in ("self", "cls") else set()
+    return names
+
+
+def trainer_names() -> set[str]:
+    """The private names that transformers' `Trainer` defines, read from its source."""
+    package = importlib.util.find_spec("transformers")
+    if package is None or package.origin is None:
+        return set()
+    path = Path(package.origin).with_name("trainer.py")
+    return set(filter(is_private, defined_names(list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))))))
+
+
+def private_names(sources: list[Source], of_trainer: set[str]) -> dict[str, list[str]]:
+    """Private names of other libraries, each with the places that use it."""
+    own = {name for source in sources for name in defined_names(source.nodes)}
+    places = defaultdict[str, list[str]](list)
+    for source in sources:
+        # In the package of the trainer a name that `Trainer` has is its, also where a subclass overrides it.
+        shared = of_trainer if source.path.parts[1] == "training" else set()
+        for node in source.nodes:
+            names: list[str] = []
+            if isinstance(node, ast.Attribute):
+                names = [node.attr]
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = [node.name] if node.name in shared else []
+            elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(PACKAGE):
+                names = [alias.name for alias in node.names] + (node.module or "").split(".")
+            for name in filter(is_private, names):
+                if name in shared or name not in own:
+                    places[name].append(f"{source.path}:{node.lineno}")
+    return dict(places)
 
 
 def objective_literals(sources: list[Source]) -> list[str]:
@@ -152,13 +276,14 @@ def option_literals(sources: list[Source]) -> list[str]:
     return hits
 
 
-def imports(source: Source, known: set[str]) -> set[str]:
-    """The modules of `known`, as dotted names, that a file imports anywhere but under `TYPE_CHECKING`."""
+def imports(source: Source, known: set[str], for_types: bool = True) -> set[str]:
+    """The modules of `known`, as dotted names, that a file imports; `for_types`: also under `TYPE_CHECKING`."""
     package = source.module.split(".") if source.path.name == "__init__.py" else source.module.split(".")[:-1]
     ignored = {
         id(inner)
         for node in source.nodes
-        if isinstance(node, ast.If)
+        if not for_types
+        and isinstance(node, ast.If)
         and "TYPE_CHECKING" in (getattr(node.test, "id", ""), getattr(node.test, "attr", ""))
         for part in node.body
         for inner in ast.walk(part)
@@ -202,7 +327,8 @@ def import_links(sources: list[Source]) -> tuple[dict[str, set[str]], dict[str, 
     known = {source.module for source in sources}
     files = {source.module: imports(source, known) for source in sources}
     packages: dict[str, set[str]] = defaultdict(set)
-    for name, targets in files.items():
+    run = {source.module: imports(source, known, for_types=False) for source in sources}
+    for name, targets in run.items():
         part = [*name.split("."), ""][1]
         packages[part] |= {[*target.split("."), ""][1] for target in targets} - {part}
     return files, dict(packages)
@@ -257,12 +383,31 @@ def measure(root: Path) -> dict[str, Figure]:
         "open_packages": open_packages(source, allowed),
         "any_signatures": any_signatures(source),
     }
+    private = private_names(source, trainer_names())
+    used = sorted(private.items(), key=lambda item: -len(item[1]))
+    of_trainer = [(name, places) for name, places in used if name in trainer_names()]
+    code_lines = sum(len(one.code_lines) for one in source)
+    tokens = summed({one.path: len(one.code_tokens) for one in source})
+    comments = summed({one.path: one.comment_lines for one in source})
+    densities = sorted((len(one.code_tokens) / max(len(one.code_lines), 1), str(one.path)) for one in source)
     return {
-        "src_lines": summed(lines),
-        "src_code": summed({one.path: len(one.code_lines) for one in source}),
-        "src_files": Figure(len(source), [str(one.path) for one in source]),
+        "code_tokens": tokens,
+        "tokens_a_line": Figure(
+            round(tokens.value / code_lines, 2), [f"{ratio:5.1f} {path}" for ratio, path in reversed(densities)]
+        ),
+        "dense_functions": listed(dense_functions(source)),
+        "fstring_nodes": summed({one.path: fstring_nodes(one) for one in source}),
+        "comment_share": Figure(round(100 * comments.value / sum(lines.values()), 1), comments.parts),
         "docstring_share": Figure(round(100 * documented.value / sum(lines.values()), 1), documented.parts),
+        "src_files": listed([str(one.path) for one in source]),
+        "private_names": listed([f"{name}: {', '.join(places)}" for name, places in used]),
+        "trainer_names": listed([f"{name}: {', '.join(places)}" for name, places in of_trainer]),
+        "doubled_classes": listed(doubled_classes(source)),
         "tests_lines": summed({one.path: len(one.lines) for one in tests}),
-        **{name: Figure(len(parts), parts) for name, parts in found.items()},
-        "cli_lines": summed({path: size for path, size in lines.items() if path.parts[1] == "cli"}),
+        **{name: listed(parts) for name, parts in found.items()},
     }
+
+
+def listed(parts: list[str]) -> Figure:
+    """How many parts there are."""
+    return Figure(len(parts), parts)

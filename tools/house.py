@@ -1,8 +1,7 @@
-"""Measure the house and hold it to its record: `make lint` runs `python tools/house.py`, `make house` adds `--all`.
+"""Measure the house and hold it to its record; `make lint` runs `python tools/house.py`.
 
 `tools/house.json` has for every figure its recorded value (`now`), its `target` and the `direction`. A figure that is worse
-than both fails: figures move towards their targets, and stay there. `tools/figures.py` defines what is counted, and
-`tools/entered.py` those figures that run code (`--all`).
+than both fails: figures move towards their targets, and stay there. `tools/figures.py` defines what is counted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from figures import Figure, measure
+from figures import measure
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tools" / "house.json"
@@ -60,9 +59,6 @@ def table(record: Mapping[str, Any], values: Mapping[str, float]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Exit status 1 where a figure fails."""
     parser = argparse.ArgumentParser(description="Measure the house and hold it to tools/house.json.")
-    parser.add_argument(
-        "--all", action="store_true", help="run code as well, for the entered_* figures (half a minute)"
-    )
     parser.add_argument("--strict", action="store_true", help="hold every figure to its target")
     parser.add_argument("--update", action="store_true", help="write better figures into the record; never worse ones")
     parser.add_argument("--where", metavar="FIGURE", help="list what a figure is made of, and stop")
@@ -71,10 +67,6 @@ def main(argv: list[str] | None = None) -> int:
     if options.where and options.where not in record:
         parser.error(f"--where {options.where}: the figures are {', '.join(record)}")
     figures = measure(ROOT)
-    if options.all or (options.where or "").startswith("entered_"):
-        from entered import files_entered
-
-        figures |= {f"entered_{work}": Figure(len(files), files) for work, files in files_entered().items()}
     if options.where:
         print("\n".join(figures[options.where].parts))
         return 0
@@ -96,5 +88,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT / "src"))  # before any library of that name that is installed
     sys.exit(main())
