@@ -56,24 +56,18 @@ def test_the_first_row_that_cannot_be_drawn_is_a_note(train, tmp_path):
 
 
 def test_targets_from_another_column(train, tmp_path):
-    """Rows without a text there train as plain rows, and are counted; the examples are kept, and a new text is read."""
-    data, cache = tmp_path / "plans.jsonl", str(tmp_path / "cache")
+    """Rows without a text there train as plain rows, and are counted."""
+    data = tmp_path / "plans.jsonl"
     plans = ["Add.", "Count them.", None, " ", 7, "\ud83d"]
     rows = [{**row, "plan": plan} for row, plan in zip(ROWS, plans, strict=False)]
     write(data, [*rows, *ROWS[6:8]])
-    flags = ["--train_file", str(data), "--jepa_target_column", "plan", "--readout", "mean", "--data_cache", cache]
-    said = [train(*flags, output=f"out{number}") for number in (0, 1)]
-    for text in said:
-        assert "2 pairs" in text and "mean over a view, target from plan" in text
-        assert (
-            f"6 without a pair (plain language modelling): no text in the column of the target views (first: {data} "
-            in text
-        )
-        assert "line 3: column 'plan' is null)" in text
-    weights = [load_file(tmp_path / f"out{number}" / "model.safetensors") for number in (0, 1)]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    flags = ["--train_file", str(data), "--jepa_target_column", "plan", "--readout", "mean"]
+    text = train(*flags, output="out0")
+    assert "2 pairs" in text and "mean over a view, target from plan" in text
+    without = "6 without a pair (plain language modelling): no text in the column of the target views"
+    assert f"{without} (first: {data} line 3: column 'plan' is null)" in text
     streamed = train(
-        *flags[:-2],
+        *flags,
         "--streaming",
         "--shuffle_buffer",
         "8",
@@ -84,7 +78,6 @@ def test_targets_from_another_column(train, tmp_path):
         output="stream",
     )
     assert "layer 1, target from plan, views standalone" in streamed
-    assert len(list((tmp_path / "cache").iterdir())) == 1
     refused = train("--jepa_target_column", "plans", "--streaming", "--shuffle_buffer", "8", status=2, output="refused")
     assert "line 1: column 'plans' is missing (columns found: messages)" in refused
     config = JEPAConfig(str(tmp_path / "python"), max_steps=1, jepa_target_column="plan", disable_tqdm=True)

@@ -104,13 +104,10 @@ def test_resumed_with_the_same_options_and_code_only(trained, folder, capsys):
     assert main(resolved) == 0 and "done   6 steps" in capsys.readouterr().out
 
 
-def test_tokenised_in_worker_processes_and_cached_by_its_code(folder):
+def test_tokenised_in_worker_processes(folder):
     words = ["train", "--train_file", "train.jsonl", "--model_name", "tiny", "--objective", NAME, "--max_steps", "1"]
-    words += ["--data_cache", "cache", "--disable_tqdm", "--save_strategy", "no", "--overwrite_output_dir"]
-    workers, other = ["--dataset_num_proc", "2"], ["--from_end", "2"]
-    for name, more, entries in (("once", workers, 1), ("again", workers, 1), ("other", other, 2)):
-        assert main([*words, *more, "--output_dir", name]) == 0
-        assert len(list(Path("cache").iterdir())) == entries
+    words += ["--disable_tqdm", "--save_strategy", "no", "--output_dir", "workers"]
+    assert main([*words, "--dataset_num_proc", "2"]) == 0
 
 
 def test_the_folder_of_a_run_imports_nothing(trained, folder, tmp_path, monkeypatch, capsys):

@@ -98,7 +98,6 @@ READ = [
 WRITTEN = [
     "prepare rows.jsonl --output_file {}.jsonl", "inspect rows.jsonl --html {}.html", "inspect rows.jsonl --png {}.png",
     "train --train_file rows.jsonl --model_name tiny --output_dir {}",
-    "train --train_file rows.jsonl --model_name tiny --data_cache {} --max_steps 1 --output_dir run",
     "study builtin --mini --output_dir {}", "demo --output_dir {}", "analyze --runs . --output_dir {}",
     "report . --output_file {}.html",
 ]  # fmt: skip

@@ -52,6 +52,12 @@ PUBLISHED: dict[str, Alias] = {
         "labels",
         "leave it out: the loss is on the assistant's messages as it is, and on every token with --{option} all",
     ),
+    # Options of earlier versions
+    "data_cache": Answer(
+        "dataset_num_proc",
+        "was removed: rows are tokenised at every start. --{option} N tokenises in N processes, and --streaming reads large "
+        "data while the model trains",
+    ),
     "packing": Answer(
         "forward", "leave it out: examples are packed into rows as it is (--{option} packed), and do not see each other"
     ),

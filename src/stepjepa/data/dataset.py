@@ -1,52 +1,24 @@
-"""A data set's examples: in a few flat arrays, so that a data loader's workers share the memory instead of copying objects,
-and in a cache on disk, so that a second run on the same file starts without reading it.
-
-One entry of a cache is a folder named by a key of everything that decides the examples: the file (path, size, time of
-change), the tokenizer, the chat template, the encoding options and this library's version. It holds the arrays of an
-`ExampleStore`, which are memory-mapped when they are read, and the data report.
-"""
+"""A data set's examples in a few flat arrays, which a data loader's workers share instead of copying objects."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import logging
-import os
-import secrets
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from stepjepa.config.option import Names
-from stepjepa.data.options import DataOptions, ReadingOptions
-from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Example, Pair, Read, Segment, Span, Term
-from stepjepa.errors import ConfigError
-from stepjepa.utils.files import read_json, write_json
-from stepjepa.version import __version__
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_NAME = Names(ReadingOptions)
 _NONE = -1  # in an array, for None
 _EMPTY = Example(np.zeros(0, np.int32), ())
-_VERSION = {"format": 6, "version": __version__}
-_REPORT = "report.json"  # written last: an entry without it is none
-logger = logging.getLogger("stepjepa")
 
 
 class ExampleStore(Sequence):
     """Examples one after the other.
 
     Attributes:
-        arrays: all that the store is made of, by the names in `ARRAYS`; they may be memory-mapped.
+        arrays: all that the store is made of, by the names in `ARRAYS`.
         lengths: (E,) int64, tokens of each trunk.
     """
 
@@ -150,76 +122,3 @@ def _numbers(example: Example) -> tuple[Iterable[Any], ...]:
         [term.coefficient for term in terms],
         [number for views in view_spans for span in views for number in span],
     )
-
-
-def cache_key(source: RowSource, tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> str | None:
-    """The key of a data set under an `EncodeOptions`; None for data that is not a file, which is not cached."""
-    path = Path(source.name)
-    if not path.is_file():
-        return None
-    state = path.stat()
-    data = (str(path.resolve()), state.st_size, state.st_mtime_ns)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    what_it_does = [
-        repr(tokenizer) + json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str(),
-        str(tokenizer.chat_template),
-        json.dumps({name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())}),
-    ]
-    digest = hashlib.sha256("\0".join(what_it_does).encode()).hexdigest()
-    parts = [_VERSION, data, digest, repr(options)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def load_cached(folder: str | os.PathLike[str], key: str) -> tuple[ExampleStore, DataReport] | None:
-    """What `save_cached` stored under the key, memory-mapped; None where there is nothing complete."""
-    entry = Path(folder) / key
-    try:
-        record = read_json(entry / _REPORT)
-        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in ExampleStore.ARRAYS}
-        return ExampleStore(arrays), DataReport.from_dict(record)
-    except (OSError, EOFError, ValueError, TypeError, AttributeError):  # nothing there, or damaged
-        return None
-
-
-def save_cached(folder: str | os.PathLike[str], key: str, store: ExampleStore, report: DataReport) -> None:
-    """Store examples and their report under a key. The entry appears complete or not at all.
-
-    Examples of the same data by another version of this library are not read; one line of the log says so.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
-    root = Path(folder)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        _note_other_versions(root, report.source)
-        part = root / f".{key}.{secrets.token_hex(8)}"
-        part.mkdir()  # readable for whoever may read the folder around it
-        try:
-            for name, array in store.arrays.items():
-                np.save(part / f"{name}.npy", array)
-            write_json(part / _REPORT, {**report.to_dict(), "cache": _VERSION}, indent=None)
-            if load_cached(root, key) is None:
-                shutil.rmtree(root / key, ignore_errors=True)  # a damaged entry
-                os.replace(part, root / key)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    except OSError as error:
-        if load_cached(root, key) is not None:
-            return  # another process was faster
-        raise ConfigError(f"--{_NAME.data_cache} {folder}: cannot be written ({error.strerror or error})") from None
-
-
-def _note_other_versions(root: Path, source: str) -> None:
-    """Say once that there are examples of the same data by another version."""
-    for entry in root.glob(f"*/{_REPORT}"):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            record = read_json(entry)
-            if record.get("source") == source and record.get("cache") != _VERSION:
-                logger.warning(
-                    "%s %s: its examples of %s were written by another version of stepjepa; they are made again",
-                    _NAME.data_cache,
-                    root,
-                    source,
-                )
-                return

@@ -291,14 +291,6 @@ class ReadingOptions(Topic):
     engine: Engine = option(
         "processes", "Where they are: on this machine, or in a Ray cluster (ray).", DATA, resume=True, identity=False
     )
-    data_cache: str | None = option(
-        None,
-        "Folder that keeps the tokenised examples of files, for the next run with the same data and options.",
-        DATA,
-        needs={"streaming": False},
-        resume=True,
-        identity=False,
-    )
 
 
 def check_split_name(split: str, option: str = "dataset_split") -> None:

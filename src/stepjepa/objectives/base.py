@@ -138,11 +138,6 @@ class Objective:
             check_fields(own)
         return own
 
-    def __repr__(self) -> str:
-        """Equal for objectives that make the same examples of the same chats."""
-        pairing = {**self.pairing, **({} if is_built_in(type(self)) else self.code)}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in pairing.items())})"
-
     def __reduce__(self) -> Any:
         """By the name of its class, so that worker processes import the file that it is in."""
         return _made, (given_name(type(self)), self.options)
@@ -182,13 +177,6 @@ class Objective:
                 f"forward=inline isolates a view inside the chat, and {_NAME.jepa_target_column}={self.target_column} is "
                 "not in it; use forward packed"
             )
-
-    @property
-    def pairing(self) -> Mapping[str, Any]:
-        """What decides which pairs a chat has, by name: part of the key under which examples are cached."""
-        own = {} if self.Options is None else {name: getattr(self.own, name) for name in options_of(self.Options)}
-        readout = {_NAME.predictors: self.predictors, _NAME.last_token: self.options.last_token}
-        return {**own, **readout, "readout": self.readout, "one": self.one_pair}
 
     # What it is called in summaries
 

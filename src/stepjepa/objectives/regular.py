@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +24,6 @@ class Regular(Objective):
     predictors = 0
     one_pair = False
     separate_targets = False
-    pairing: Mapping[str, Any] = {}
 
     def check(self) -> None:
         """Nothing is read, so nothing can be wrong."""

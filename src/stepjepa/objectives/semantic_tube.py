@@ -60,7 +60,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -131,12 +131,6 @@ class SemanticTube(TrunkObjective):
     @property
     def needs_steps(self) -> bool:  # type: ignore[override]
         return self.options is None or self.options.tube_sampler == "steps"
-
-    @property
-    def pairing(self) -> Mapping[str, Any]:
-        options = self.options
-        made = (options.tube_mode, options.tube_length_adjustment, options.tube_layer) if self.needs_steps else ()
-        return {"content": options.tube_content, "steps": made}
 
     @property
     def brief(self) -> str:  # type: ignore[override]

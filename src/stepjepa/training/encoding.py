@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer, with_template
-from stepjepa.data.dataset import ExampleStore, cache_key, load_cached, save_cached
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
@@ -99,16 +99,10 @@ def encode(
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
     settings = settings_for(rows, options, positions, splitter)
     tokenizer = chat_tokenizer(tokenizer, options)
-    key = cache_key(rows, tokenizer, settings) if options.data_cache else None
-    cached = load_cached(options.data_cache or "", key) if key else None
-    if cached is not None:
-        return cached  # only what has pairs was stored
     renderer = make_renderer(tokenizer, options)
     store, report = encode_dataset(rows, tokenizer, renderer, settings, options.dataset_num_proc, options.engine)
     if settings.objective and not report.pairs:
         raise without_pairs(options, report, "no example has")
-    if key:
-        save_cached(options.data_cache or "", key, store, report)
     return store, report
 
 
