@@ -92,7 +92,6 @@ def parsers() -> dict[str, StrictParser]:
     """Every command's parser: the one that prints `stepjepa COMMAND --help`."""
     found: dict[str, StrictParser] = {}
     asked = {name: (f"stepjepa.cli.{name}", ["--help"]) for name in COMMANDS}
-    asked["analyze_energy"] = ("stepjepa.cli.analyze", ["--energy", "--help"])
     for command, (module, words) in asked.items():
         with contextlib.redirect_stdout(io.StringIO()):
             try:

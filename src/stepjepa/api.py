@@ -64,8 +64,9 @@ def __getattr__(name: str) -> Any:
 def _options(kind: type[T], values: dict[str, Any]) -> T:
     """An options dataclass out of values by name, checked before anything heavy is imported."""
     from stepjepa.config.parser import build
+    from stepjepa.config.spellings import published
 
-    (options,) = build((kind,), values)
+    (options,) = build((kind,), values, published(kind))
     if hasattr(options, "check"):
         options.check()
     return options
@@ -288,27 +289,21 @@ def doctor(**options: Any) -> Diagnosis:
 
 
 def analyze(**options: Any) -> AnalysisResult:
-    """Measure where source and target views are in models; with ``energy=True`` score solutions: ``stepjepa analyze``.
+    """Measure where source and target views are in models: ``stepjepa analyze``.
 
     Args:
-        options: those of ``stepjepa analyze`` by name, such as ``file="test.jsonl"``, ``models=["runs/a"]``; or those of
-            ``stepjepa analyze --energy``, such as ``energy=True``, ``solutions="solutions.jsonl"``, ``model_name="runs/a"``.
+        options: those of ``stepjepa analyze`` by name, such as ``file="test.jsonl"``, ``models=["runs/a"]``.
 
     Raises:
         StepJepaError: what cannot be used; what an earlier analysis has written is unchanged then.
     """
-    from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
-    from stepjepa.config.option import Names, unread_options
+    from stepjepa.analysis.options import AnalyzeOptions
+    from stepjepa.config.option import Names
     from stepjepa.utils.failures import explaining
 
-    checked: AnalyzeOptions | EnergyOptions
     name = Names(AnalyzeOptions)
-    if options.pop(name.energy, False):
-        checked = _options(EnergyOptions, options)
-        notes = [str(unread) for unread in unread_options(checked, options)]
-    else:
-        checked = _options(AnalyzeOptions, options)
-        notes = checked.unread(options)
+    checked = _options(AnalyzeOptions, options)
+    notes = checked.unread(options)
     from stepjepa.analysis.run import analyze as run
 
     with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):

@@ -65,7 +65,7 @@ def test_walks_are_the_trunks_own_states(tokenizer, objective, tmp_path):
     settings = settings_for(rows, method)
     examples, places = walks_of(read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings))
     model = tiny_model("llama", vocab_size=len(tokenizer))
-    walks = Walks(read_states(model, "m", TwoPassCollator((), 0), examples)[0][0, 0], places)
+    walks = Walks(read_states(model, "m", TwoPassCollator((), 0), examples)[0, 0], places)
     expected, numbers = [], []
     for number, row in enumerate(step_rows(6)):
         text = tokenizer.apply_chat_template(row["messages"], tokenize=False)

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from stepjepa.analysis import states as module
-from stepjepa.analysis.models import load_analyzed, load_scorer
-from stepjepa.analysis.options import AnalyzeOptions, EnergyOptions
+from stepjepa.analysis.models import load_analyzed
+from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, load_states, read_pairs, save_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.sources import RowSource
@@ -256,7 +256,6 @@ def test_each_horizon_is_read_with_its_own_predictors_and_head(tmp_path, bpe_tok
         ConfigError, match="predictors of its own for each of the horizons 3, 1; give one with --horizon"
     ):
         loaded(step_pairs="plan", horizon=2)
-    assert load_scorer(EnergyOptions(model_name=place.name)).method.horizon == 1
 
     shared = {
         "predictors.weight": rows_GKD[0],

@@ -339,7 +339,7 @@ def test_wrong_input(analyze, file, runs, tmp_path):
         ([file], "--models is missing"),
         ([file, "--models", tmp_path / "nowhere"], "nowhere: no such folder"),
         ([plain, "--models", a, "--step_jepa"], "no pair for step_jepa, and two are needed"),
-        ([file, "--models", a, "--layers", "last", "--energy=0"], "--layers last: give all, or numbers"),
+        ([file, "--models", a, "--layers", "last"], "--layers last: give all, or numbers"),
         ([file, "--models", a, "--layers", 3], r"--layers 3: this model has 0 \(embeddings\) to 2"),
         ([file, "--models", a, "--layers", -2], r"--layers -2: this model has 0 \(embeddings\) to 2"),
         ([file, "--models", a, "--map_layers", 7], "--map_layers 7: a has no states of this layer; it has 0, 1, 2, -1"),

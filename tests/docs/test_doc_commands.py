@@ -51,7 +51,6 @@ PARSED_ONLY = {
     "--fsdp": "needs several accelerators: tests/training/test_fsdp.py",
     "--load_in_4bit": "needs bitsandbytes: tests/modeling/test_quantized.py",
     "report": "needs trained runs: its own tests",
-    "--energy": "needs trained runs: tests/cli/test_energy.py",
     "demo": "minutes: tests/cli/test_demo.py",
     "doctor": "a minute: tests/cli/test_doctor.py",
 }
@@ -175,8 +174,6 @@ def shortened(words: list[str]) -> list[str]:
     words = [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
     if words[0] == "study" and {"--list", "--dry_run"} & set(words) or {"evaluate", "--analyze"} <= set(words):
         return words
-    if "--energy" in words:
-        return [*words, "--max_new_tokens", "2"]
     return words + SHORT.get(words[0], [])
 
 

@@ -23,7 +23,7 @@ def options_of(page):
 
 def test_every_option_of_every_command_stands_on_its_page(reference):
     pages = reference.command_pages()
-    assert set(pages) == {f"reference/commands/{name}.md" for name in (*COMMANDS, "analyze_energy")}
+    assert set(pages) == {f"reference/commands/{name}.md" for name in COMMANDS}
     for command, parser in reference.parsers().items():
         found = options_of(pages[f"reference/commands/{command}.md"])
         assert set(found) == set(parser.options), command

@@ -18,8 +18,6 @@ from stepjepa.evaluation.questions import (
     SystemPrompt,
     choose_system_prompt,
     read_questions,
-    read_solutions,
-    right_answers,
     system_prompt_line,
 )
 from stepjepa.evaluation.run import drop_useless
@@ -165,61 +163,3 @@ def test_training_records_its_system_messages():
         total.add(one)
     assert total.system_prompts["S0"] == 8 and total.without_system_prompt == 3
     assert sum(total.system_prompts.values()) + total.other_system_prompts == 43
-
-
-def solutions_in(rows, system=OWN, **more):
-    return read_solutions(RowSource(rows), system, **more)
-
-
-def solved(question, answer, **more):
-    return {**chat(("user", question), ("assistant", answer)), **more}
-
-
-def test_solutions_in_chats():
-    found = solutions_in(
-        [solved("1 + 1?", "It is 2.", ground_truth="2"), solved("1 + 1?", "It is 3."), {"x": 1}, solved("2?", "2")]
-    )
-    first, second, other = found.solutions
-    assert (first.text, first.question, first.index, other.index) == ("It is 2.", "1 + 1?", 0, 3)
-    assert first.question_key == second.question_key != other.question_key
-    assert (found.rows_read, dict(found.rows_skipped), found.generated) == (4, {"no_known_columns": 1}, False)
-    assert len(solutions_in([solved("1?", "1")] * 3, limit=2).solutions) == 2
-    with pytest.raises(DataError, match="none of 2 rows holds a solution; skipped.*first: list row 0"):
-        solutions_in([{"x": 1}, {"y": 2}])
-
-
-def test_a_solution_is_not_held_against_itself():
-    exact = make_metric("exact")
-    (one,) = solutions_in([solved("1 + 1?", "2", ground_truth="3")]).solutions
-    assert right_answers(exact, [one]) == [(False, "2")]
-    (one,) = solutions_in([{"question": "1 + 1?", "answer": "2", "ground_truth": "2"}]).solutions
-    assert right_answers(exact, [one]) == [(True, "2")]
-    for row in (solved("1 + 1?", "2"), {"question": "1 + 1?", "answer": "2"}, {"prompt": "1 + 1?", "completion": "2"}):
-        with pytest.raises(DataError, match="row 0: no reference answer"):
-            right_answers(exact, solutions_in([row]).solutions)
-    named = solutions_in([{"q": "1 + 1?", "a": "2", "ground_truth": "3"}], columns=PairColumns("q", "a")).solutions
-    assert named[0].text == "2" and right_answers(exact, named) == [(False, "2")]
-
-
-def test_solutions_that_are_predictions():
-    rows = [
-        {"index": 0, "question": "1 + 1?", "ground_truth": "2", "generated_response": "It is 2."},
-        {"index": 0, "question": "1 + 1?", "ground_truth": "2", "generated_response": ""},
-        {"index": 1, "question": "1 + 1?", "ground_truth": "2", "generated_response": "It is 4."},
-        {"index": 2, "generated_response": "no question"},
-    ]
-    found = solutions_in(rows, SystemPrompt("Add.", False, ""))
-    a, b, c = found.solutions
-    assert a.question_key == b.question_key != c.question_key and found.generated
-    assert [turn["role"] for turn in a.chat] == ["system", "user", "assistant"] and b.text == ""
-    assert right_answers(make_metric("gsm8k"), found.solutions) == [(True, "2"), (False, None), (False, "4")]
-    assert found.rows_skipped.total() == 1
-
-
-def test_a_prediction_beside_its_chat():
-    """What `sample_solutions` writes: the question's own row stays the reference, its chat the prompt."""
-    row = solved("1 + 1?", "2", generated_response="3", index=5)
-    row["messages"].insert(0, {"role": "system", "content": "Add."})
-    (one,) = solutions_in([row]).solutions
-    assert one.chat == [*row["messages"][:2], {"role": "assistant", "content": "3"}]
-    assert right_answers(make_metric("exact"), [one]) == [(False, "3")]

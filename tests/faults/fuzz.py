@@ -259,9 +259,9 @@ def case_model(rng: random.Random, home: Path, folder: Path) -> list[str]:
     damage(rng.choice([model / name for name in names.split() if (model / name).is_file()]), rng)
     named, metric = ["--model_name", str(model)], rng.choice(("gsm8k", "answer_nll"))
     page = ["inspect", rows, *named, "--html", str(folder / "page.html")]
-    energies = ["analyze", "--energy", rows, *named, "--predictors", "0", "--output_file", str(folder / "e.jsonl")]
+    states = ["analyze", rows, "--models", str(model), "--layers", "-1", "--output_dir", str(folder / "states")]
     scores = ["evaluate", str(model), rows, "--metric", metric, "--max_new_tokens", "2", "--max_examples", "2"]
-    commands = [["check", rows, *named], [*page, "--no_run_model"], scores, energies, page]
+    commands = [["check", rows, *named], [*page, "--no_run_model"], scores, states, page]
     return rng.choices(commands, (5, 2, 1, 1, 1))[0]
 
 
@@ -303,11 +303,6 @@ FLAGS = [
         "evaluate {run} {rows} --output_file {out} --max_new_tokens 2 --max_examples 1 --metric exact",
         "evaluation.options:EvaluateOptions",
         "output_dir output_file analyze",
-    ),
-    (
-        "analyze --energy {rows} --model_name {run} --output_file {out} --max_examples 2",
-        "analysis.options:EnergyOptions",
-        "questions output_file",
     ),
     (
         "analyze {rows} --models {run} --output_dir {out} --layers -1",
@@ -385,9 +380,7 @@ def wrong_with(status: int | None, out: str, err: str) -> Iterator[str]:
 
 def run_cases(numbers: range, home: Path) -> tuple[Counter[str], list[str]]:
     """Run cases in forked children; how they ended, and a text for every failure."""
-    names = (
-        "stepjepa.analysis.energy stepjepa.analysis.run stepjepa.training.run stepjepa.study.run datasets peft pandas "
-    )
+    names = "stepjepa.analysis.run stepjepa.training.run stepjepa.study.run datasets peft pandas "
     names += "matplotlib.backends.backend_agg matplotlib.font_manager sklearn.linear_model scipy.stats"
     for name in names.split():  # so that no child spends its time on them
         with contextlib.suppress(ImportError):

@@ -48,7 +48,6 @@ def models(tmp_path_factory):
     ("model", "command"),
     [
         ("broken", "evaluate {model} {rows} --metric gsm8k answer_nll --max_new_tokens 2 --output_dir out"),
-        ("broken", "analyze --energy {rows} --model_name {model} --predictors 0 --output_file out.jsonl"),
         ("broken", "analyze {rows} --models {model} --output_dir out"),
         ("broken", "analyze {rows} --models {good} --base_model {model} --output_dir out"),
         ("broken", "inspect {rows} --model_name {model} --html out.html"),

@@ -188,7 +188,7 @@ def test_an_analysis_reads_what_training_reads(tokenizer, predictors):
         output = run.model(batch=run.collator()(examples))
     for forward in ("two_pass", "packed"):
         collator = run.collator(forward)
-        views, _ = read_states(run.model, "m", collator, examples, (1, FINAL), batch_size=2, head_layer=1)
+        views = read_states(run.model, "m", collator, examples, (1, FINAL), batch_size=2, head_layer=1)
         assert views.shape == (2, 2, len(examples), 32)
         for found, trained in zip(torch.from_numpy(views), (output.source_states, output.target_states), strict=True):
             torch.testing.assert_close(found[0], trained, atol=1e-5, rtol=0)

@@ -6,8 +6,7 @@ import gc
 import logging
 import os
 import shutil
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,45 +14,32 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis import states
-from stepjepa.analysis.options import READING, AnalyzeOptions, EnergyOptions
+from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.analysis.prediction import walks_of
 from stepjepa.analysis.states import FINAL, Pairs, States, Walks
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.values import named_by_file
-from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import EncodeOptions, PlacedRow, make_encoder, read_chat
-from stepjepa.data.options import ColumnOptions, TemplateOptions
-from stepjepa.data.report import DataReport
+from stepjepa.data.options import TemplateOptions
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import LISTED, TOTAL_COLUMN, make_splitter
-from stepjepa.data.tokens import encode_texts, token_span
-from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
-from stepjepa.evaluation.questions import SolutionSet
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.local import Place, find_model, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, trained_extras
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
+from stepjepa.modeling.forward import causal_lm, known_layers
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.parts import text_config, vocabulary_size
-from stepjepa.modeling.trial import choose_forward
+from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.objectives.base import objective_of, trained_pairs
-from stepjepa.objectives.step_jepa import StepJEPA, StepJEPAOptions
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
-from stepjepa.training.setup import Collator, ModelSetup, make_collator, placed_predictors
+from stepjepa.training.setup import placed_predictors
 from stepjepa.utils.files import write_json
 from stepjepa.utils.terminal import Bar, show_log
 from stepjepa.utils.text import labels_of, slug
 
 ABOUT = "analysis.json"
-_NAME = Names(JEPAOptions, EnergyOptions, AnalyzeOptions)
-# Not as the run had them: they are about its own files, and its tokenizer brings its template.
-_OF_FILES = {*options_of(ColumnOptions), _NAME.plain, _NAME.chat_template}
+_NAME = Names(JEPAOptions, AnalyzeOptions)
 
 
 @dataclass(frozen=True)
@@ -86,7 +72,7 @@ class AnalyzedModel:
         return FINAL if layer is None else known_layers(causal_lm(self.model), layer)[1]
 
 
-def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions | EnergyOptions) -> AnalyzedModel:
+def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) -> AnalyzedModel:
     """A model with its predictors and head.
 
     Args:
@@ -155,144 +141,6 @@ def _find_predictors(
     need, size = min(wanted, 1) if same else wanted, len(ids) // groups
     own = [index for group in range(groups) for index in ids[group * size : group * size + need]]
     return (wanted, own) if need <= size else (0, ())
-
-
-def collator_of(model: AnalyzedModel) -> tuple[int, Collator]:
-    """Prepare a model for the packed form, or for two_pass where it cannot: V of its LM softmax, and the collator."""
-    inner: Any = causal_lm(model.model)
-    vocabulary = softmax_size(inner, model.tokenizer, model.place, model.record)
-    device = next(model.model.parameters()).device.type
-    attach_forest_forward(model.model, vocabulary)
-    forward = choose_forward(model.model, "auto", vocabulary, device, model.predictor_ids)
-    setup = ModelSetup(vocabulary, [], forward, objective_of(model.method))
-    attention = text_config(inner.config)._attn_implementation
-    collator: Any = make_collator(setup, model.method, model.tokenizer.pad_token_id or 0, attention, device)
-    return vocabulary, replace(collator, predictor_ids=model.predictor_ids)
-
-
-def load_scorer(options: EnergyOptions) -> AnalyzedModel:
-    """The model with its predictors and head, which reads steps and views by the options, else as its run; every pair.
-
-    Raises:
-        ConfigError: it cannot be loaded, or lacks the predictors with which it was trained; a value that cannot be used.
-    """
-    place = find_model(str(options.model_name))
-    own = place.settings
-    values = {name: own[name] for name in READING if own.get(name) is not None and name not in _OF_FILES}
-    if own.get("objective") == StepJEPA.name:
-        trained = StepJEPAOptions(**{name: own[name] for name in options_of(StepJEPAOptions) if name in own})
-        values["horizon"] = min(trained.horizons)
-    if not options.jepa_loss and named_by_file(values.get("jepa_loss")):
-        raise ConfigError(
-            f"--{_NAME.model_name} {place.name}: was trained with a loss of one's own, whose file is not run because a "
-            f"folder names it; give --{_NAME.jepa_loss} {values['jepa_loss']}, or another one"
-        )
-    values |= {name: getattr(options, name) for name in READING if getattr(options, name) is not None}
-    if values.get("jepa_loss") == "infonce":
-        values["jepa_loss"] = "cosine"  # InfoNCE's own value depends on the batch; what it compares are cosines
-    method = replace(JEPAOptions(**values), objective=StepJEPA.name, step_pairs="all", target_grad=True)
-    method.check()
-    model = load_analyzed(place, method, options)
-    if model.lacking:
-        raise ConfigError(
-            f"--{_NAME.model_name} {place.name}: energies are to be read at {model.lacking} predictor tokens, which its "
-            f"folder does not hold ({PREDICTORS_FILE} is missing); give the run's folder, or read sources at their last "
-            f"token with --{_NAME.predictors} 0"
-        )
-    return model
-
-
-@dataclass(frozen=True)
-class EncodedSolution:
-    """A solution as training would read it.
-
-    Attributes:
-        example: labels and pairs are those of the solution alone, not of answers before it.
-        steps: their texts, separators included.
-        sources: for each pair of the example, which of the steps is its source.
-    """
-
-    example: Example
-    steps: tuple[str, ...]
-    sources: tuple[int, ...]
-
-
-def encode_solutions(
-    rows: Sequence[PlacedRow], tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer, options: EncodeOptions
-) -> tuple[list[EncodedSolution | None], DataReport]:
-    """Chats whose last message is a solution, tokenised and paired; None for one that cannot be, which the report counts.
-
-    Args:
-        rows: each with its place; ``messages`` and what `options` need to find steps.
-        options: with the objective ``step_jepa`` and one horizon.
-
-    Raises:
-        ConfigError: a tokenizer that cannot be used.
-    """
-    encoded = make_encoder(RowSource([row for _, row in rows]), tokenizer, renderer, options)(rows)
-    examples, found = iter(encoded.store), list[EncodedSolution | None]()
-    for (_, row), count in zip(rows, encoded.counts, strict=True):
-        if not count:
-            found.append(None)
-            continue
-        example, read = next(examples), read_chat(row, renderer, options)
-        assert read.steps is not None  # the objective is step_jepa
-        text, answer, spans = read.rendered.text, read.rendered.spans[-1], read.steps.spans[-1]
-        ((_, last),) = encode_texts(tokenizer, [text])
-        starts = [token_span(last, answer.start + start, answer.start + stop)[0] for start, stop in spans]
-        labelled = example.labels[-1]
-        pairs = [pair for pair in example.pairs if example.sees(pair.source) >= labelled.start]
-        # By the target, because a step without a token of its own begins where the next one does.
-        targets = [(pair.horizon, view.start) for pair in pairs if (view := example.view_on_trunk(pair.target))]
-        sources = tuple(bisect_right(starts, start) - 1 - horizon for horizon, start in targets)
-        steps = tuple(text[answer.start + start : answer.start + stop] for start, stop in spans)
-        found.append(EncodedSolution(example.with_pairs(pairs)._replace(labels=(labelled,)), steps, sources))
-    return found, encoded.report
-
-
-def encode_all(
-    options: EnergyOptions, model: AnalyzedModel, found: SolutionSet
-) -> tuple[list[EncodedSolution | None], DataReport]:
-    """What training reads in the solutions, None where it cannot. Raises ConfigError or DataError: it can read none."""
-    # The chats are made already, whatever the columns were.
-    method = replace(model.method, source_column=None, target_column=None, choice_column=None)
-    if method.step_splitter == LISTED and found.generated:
-        raise ConfigError(f"generated solutions come without a column of steps; add --{_NAME.step_splitter} separator")
-    # What a row of predictions says about steps is about another answer.
-    own = {method.steps_column, method.steps_column.partition(".")[0], TOTAL_COLUMN}
-    names = {"messages"} if found.generated else {"messages", *own}
-    rows = [{k: v for k, v in {**one.row, "messages": one.chat}.items() if k in names} for one in found.solutions]
-    source = RowSource(rows)
-    source.name = found.source
-    renderer = make_renderer(model.tokenizer, method)
-    if renderer is None:
-        raise ConfigError(
-            f"the model's tokenizer has no chat template; give --{_NAME.chat_template} FILE, or --{_NAME.plain}"
-        )
-    settled, splitter = model.record.splitter, None  # what the run's step_splitter=auto was
-    if options.step_splitter is None and model.record.settings.get("step_splitter") == "auto" and settled:
-        splitter = make_splitter(settled, method.step_separator)
-    settings = settings_for(source, method, max_positions(causal_lm(model.model)), splitter)
-    placed = [(one.place, row) for one, row in zip(found.solutions, rows, strict=True)]
-    encoded, report = encode_solutions(placed, model.tokenizer, renderer, settings)
-    report.require(any(encoded), "can be read by this model")
-    return encoded, report
-
-
-def energy_notes(own: Mapping[str, Any]) -> Iterator[str]:
-    """Where the energy is not what the model was trained on."""
-    if own and own.get("objective") != StepJEPA.name:
-        yield f"it was trained with --{_NAME.objective} {own.get('objective')}; no step predicted the next one there"
-    elif own and not own.get("lbd"):
-        yield f"it was trained with --{_NAME.lbd} 0; no step predicted the next one there"
-    elif own.get("step_pairs") == "first":
-        yield f"it was trained with --{_NAME.step_pairs} first: only step 1 -> step 2; all pairs are read here"
-    elif own.get("step_pairs") == "plan":
-        yield f"it was trained with --{_NAME.step_pairs} plan: only the question -> steps; pairs of steps are read here"
-    if own.get("jepa_target_column"):
-        yield f"it was trained with --{_NAME.jepa_target_column} {own['jepa_target_column']}; next steps are compared here"
-    if own.get("target_encoder") == "ema":
-        yield "it was trained with an EMA target encoder; targets are encoded by the model itself here"
 
 
 def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
@@ -414,7 +262,7 @@ def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: 
     except DataError as error:
         raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
     bar.start(f"{model.place.name}, steps", len(examples), 0)
-    views, _ = states.read_states(
+    views = states.read_states(
         model.model,
         model.place.name,
         TwoPassCollator((), model.tokenizer.pad_token_id or 0),

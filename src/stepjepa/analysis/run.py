@@ -20,7 +20,7 @@ import numpy as np
 from stepjepa.analysis import geometry, plots
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers, LinearMap
 from stepjepa.analysis.models import ABOUT, collect_all
-from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions, EnergyOptions
+from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions
 from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES, TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
@@ -276,8 +276,8 @@ def compare(
     return Comparison(first.file, len(first.rows), shown, maps, base, models)
 
 
-def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) -> AnalysisResult:
-    """Measure where source and target views are in models, or score solutions: ``stepjepa analyze``.
+def analyze(options: AnalyzeOptions, notes: Sequence[str] = ()) -> AnalysisResult:
+    """Measure where source and target views are in models: ``stepjepa analyze``.
 
     Args:
         notes: lines that are shown before the work begins.
@@ -285,10 +285,6 @@ def analyze(options: AnalyzeOptions | EnergyOptions, notes: Sequence[str] = ()) 
     Raises:
         ConfigError, DataError: what cannot be used; what an earlier analysis has written is unchanged then.
     """
-    if isinstance(options, EnergyOptions):
-        from stepjepa.analysis.energy import energies
-
-        return energies(options, notes)
     options.check()
     methods = [] if options.runs_alone else options.coordinates or ["pca"]
     for name in ("matplotlib", *(["sklearn", *(["umap"] if "umap" in methods else [])] if methods else [])):

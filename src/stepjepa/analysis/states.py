@@ -40,11 +40,10 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Batch, Example, Rows
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import TwoPassCollator
-from stepjepa.forest.layout import label_indices
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
-from stepjepa.modeling.parts import backbone, decoder_layers, output_head
+from stepjepa.modeling.parts import backbone, decoder_layers
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
@@ -247,7 +246,7 @@ def collect_states(
         StatesNotFinite: some are.
     """
     chosen, collator = layers_of(model, layers), TwoPassCollator(tuple(predictor_ids), pad_token_id, True)
-    views, _ = read_states(model, name, collator, pairs.examples, chosen, None, batch_size, advance, head_layer)
+    views = read_states(model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer)
     return States(name, pairs.file, chosen, pairs.rows, views[0], views[1], pairs.steps)
 
 
@@ -258,11 +257,10 @@ def read_states(
     collator: Callable[[list[Example]], Batch],
     examples: Sequence[Example],
     layers: Sequence[int] = (FINAL,),
-    vocabulary: int | None = None,
     batch_size: int = 16,
     advance: Advance = lambda count: None,
     head_layer: int = FINAL,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> np.ndarray:
     """Run a model over examples.
 
     A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources of one layer, as in
@@ -271,37 +269,34 @@ def read_states(
     Args:
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
         collator: with the model's predictors.
-        vocabulary: V of the LM softmax; with it the likelihoods are computed as well.
         head_layer: the layer that the predictor head was trained on.
 
     Returns:
-        (2, L, P, D) float32, states of the sources and of the targets of all pairs, in the order of the examples; and (B,)
-        float64 nats, the likelihood of all labelled tokens of each example, empty where it was not asked for.
+        (2, L, P, D) float32, states of the sources and of the targets of all pairs, in the order of the examples.
 
     Raises:
         StatesNotFinite: some states are not.
     """
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
-    predictor, head = trained_extras(inner).head, None if vocabulary is None else output_head(inner, vocabulary)
+    predictor = trained_extras(inner).head
     ends = np.cumsum([len(example.pairs) for example in examples])
-    views, likelihoods = np.empty(0, np.float32), np.empty(0 if head is None else len(examples))
+    views = np.empty(0, np.float32)
     # Rows of similar length in a batch need little padding.
-    lengths = [_source_length(example) if head is None else len(example.trunk) for example in examples]
-    order = np.argsort([-length for length in lengths], kind="stable").tolist()
+    order = np.argsort([-_source_length(example) for example in examples], kind="stable").tolist()
     with eval_mode(model):
         for begin in range(0, len(order), batch_size):
             numbers = order[begin : begin + batch_size]
             batch = collator([examples[number] for number in numbers]).to(device)
-            rows, labels = batch.every_rows, batch.label_positions[: 0 if head is None else None]
+            rows = batch.every_rows
             # Targets in rows of their own count from the first of these.
             shift = 0 if batch.target_rows is None else sum(one.input_ids.numel() for one in rows[:-1])
             compared = batch.sources, replace(batch.targets, positions=batch.targets.positions + shift)
-            reads = *(side.positions for side in compared), labels
+            reads = [side.positions for side in compared]
             found = _states_at(inner, rows, layers, torch.cat(reads))
             where = np.concatenate([np.arange(ends[n] - len(examples[n].pairs), ends[n]) for n in numbers])
             for index, layer in enumerate(layers):
-                *parts, predicting = found[layer].split([len(read) for read in reads])
+                parts = found[layer].split([len(read) for read in reads])
                 sides = [
                     read_vectors(states, replace(side, positions=torch.arange(len(states), device=device)))
                     for states, side in zip(parts, compared, strict=True)
@@ -309,13 +304,9 @@ def read_states(
                 if layer == head_layer and predictor is not None:
                     sides[0] = predictor(sides[0].float(), batch.groups)
                 if not len(views):
-                    views = np.empty((2, len(layers), ends[-1], predicting.shape[1]), np.float32)
+                    views = np.empty((2, len(layers), ends[-1], parts[0].shape[1]), np.float32)
                 for side, states_PD in enumerate(sides):
                     views[side, index, where] = states_PD.float().cpu().numpy()
-            if head is not None:
-                counts = [len(label_indices(examples[number])[0]) for number in numbers]
-                both = zip(predicting.split(counts), batch.label_ids.split(counts), strict=True)
-                likelihoods[numbers] = [-float(head.loss_sum(inner, *part)) for part in both]
             advance(len(numbers))
     for side, side_name in enumerate(("source", "target")):
         for index, layer in enumerate(layers):
@@ -325,7 +316,7 @@ def read_states(
                     f"{name}: the {side_name} states of layer {layer} are not finite in {bad} of {ends[-1]} pairs; its "
                     f"weights are broken, or --{_NAME.dtype} is too short for them"
                 )
-    return views, likelihoods
+    return views
 
 
 def _states_at(

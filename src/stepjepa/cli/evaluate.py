@@ -12,6 +12,7 @@ from __future__ import annotations
 from stepjepa.api import compare, evaluate
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser, build
+from stepjepa.config.spellings import published
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.utils.terminal import ending, print_json, print_text
 
@@ -20,7 +21,7 @@ _NAME = Names(EvaluateOptions)
 
 def run(argv: list[str]) -> int:
     """Evaluate or analyse. Exit status 0; 130 or 143 where a signal ends it."""
-    aliases = {"model_path": _NAME.model_name}  # of the published evaluate_step_jepa
+    aliases = {**published(EvaluateOptions), "model_path": _NAME.model_name}  # of the published evaluate_step_jepa
     positional = (_NAME.model_name, _NAME.test_file)
     values = StrictParser((EvaluateOptions,), __doc__, aliases=aliases, positional=positional).values(argv)
     if _NAME.analyze in values:

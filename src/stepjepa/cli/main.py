@@ -19,6 +19,7 @@ import traceback
 from types import ModuleType
 
 from stepjepa.config.parser import HelpShown
+from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.utils.terminal import only_results, open_missing_streams, print_error, print_text, stdout_trouble
@@ -34,13 +35,11 @@ COMMANDS = {
     "study": "arms over paired seeds with controls, at equal examples and compute; a table",
     "generate": "solutions from a stronger model, kept where the answer is right",
     "evaluate": "let a model answer the questions of a file, and score the answers",
-    "analyze": "where source and target views are in a model: numbers, figures, collapse; energies of solutions",
+    "analyze": "where source and target views are in a model: numbers, figures, collapse",
     "export": "write a checkpoint as a final model: plain, LoRA merged or as an adapter",
     "doctor": "what is exact on this machine, its speed and memory, and the flags to take",
     "report": "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
 }
-# What was a command of its own once, and the command that says how it is written now (`WAS`).
-RENAMED = {"score": "analyze"}
 
 COMPLETION, QUIET = "--print-completion", "--quiet"
 SHELLS = ("bash", "zsh")
@@ -100,9 +99,8 @@ def _dispatch(argv: list[str]) -> int:
     if command in ("--version", "version"):
         print_text(f"stepjepa {__version__}")
         return 0
-    if command in RENAMED:
-        now = _module(RENAMED[command]).WAS[command]
-        print_error(f"stepjepa: error: {command} is now: {' '.join(['stepjepa', now, *rest])}")
+    if command in LEFT:
+        print_error(f"stepjepa: error: {command}: {LEFT[command]}")
         return 2
     if command not in (*COMMANDS, COMPLETION):
         kind = "option" if command.startswith("-") else "command"

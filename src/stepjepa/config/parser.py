@@ -23,10 +23,13 @@ from stepjepa.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What is said to a word of another library that means nothing else here: `text`, about an option of ours."""
+    """The error for a word that means nothing here: `text`, about an option of ours where one comes near to it."""
 
     option: str
     text: str
+
+    def __str__(self) -> str:
+        return self.text.format(option=self.option)
 
 
 # What another spelling stands for, see `StrictParser`.
@@ -116,6 +119,7 @@ class StrictParser:
         argv = list(argv)
         for option in [one for one in self.options.values() if one.brings]:
             self.take_up(option.name, _written(argv, option.name))
+        self._check_answers(argv)
         config, flags = self._split(argv)
         written = {} if config is None else read_tree(config).mapping("options")
         given = _merge(setting for one in written.items() for setting in self._from_yaml(*one))
@@ -135,6 +139,8 @@ class StrictParser:
             if one.name in self.options and one.name not in self._brought:
                 raise ConfigError(f"{name} {value}: its option {one.name!r} is an option already; choose another name")
             self._brought.add(one.name)
+            if isinstance(self.aliases.get(one.name), Answer):
+                del self.aliases[one.name]
             self.options[one.name] = dataclasses.replace(one, group=one.group or f"{name} {value}")
 
     def settings(self, name: str, given: object, spelling: str) -> Iterator[Setting]:
@@ -152,7 +158,7 @@ class StrictParser:
         word = "true" if given is _BARE else given.lower() if isinstance(given, str) else given
         try:
             if isinstance(target, Answer):
-                raise BadValue(target.text.format(option=target.option))
+                raise BadValue(str(target))
             if isinstance(target, tuple):
                 yes = given is _BARE or convert(bool, given)
                 values = [(target[0], self.options[target[0]].read(target[1]))] if yes else []
@@ -283,6 +289,14 @@ class StrictParser:
         target = self.aliases.get(_plain(spelling), _plain(spelling))
         return target, self.options.get(target) if isinstance(target, str) else None
 
+    def _check_answers(self, argv: Sequence[str]) -> None:
+        """Refuse a flag that has an `Answer`, before any other flag of the same command is called unknown."""
+        for word in argv:
+            match = _FLAG.fullmatch(word)
+            answer = self.aliases.get(_plain(match[1])) if match else None
+            if match and isinstance(answer, Answer):
+                raise ConfigError(f"--{match[1]}: {answer}")
+
     def _check_flag(self, spelling: str, before: str) -> None:
         """Refuse a flag that nobody knows; `before` is a flag that waits for a value."""
         name = _plain(spelling)
@@ -339,7 +353,10 @@ def build(
     values = carried(known, values)
     for name in values:
         if name not in known:
-            ours = alias_settings(aliases[name])[0][0] if aliases and name in aliases else nearest(name, known)
+            alias = (aliases or {}).get(name)
+            if isinstance(alias, Answer):
+                raise ConfigError(f"{name}: {alias}")
+            ours = nearest(name, known) if alias is None else alias_settings(alias)[0][0]
             raise ConfigError(f"unknown option {name!r}; did you mean {ours!r}?")
     try:
         return tuple(

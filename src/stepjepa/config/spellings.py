@@ -64,10 +64,23 @@ PUBLISHED: dict[str, Alias] = {
 }
 
 
+_NO_ENERGIES = (
+    "energies of solutions were removed: they do not tell right solutions from wrong ones (docs/evidence.md); compare "
+    "accuracies with stepjepa evaluate"
+)
+# What has left (flags, commands, metrics) -> what replaces it.
+LEFT: dict[str, str] = {
+    "energy": _NO_ENERGIES,
+    "best_of": _NO_ENERGIES,
+    "score": _NO_ENERGIES,
+}
+
+
 def published(*dataclass_types: type) -> dict[str, Alias]:
-    """The spellings that lead to options of these dataclasses, to values that they may have."""
+    """The spellings that lead to options of these dataclasses, to values that they may have; and answers to what left."""
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    return {
+    left = {name: Answer("", text) for name, text in LEFT.items()}
+    return left | {
         name: target
         for name, target in PUBLISHED.items()
         if all(

@@ -23,7 +23,7 @@ from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
     from stepjepa.evaluation.nll import AnswerLoss
-    from stepjepa.evaluation.questions import Question, Solution
+    from stepjepa.evaluation.questions import Question
 
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _LARGEST, _QUOTED = 1e100, 80
@@ -266,7 +266,7 @@ def _verdict(metric: Metric, reply: Reply, question: Question) -> Verdict:
     return Verdict(0.0, gold, None, reply.refused)
 
 
-def scored(metric: Metric, text: str, question: Question | Solution) -> Verdict:
+def scored(metric: Metric, text: str, question: Question) -> Verdict:
     """A metric's verdict on a text. Raises DataError: the row holds nothing to compare with, or a user's function failed."""
     try:
         return metric.score(text, question.row)

@@ -1,26 +1,21 @@
-"""From the rows of a file to questions (the chat up to where the model answers, and what the answer should be) and to
-solutions: answers that somebody or some model has given, several to a question where they were sampled."""
+"""From the rows of a file to questions: the chat up to where the model answers, and what the answer should be."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import check_messages, row_to_messages
-from stepjepa.data.options import PairColumns, answer_column
+from stepjepa.data.chat import row_to_messages
+from stepjepa.data.options import PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
-from stepjepa.evaluation.metrics import Metric
 from stepjepa.evaluation.models import TrainingRecord
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
-from stepjepa.evaluation.predictions import quoted, scored
+from stepjepa.evaluation.predictions import quoted
 from stepjepa.generation import RowsRead, digest_of, text_of
 
 _NAME = Names(EvaluateOptions)
-GENERATED = "generated_response"
 
 
 class SystemPrompt(NamedTuple):
@@ -162,93 +157,3 @@ def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
     own = [(one.row["messages"][0], one.chat) for one in questions.questions]
     others = sum(message["role"] == "system" and message not in chat for message, chat in own)
     return line + (f"; the file's own differs in {others} of {rows} rows" if others else "")
-
-
-@dataclass(frozen=True)
-class Solution:
-    """One solution of one question.
-
-    Attributes:
-        index: number of its row in the file, from 0.
-        place: its file and line, as messages name it.
-        chat: up to the solution, which is its last message.
-        row: what a metric compares it with: the row without the column that holds the solution.
-        question_key: the same for all solutions of a question.
-    """
-
-    index: int
-    place: str
-    chat: list[dict[str, str]]
-    row: dict[str, Any]
-    question_key: str
-
-    @property
-    def text(self) -> str:
-        """The solution."""
-        return self.chat[-1]["content"]
-
-    @property
-    def question(self) -> str:
-        """The last message of the user; empty where there is none."""
-        return next((turn["content"] for turn in reversed(self.chat) if turn["role"] == "user"), "")
-
-
-@dataclass
-class SolutionSet(RowsRead):
-    """The solutions of a file; every row is in `solutions` or counted.
-
-    Attributes:
-        generated: whether they are predictions, as a model wrote them.
-    """
-
-    solutions: list[Solution] = field(default_factory=list)
-    generated: bool = False
-
-
-def read_solutions(
-    source: RowSource, system: SystemPrompt, columns: PairColumns | None = None, limit: int | None = None
-) -> SolutionSet:
-    """Read the solutions of the first `limit` rows.
-
-    A row with a text in ``generated_response`` is a prediction: that is the solution, and what else the row holds is the
-    question. In any other row the last answer of the chat is the solution. Two rows belong to one question if the chats
-    before the solution are the same, and for predictions the column ``index`` as well.
-
-    Raises:
-        DataError: the file cannot be read, or holds no solution.
-    """
-    found = SolutionSet(source.name)
-
-    def solution(row: Any, index: int, number: int) -> Solution:
-        if isinstance(row, dict) and isinstance(row.get(GENERATED), str):
-            given, key = {name: value for name, value in row.items() if name != GENERATED}, row.get("index")
-            try:
-                messages = row_to_messages(given, None, columns)
-            except RowError:  # as the evaluation writes them: the question alone
-                if not isinstance(row.get("question"), str):
-                    raise
-                messages = [{"role": "user", "content": row["question"]}]
-            asked = messages[: last_question(messages) + 1]
-            chat, found.generated = check_messages([*asked, {"role": "assistant", "content": row[GENERATED]}]), True
-        else:
-            messages, key = row_to_messages(row, None, columns), None
-            chat = messages[: last_answer(messages) + 1]
-            # What may be the solution is not what it is compared with.
-            taken = answer_column(row) if columns is None else columns.target
-            given = {name: value for name, value in row.items() if name != taken}
-        chat = system.apply(chat)
-        return Solution(index, source.place(number), chat, given, json.dumps([key, chat[:-1]], default=str))
-
-    found.solutions = list(found.usable(source, solution, limit))
-    found.require(found.solutions, "holds a solution")
-    return found
-
-
-def right_answers(metric: Metric, solutions: Sequence[Solution]) -> list[tuple[bool, str | None]]:
-    """For each solution whether it is right, and its final answer as the metric reads it.
-
-    Raises:
-        DataError: a row holds nothing to compare with.
-    """
-    verdicts = [scored(metric, one.text, one) for one in solutions]
-    return [(verdict.score == 1.0, verdict.answer) for verdict in verdicts]

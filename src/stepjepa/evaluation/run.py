@@ -11,7 +11,6 @@ The files of an evaluation, in its folder (see `stepjepa.generation.store`):
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -36,10 +35,10 @@ from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import EvaluationResult, record_lines, stop_reason
-from stepjepa.evaluation.questions import GENERATED, Question, QuestionSet, SystemPrompt
+from stepjepa.evaluation.predictions import EvaluationResult, record_lines
+from stepjepa.evaluation.questions import Question, QuestionSet, SystemPrompt
 from stepjepa.generation import Generator, Request, local, seed_of, vllm
-from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
+from stepjepa.generation.store import Output, Paths, Record, Replies
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.terminal import Bar
@@ -374,37 +373,6 @@ def _load(opened: Opened, task: Task) -> str:
         limits = options.batch_size or local.BATCH_SIZE, vocabulary, options.max_length
         task.likelihood = nll.AnswerLikelihood(task.questions, prompter, generator.model, *limits)
     return description
-
-
-def sample_solutions(task: Task, output: Output, samples: int) -> Path:
-    """Sample solutions of every question into a file that `read_solutions` reads: the rows of the questions, each `samples`
-    times, with ``index``, ``sample`` (from 1) and ``generated_response``. Interrupted, the same call resumes.
-
-    Args:
-        task: the questions, the generator, temperature and seed.
-
-    Raises:
-        ConfigError: a batch does not fit into memory.
-        DataError: the file cannot be written.
-    """
-    target = output.paths.results[0]
-    if output.complete is not None:
-        return target
-    task, answers, records = replace(task, samples=samples), Answers(output), []
-    with output.opened(answers.take):
-        answer(task, answers)
-        for number, question in task.numbered():
-            reply = answers.replies[number]
-            records.append({
-                **json.loads(json.dumps(question.row, default=str)),  # a table may hold dates and the like
-                "index": question.index,
-                "sample": number % samples + 1,
-                GENERATED: reply.text,
-                "stop_reason": stop_reason(reply),
-                "tokens": reply.new_tokens,
-            })  # fmt: skip
-        output.finish({target: map(json_line, records)}, {"identity": output.identity, "scoring": output.scoring})
-    return target
 
 
 class AnswerScorer:
