@@ -17,6 +17,7 @@ from stepjepa.errors import ConfigError
             "--energy: energies of solutions were removed",
         ),
         ("analyze solutions.jsonl --model_name run --energy", "--energy: energies of solutions were removed"),
+        ("analyze rows.jsonl --models run --map_layers 1", "--map_layers: the linear map was removed from analyze"),
         ("score solutions.jsonl --model_path run", "score: energies of solutions were removed"),
     ],
 )

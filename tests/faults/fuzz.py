@@ -279,7 +279,7 @@ def case_states(rng: random.Random, home: Path, folder: Path) -> list[str]:
     if rng.random() < 0.7:
         states = copied(home / "states", folder / "states", "*.png")
         damage(rng.choice(sorted(states.iterdir())), rng)
-        return ["analyze", "--from_states", str(states), *output, "--map_layers", rng.choice(("0", "-1", "9"))]
+        return ["analyze", "--from_states", str(states), *output, "--prediction_horizon", rng.choice(("0", "1", "9"))]
     run = copied(home / "run", folder / "run", "*.safetensors", "*.pt", "*.pth")
     damage(run / "metrics.json", rng)
     return ["analyze", "--runs", str(run), *output]

@@ -1,4 +1,4 @@
-"""Numbers from the states of paired views: cosines, retrieval, ranks, spread, linear map, CKA; and signs of collapse.
+"""Numbers from the states of paired views: cosines, retrieval, ranks, spread, linear map; and signs of collapse.
 
 NumPy in float64; docs/geometry.md has the formulas. Nothing of size N x N is held: similarities come in blocks of rows.
 
@@ -24,7 +24,7 @@ from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptio
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
 MOST_SHUFFLED = 500 * 499  # shuffled pairs that a picture is drawn from: all of them up to 500 rows
-MIN_ROWS = 10  # fewer rows than this are fitted by no map and compared by no CKA
+MIN_ROWS = 10  # fewer rows than this are fitted by no map
 TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
 _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
 
@@ -81,7 +81,6 @@ class ViewNumbers:
         uniformity: Wang and Isola's.
         dead_dimensions: share of the dimensions that hardly vary (`DEAD_SHARE`), of those that did in the base model.
         variance_ratio: median over the dimensions of their variance over the base model's; None without a base.
-        base_cka: debiased linear CKA with the base model's states of the same rows; None without a base, or not asked for.
     """
 
     pairwise_cosine: float
@@ -90,7 +89,6 @@ class ViewNumbers:
     uniformity: float
     dead_dimensions: float
     variance_ratio: float | None
-    base_cka: float | None
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,6 @@ class GeometryNumbers:
         pairs: cosines and retrieval.
         difference_top_100: mean of the 100 largest singular values of source - target (Table 14 of arXiv:2509.14252).
         difference_effective_rank: of source - target, not centred.
-        linear_map: source -> target on held-out rows; None below `MIN_ROWS` rows, or not asked for.
     """
 
     n: int
@@ -136,18 +133,16 @@ class GeometryNumbers:
     target: ViewNumbers
     difference_top_100: float
     difference_effective_rank: float
-    linear_map: LinearMap | None
 
 
 def measure_states(
-    source: np.ndarray, target: np.ndarray, base: tuple[np.ndarray, np.ndarray] | None = None, maps: bool = True
+    source: np.ndarray, target: np.ndarray, base: tuple[np.ndarray, np.ndarray] | None = None
 ) -> GeometryNumbers:
     """Measure one layer's states of both views.
 
     Args:
         source, target: (N, D), row i of both a pair.
         base: source and target states of the model before training, for the same rows.
-        maps: also what costs most, the linear map and the CKA with the base; None in their places without.
 
     Raises:
         DataError: the arrays do not fit together, or hold numbers that are not finite.
@@ -158,21 +153,19 @@ def measure_states(
         if base[0].shape != source.shape:
             raise DataError(f"states of shape {source.shape} against a base of shape {base[0].shape}")
     n, width = source.shape
-    maps = maps and n >= MIN_ROWS
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
     return GeometryNumbers(
         n,
         width,
         pair_numbers(source, target),
-        _view(source, base[0] if base else None, maps),
-        _view(target, base[1] if base else None, maps),
+        _view(source, base[0] if base else None),
+        _view(target, base[1] if base else None),
         float(spectrum[:100].mean()),
         effective_rank(spectrum),
-        linear_map(source, target) if maps else None,
     )
 
 
-def _view(states: np.ndarray, base: np.ndarray | None, cka: bool) -> ViewNumbers:
+def _view(states: np.ndarray, base: np.ndarray | None) -> ViewNumbers:
     variance_D, ratio = states.var(axis=0, ddof=1, dtype=np.float64), None
     if base is None:
         dead_D = variance_D <= DEAD_SHARE * np.median(np.square(states, dtype=np.float64).mean(axis=0))
@@ -189,7 +182,6 @@ def _view(states: np.ndarray, base: np.ndarray | None, cka: bool) -> ViewNumbers
         uniformity(unit_ND),
         float(dead_D.mean()) if len(dead_D) else 0.0,
         ratio,
-        linear_cka(states, base) if cka and base is not None else None,
     )
 
 
@@ -325,36 +317,6 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
     train_error = error(source_ND[train] @ map_DD, train)
     r2 = 1 - (test_error / mean_error) ** 2 if mean_error > 0 else None
     return LinearMap(n - held, held, int(rank), train_error, test_error, mean_error, r2)
-
-
-def linear_cka(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Similarity of two models' states (N, D), N >= 4, for the same rows, blind to rotation and scale (linear CKA).
-
-    ``HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L))`` with ``K = first first^T``, ``L = second second^T`` and the debiased HSIC
-    (Song et al. 2012; Nguyen et al. 2021, arXiv:2010.15327, Eq. 3): about 0 for unrelated states, perhaps a little below,
-    also with fewer rows than dimensions, where the plain one (Kornblith et al. 2019, arXiv:1905.00414) nears 1. None where
-    either side does not vary.
-    """
-    scaled = []
-    for states in (first, second):
-        states_ND = states.astype(np.float64)
-        states_ND -= states_ND.mean(axis=0)  # changes neither HSIC, and keeps digits
-        scaled.append(states_ND / (np.abs(states_ND).max() or 1.0))
-    own, both, other = (_hsic(scaled[i], scaled[j]) for i, j in ((0, 0), (0, 1), (1, 1)))
-    return both / math.sqrt(own * other) if own > 0 and other > 0 else None
-
-
-def _hsic(a_ND: np.ndarray, b_NE: np.ndarray) -> float:
-    """HSIC_1 of Song et al. (2012), with sums over the Gram matrices without diagonal: tr(KL), K1, 1^T K L 1."""
-    n = len(a_ND)
-    diagonal_a, diagonal_b = (np.einsum("nd,nd->n", x, x) for x in (a_ND, b_NE))
-    rows_a, rows_b = a_ND @ a_ND.sum(axis=0) - diagonal_a, b_NE @ b_NE.sum(axis=0) - diagonal_b
-    if n < max(a_ND.shape[1], b_NE.shape[1]):
-        trace = np.vdot(a_ND @ a_ND.T, b_NE @ b_NE.T)
-    else:
-        trace = np.square(a_ND.T @ b_NE).sum()
-    everything = rows_a.sum() * rows_b.sum() / ((n - 1) * (n - 2))
-    return float(trace - diagonal_a @ diagonal_b + everything - 2 / (n - 2) * (rows_a @ rows_b)) / (n * (n - 3))
 
 
 def unit_rows(states: np.ndarray) -> np.ndarray:

@@ -202,7 +202,6 @@ def collect_all(
         for label, place in zip(labels, places, strict=True):
             model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
             layers = states.layers_of(model.model, asked)
-            states.check_map_layers(options.map_layers or (), layers, label)
             renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
             settings = settings_for(rows, model.method, positions)
             pairs = states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)

@@ -91,13 +91,10 @@ class _Analysis:
         _MODELS,
     )
     base_model: str | None = option(
-        None, "The model that they were trained from, for comparison: variance and CKA.", _MEASURED
+        None, "The model that they were trained from, for comparison of the variance.", _MEASURED
     )
     from_states: str | None = option(
         None, "Folder of an earlier analysis: measure and draw its saved states again, without any model.", _MEASURED
-    )
-    map_layers: list[int] | None = option(
-        None, "Layers at which the linear map and the CKA are computed, which cost most. Default: the last.", _MEASURED
     )
     coordinates: list[Literal["pca", "tsne", "umap"]] | None = option(
         None, "Pictures of both views in one plane. Default: pca. umap needs the extra umap.", _MEASURED

@@ -9,7 +9,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from stepjepa.analysis import geometry, plots
-from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers, LinearMap
+from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
 from stepjepa.analysis.models import ABOUT, collect_all
 from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions
 from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES, TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
-from stepjepa.analysis.states import FINAL, States, check_alike, check_map_layers, load_states
+from stepjepa.analysis.states import FINAL, States, check_alike, load_states
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.failures import library
@@ -58,16 +58,8 @@ _VIEWS: _Columns = {
 _TOP: _Columns = {
     "top 100 s-t": ("difference_top_100", ".4g", "mean of the 100 largest singular values of source less target"),
 }
-_MAP: _Columns = {
-    "fitted error": ("train_error", ".4g", "root mean squared error of a linear map, on its own rows"),
-    "held-out error": ("test_error", ".4g", "on the other rows"),
-    "mean's error": ("mean_error", ".4g", "there, if every target is taken for the mean"),
-    "held-out R2": ("test_r2", ".3f", "1 is a perfect map, 0 as good as the mean"),
-}
-_EXACT = ("*", "the map has as many directions as rows, so its fitted error says nothing")
 _BASE: _Columns = {
     "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
-    "CKA": ("base_cka", ".3f", "likeness to the base model's states, 1 where they are alike"),
 }
 # Ways to predict; these are rows.
 _PREDICTION: _Columns = {
@@ -89,9 +81,8 @@ def _table(head: Sequence[str], rows: Sequence[list[str]], columns: _Columns, *m
 
 def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
     """The numbers as one flat record; those of a record in it get its name in front."""
-    record, cells = asdict(numbers), dict[str, Any]()
-    record["linear_map"] = record["linear_map"] or dict.fromkeys(one.name for one in fields(LinearMap))
-    for name, value in record.items():
+    cells: dict[str, Any] = {}
+    for name, value in asdict(numbers).items():
         cells |= {f"{name}_{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
     return cells
 
@@ -124,7 +115,6 @@ class Comparison:
         file: of the rows.
         n: pairs.
         layer: that is shown in tables, and in figures without layers: the last one.
-        map_layers: those with a linear map and a CKA.
         base: label of the model that the others were trained from, None if there is none.
         models: by their labels, in their order.
     """
@@ -132,7 +122,6 @@ class Comparison:
     file: str
     n: int
     layer: int
-    map_layers: tuple[int, ...]
     base: str | None
     models: dict[str, ModelNumbers]
 
@@ -164,12 +153,6 @@ class Comparison:
         yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
         rows = [[label, *_row(_VIEWS, one.source, one.target), *_row(_TOP, one)] for label, one in shown.items()]
         yield from _table(["states (source, target)", *_VIEWS, *_TOP], rows, {**_VIEWS, **_TOP})
-        maps = {label: one.linear_map for label, one in shown.items() if one.linear_map is not None}
-        rows, exact = [[label, *_row(_MAP, one)] for label, one in maps.items()], []
-        for row, one in zip(rows, maps.values(), strict=True):
-            if one.rank == one.train_rows:
-                row[1], exact = f"{row[1]} *", [_EXACT]
-        yield from _table(["linear map", *_MAP], rows, _MAP, *exact)
         if self.base is not None:
             others = [(label, one) for label, one in shown.items() if label != self.base]
             rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in others]
@@ -231,7 +214,6 @@ class Comparison:
 def compare(
     states: Mapping[str, States],
     base: str | None = None,
-    map_layers: Sequence[int] | None = None,
     advance: Callable[[str], None] = lambda label: None,
     horizon: int = MOST_HORIZONS,
 ) -> Comparison:
@@ -240,40 +222,36 @@ def compare(
     Args:
         states: by the labels that the models get in tables and figures.
         base: label of the one that the others were trained from.
-        map_layers: layers at which the linear map and the CKA are computed. Default: the one that is shown.
         advance: called with the model's label after each layer.
         horizon: the longest of `prediction_errors`, where walks were collected.
 
     Raises:
         DataError: states of other rows, or of a base model of another shape; no layer in common; not finite.
-        ConfigError: a model has no states of a layer of `map_layers`.
     """
     check_alike(states, base)
     common = set.intersection(*(set(one.layers) for one in states.values()))
     if not common:
         raise DataError(f"states of {', '.join(states)} have no layer in common")
     shown = FINAL if FINAL in common else max(common)
-    maps = tuple(dict.fromkeys([shown] if map_layers is None else map_layers))
     models = {}
     for label, one in states.items():
-        check_map_layers(maps, one.layers, label)
         layers, steps = dict[int, GeometryNumbers](), dict[int, GeometryNumbers]()
         for layer in one.layers:
             both, origin = one.layer(layer), None if base in (None, label) else states[str(base)].layer(layer)
             try:
-                layers[layer] = geometry.measure_states(*both, origin, layer in maps)
+                layers[layer] = geometry.measure_states(*both, origin)
             except DataError as error:
                 raise DataError(f"{label}, layer {layer}: {error}") from None
             if layer == shown and one.steps is not None:
                 for step, count in zip(*np.unique(one.steps, return_counts=True), strict=True):
                     there = one.steps == step
                     if count >= MIN_ROWS:
-                        steps[int(step)] = geometry.measure_states(both[0][there], both[1][there], maps=False)
+                        steps[int(step)] = geometry.measure_states(both[0][there], both[1][there])
             advance(label)
         prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
         models[label] = ModelNumbers(one.model, layers, steps, geometry.collapse_signs(layers[shown]), prediction)
     first = next(iter(states.values()))
-    return Comparison(first.file, len(first.rows), shown, maps, base, models)
+    return Comparison(first.file, len(first.rows), shown, base, models)
 
 
 def analyze(options: AnalyzeOptions, notes: Sequence[str] = ()) -> AnalysisResult:
@@ -303,7 +281,7 @@ def analyze(options: AnalyzeOptions, notes: Sequence[str] = ()) -> AnalysisResul
             states, base, about = found
             bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
             most = options.prediction_horizon or MOST_HORIZONS
-            comparison = compare(states, base, options.map_layers, lambda label: bar.advance(1, label), most)
+            comparison = compare(states, base, lambda label: bar.advance(1, label), most)
             folder.mkdir(parents=True, exist_ok=True)
             for file in stale:
                 file.unlink()

@@ -372,13 +372,6 @@ def check_alike(states: Mapping[str, States], base: str | None) -> None:
             raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")
 
 
-def check_map_layers(wanted: Sequence[int], there: Sequence[int], label: str) -> None:
-    """Refuse layers of which a model has no states (ConfigError)."""
-    known = ", ".join(map(str, there))
-    for number in set(wanted).difference(there):
-        raise ConfigError(f"--{_NAME.map_layers} {number}: {label} has no states of this layer; it has {known}")
-
-
 def save_states(states: States, path: str | os.PathLike[str]) -> None:
     """Write states with an atomic write; the same states give the same bytes.
 

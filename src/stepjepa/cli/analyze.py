@@ -1,7 +1,7 @@
 """stepjepa analyze FILE --models RUN_A RUN_B
 
 Where are source and target views? Hidden states of both views in one or more models, as training reads them; matched
-against shuffled pairs, retrieval, ranks, linear map, by layer and step; signs of collapse. The options of training mean
+against shuffled pairs, retrieval, ranks, by layer and step; signs of collapse. The options of training mean
 what they mean for stepjepa train. docs/geometry.md explains the numbers.
 
 example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa; stepjepa analyze --runs

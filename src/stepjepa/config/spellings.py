@@ -73,6 +73,7 @@ LEFT: dict[str, str] = {
     "energy": _NO_ENERGIES,
     "best_of": _NO_ENERGIES,
     "score": _NO_ENERGIES,
+    "map_layers": "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it",
 }
 
 

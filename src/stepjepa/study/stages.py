@@ -34,7 +34,7 @@ from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error, print_text
 
 if TYPE_CHECKING:
-    from stepjepa.analysis.geometry import GeometryNumbers
+    from stepjepa.analysis.geometry import GeometryNumbers, LinearMap
 
 _NAME = Names(TrainerOptions, JEPAOptions, Evaluation, Study)
 ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study ends
@@ -225,28 +225,40 @@ def _launch(processes: int, argv: list[str]) -> None:
 # Scoring
 
 
+class Measured(NamedTuple):
+    """What the geometry metrics read; `linear_map` is None where no metric asks for it, and below `MIN_ROWS` pairs."""
+
+    numbers: GeometryNumbers
+    linear_map: LinearMap | None
+
+
 class GeometryMetric(NamedTuple):
-    """A number of `GeometryNumbers` with its direction; `read` gives None where there are too few pairs for it."""
+    """A number of `Measured` with its direction; `read` gives None where there are too few pairs for it."""
 
     higher_is_better: bool
-    read: Callable[[GeometryNumbers], float | None]
+    read: Callable[[Measured], float | None]
 
 
-def _map_fitted_error(numbers: GeometryNumbers) -> float | None:
+def _map_fitted_error(measured: Measured) -> float | None:
     """A Frobenius norm, as in Table 14 of LLM-JEPA."""
-    fitted = numbers.linear_map
-    if fitted is None or fitted.train_rows <= numbers.width:  # the map goes through every row, whatever the states are
+    fitted = measured.linear_map
+    if fitted is None or fitted.train_rows <= measured.numbers.width:  # the map fits every row, whatever the states are
         return None
     return fitted.train_error * fitted.train_rows**0.5
 
 
+def _map_r2(measured: Measured) -> float | None:
+    fitted = measured.linear_map
+    return None if fitted is None else fitted.test_r2
+
+
 GEOMETRY = {
-    "cosine_gap": GeometryMetric(True, lambda n: n.pairs.gap),
-    "retrieval_mrr": GeometryMetric(True, lambda n: n.pairs.mrr),
-    "target_rank": GeometryMetric(True, lambda n: n.target.effective_rank),
-    "difference_top_100": GeometryMetric(False, lambda n: n.difference_top_100),
+    "cosine_gap": GeometryMetric(True, lambda one: one.numbers.pairs.gap),
+    "retrieval_mrr": GeometryMetric(True, lambda one: one.numbers.pairs.mrr),
+    "target_rank": GeometryMetric(True, lambda one: one.numbers.target.effective_rank),
+    "difference_top_100": GeometryMetric(False, lambda one: one.numbers.difference_top_100),
     "map_fitted_error": GeometryMetric(False, _map_fitted_error),
-    "map_r2": GeometryMetric(True, lambda n: None if n.linear_map is None else n.linear_map.test_r2),
+    "map_r2": GeometryMetric(True, _map_r2),
 }
 
 
@@ -356,7 +368,7 @@ def _geometry(
     batch_size: int,
 ) -> dict[str, float | None]:
     """The metrics of `GEOMETRY` in `names`, all of the views that `method` makes."""
-    from stepjepa.analysis.geometry import measure_states
+    from stepjepa.analysis.geometry import MIN_ROWS, linear_map, measure_states
     from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
@@ -370,8 +382,11 @@ def _geometry(
         states = collect_states(model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size)
     except StatesNotFinite:  # it has diverged, as its other metrics show too
         return dict.fromkeys(names)
-    numbers = measure_states(*states.layer(FINAL), maps=any(name.startswith("map_") for name in names))
-    return {name: GEOMETRY[name].read(numbers) for name in names}
+    source, target = states.layer(FINAL)
+    numbers = measure_states(source, target)
+    maps = any(name.startswith("map_") for name in names) and len(source) >= MIN_ROWS  # the map costs most
+    measured = Measured(numbers, linear_map(source, target) if maps else None)
+    return {name: GEOMETRY[name].read(measured) for name in names}
 
 
 if __name__ == "__main__":
