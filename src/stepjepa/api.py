@@ -160,7 +160,6 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
         RowSource(run.eval_file, run.eval_split),
         run.eval_metrics,
         run.eval_samples,
-        metric_options=run.permission(run.eval_metrics),
         columns=config.columns,
         max_new_tokens=run.eval_max_new_tokens,
         batch_size=config.per_device_eval_batch_size,
@@ -177,7 +176,6 @@ def _next_commands(run: RunOptions, output: Path) -> str:
     name, folder = Names(EvaluateOptions), shlex.quote(str(output))
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
     what = f"--{name.test_file} {test} --{name.metric} {' '.join(run.eval_metrics or ['exact'])}"
-    what += f" --{name.allow_code_execution}" if run.permission(run.eval_metrics or ()) else ""
     return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"
 
 

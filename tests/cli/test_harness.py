@@ -78,6 +78,16 @@ def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
     assert "exact_match strict" in page and "mean of 6 answers" in page
 
 
+@pytest.mark.parametrize(("value", "confirmed"), [(None, False), ("0", False), ("1", True)])
+def test_tasks_that_run_programs_have_the_switch_of_the_harness(home, monkeypatch, value, confirmed):
+    seen = harness_stand_in(monkeypatch)
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HF_ALLOW_CODE_EVAL", value)
+    stepjepa.evaluate(model_name="a", harness=["sums"], output_dir="out", max_examples=1)
+    assert seen[0]["confirm_run_unsafe_code"] is confirmed
+
+
 def test_a_task_that_fails_loses_no_other(home, monkeypatch):
     harness_stand_in(monkeypatch, fails=["sums"])
     words = {"model_name": "a", "harness": ["capitals*", "sums"], "output_dir": "out", "max_examples": 3}

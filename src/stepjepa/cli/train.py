@@ -17,7 +17,7 @@ from stepjepa.config.spellings import published
 from stepjepa.training.options import COMMON, JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import is_main_process, print_text, show_log
 
-_FIRST, _LAST = "options run model method loss views".split(), "data lora metric output".split()
+_FIRST, _LAST = "options run model method loss views".split(), "data lora output".split()
 _GROUPS = (*_FIRST, "semantic tube", "looking ahead", *_LAST, COMMON)
 
 

@@ -23,10 +23,15 @@ from stepjepa.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The error for a word that means nothing here: `text`, about an option of ours where one comes near to it."""
+    """The error for a word that means nothing here: `text`, about an option of ours where one comes near to it.
+
+    Attributes:
+        idle: values, in lower case, that change nothing: an older version's resolved.yaml holds every default.
+    """
 
     option: str
     text: str
+    idle: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text.format(option=self.option)
@@ -157,6 +162,8 @@ class StrictParser:
         target = self.aliases.get(name, name)
         word = "true" if given is _BARE else given.lower() if isinstance(given, str) else given
         try:
+            if isinstance(target, Answer) and word in target.idle:
+                return
             if isinstance(target, Answer):
                 raise BadValue(str(target))
             if isinstance(target, tuple):

@@ -68,20 +68,27 @@ _NO_ENERGIES = (
     "energies of solutions were removed: they do not tell right solutions from wrong ones (docs/evidence.md); compare "
     "accuracies with stepjepa evaluate"
 )
-# What has left (flags, commands, metrics) -> what replaces it.
-LEFT: dict[str, str] = {
-    "energy": _NO_ENERGIES,
-    "best_of": _NO_ENERGIES,
-    "score": _NO_ENERGIES,
-    "map_layers": "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it",
+_NO_PROGRAMS = (
+    "running what a model writes was removed; use tasks of the lm-evaluation-harness, as in HF_ALLOW_CODE_EVAL=1 stepjepa "
+    "evaluate RUN --harness mbpp,humaneval"
+)
+# What left (flags, commands, metrics) -> what replaces it.
+LEFT: dict[str, Answer] = {
+    "energy": Answer("", _NO_ENERGIES),
+    "best_of": Answer("", _NO_ENERGIES),
+    "score": Answer("", _NO_ENERGIES),
+    "map_layers": Answer(
+        "", "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it"
+    ),
+    "code_execution": Answer("", _NO_PROGRAMS),
+    "allow_code_execution": Answer("", _NO_PROGRAMS, idle=("false",)),
 }
 
 
 def published(*dataclass_types: type) -> dict[str, Alias]:
     """The spellings that lead to options of these dataclasses, to values that they may have; and answers to what left."""
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    left = {name: Answer("", text) for name, text in LEFT.items()}
-    return left | {
+    return LEFT | {
         name: target
         for name, target in PUBLISHED.items()
         if all(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from stepjepa.config.option import Names, Topic, option, options_of
+from stepjepa.config.option import Names, Topic, option
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.utils.parallel import Engine
 from stepjepa.utils.text import escaped, lone_surrogate
 
 VIEWS, DATA = "views", "data"
 _SHOWN_COLUMNS = 20
-CODE = "code_execution"  # the metric that runs what a model writes
 STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
 
 
@@ -169,20 +168,6 @@ class ColumnOptions(Topic):
             raise ConfigError(f"{columns} go together; give both")
         if self.choice_column is not None and self.target_column is None:
             raise ConfigError(f"{_NAME.choice_column} picks a text of {_NAME.target_column}; give {columns} too")
-
-
-@dataclass
-class CodeOptions:
-    """Whether the programs that a model writes may run."""
-
-    allow_code_execution: bool = option(
-        False, f"Let the metric {CODE} run what the model writes, on this machine, without a security boundary.",
-        "metric", resume=True, identity=False,
-    )  # fmt: skip
-
-    def permission(self, metrics: Sequence[str]) -> dict[str, bool]:
-        """As an option of these metrics, where one of them takes it."""
-        return {name: getattr(self, name) for name in options_of(CodeOptions)} if CODE in metrics else {}
 
 
 @dataclass

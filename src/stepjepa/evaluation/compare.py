@@ -15,7 +15,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
-from stepjepa.evaluation.metrics import FAILED, INVALID, UNDECIDED
+from stepjepa.evaluation.metrics import INVALID, UNDECIDED
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
 from stepjepa.utils.text import PAGE, one_line, wrapped
@@ -35,7 +35,6 @@ KINDS = {
     "elsewhere": "the right answer elsewhere in the text",
     "undecided": "the metric could not decide",
     "invalid": "no valid expression or query",
-    "failed": "the program does not pass its tests",
     "more_around": "the reference with more around it",
     "wrong_number": "another number",
     "wrong_text": "another text",
@@ -341,7 +340,7 @@ def error_kind(one: Prediction) -> str:
         return "cut_off"
     if one.gen_answer is None:
         return "no_answer"
-    for kind, begins in (("undecided", UNDECIDED), ("invalid", INVALID), ("failed", FAILED)):
+    for kind, begins in (("undecided", UNDECIDED), ("invalid", INVALID)):
         if note.startswith(begins):
             return kind
     gold, answer = (one.gt_answer or one.ground_truth).strip(), one.gen_answer.strip()

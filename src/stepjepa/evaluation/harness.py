@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
@@ -63,6 +64,8 @@ class Harness:
             with redirect_stderr(bars), local.config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
                 lm = HFLM(pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template)
                 chat = {"apply_chat_template": True, "system_instruction": system}
+                # The metric of such tasks refuses without the same variable.
+                chat["confirm_run_unsafe_code"] = os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
                 return simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
         except Exception as error:
             raise ConfigError(f"--{_NAME.harness} {task}: {type(error).__name__}: {said(error)}") from error

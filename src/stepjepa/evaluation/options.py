@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, option, options_of, unread_options
-from stepjepa.data.options import CODE, VIEWS, CodeOptions, ColumnOptions
+from stepjepa.data.options import VIEWS, ColumnOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, NLL
 from stepjepa.generation.options import SAMPLING, GeneratorOptions
@@ -36,7 +36,7 @@ class HarnessOptions:
 
 
 @dataclass
-class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptions):
+class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
     """Which model answers which questions, by which measure, and where the answers go."""
 
     model_name: str | None = option(
@@ -165,8 +165,6 @@ class EvaluateOptions(HarnessOptions, CodeOptions, GeneratorOptions, ColumnOptio
             silent = {name: why for name in own if known[name].group == SAMPLING and not generates}
             if self.max_length is not None and NLL not in (self.metric or ()):
                 silent[_NAME.max_length] = f"without --{_NAME.metric} {NLL}"
-            if self.allow_code_execution and CODE not in (self.metric or ()):
-                silent[_NAME.allow_code_execution] = f"without --{_NAME.metric} {CODE}"
             silent |= {one.name: one.reason for one in unread_options(self, set(own).difference(silent))}
         yield from (f"note     --{name} has no effect {reason}" for name, reason in silent.items())
 

@@ -199,8 +199,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         for line in options.without_effect():
             bar.say(line)
         names = options.metric or ()
-        scoring = {**options.permission(names), **(options.metric_options or {})}
-        metrics = [stack.enter_context(metric) for metric in make_metrics(names, scoring)]
+        metrics = [stack.enter_context(metric) for metric in make_metrics(names, options.metric_options)]
         model = open_model(options)
         place, system = model.place, model.system
         source = RowSource(options.test_file, options.dataset_split)

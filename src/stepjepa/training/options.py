@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from stepjepa.config.named import given_name
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
-from stepjepa.data.options import DATA, CodeOptions, DataOptions, ReadingOptions, check_split_name
+from stepjepa.data.options import DATA, DataOptions, ReadingOptions, check_split_name
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
 from stepjepa.objectives.base import (
@@ -268,7 +268,7 @@ def loss_line(args: JEPAOptions) -> str:
 
 
 @dataclass
-class SourceOptions(CodeOptions):
+class SourceOptions:
     """What is read to train and to evaluate on."""
 
     train_file: list[str] | None = option(

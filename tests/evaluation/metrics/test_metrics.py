@@ -19,11 +19,11 @@ def test_no_text_makes_a_metric_fail(name, tmp_path):
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     (tmp_path / "empty.sqlite").touch()
-    row = {"answer": "SELECT 1", "db_path": str(tmp_path / "empty.sqlite"), "test_list": ["assert f()"]}
+    row = {"answer": "SELECT 1", "db_path": str(tmp_path / "empty.sqlite")}
     if name in ("task", "first_step"):
         (row,) = generate_rows(1, task=make_task("countdown"))
     hostile = ["", "\x00", "\ud800", "((((", "'; DROP TABLE t", "\\boxed{" * 1000, "\u0661" * 3000, "\\" * 999]
-    with make_metric(name, **({"allow_code_execution": True} if name == "code_execution" else {})) as metric:
+    with make_metric(name) as metric:
         verdicts = [metric.score(text, row) for text in hostile]
     assert isinstance(metric, Metric) and metric.name == name and metric.kind in ("accuracy", "score")
     assert all(isinstance(verdict, Verdict) and verdict.score == 0 for verdict in verdicts)

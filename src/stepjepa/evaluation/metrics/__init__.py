@@ -3,8 +3,7 @@
     with make_metric("gsm8k") as metric:
         verdict = metric.score(generated, row)  # score, gold, answer, note
 
-Each is a function of the generated text and the row. `code_execution` alone, which must be allowed, runs either as Python.
-A function of the user's own serves as one too.
+Each is a function of the generated text and the row. A function of the user's own serves as one too.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from stepjepa.config.named import load_named
 from stepjepa.config.option import check_fields, option, options_of
+from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import nearest
-from stepjepa.data.options import CODE, column_value, listed_columns
+from stepjepa.data.options import column_value, listed_columns
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import text_of
 
@@ -27,7 +27,6 @@ OPTIONS = "metric"  # the group of a metric's options
 NLL = "answer_nll"
 # How a note begins where the metric could not decide, and where the answer is no expression or query at all.
 UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the query fails")
-FAILED = "the program fails"  # and where a program does not pass its tests
 
 
 METRICS = {  # where each is in this package, ``module:class``
@@ -37,7 +36,6 @@ METRICS = {  # where each is in this package, ``module:class``
     "prefix": "answers:Prefix",
     "regex_equivalence": "regex_equivalence:RegexEquivalence",
     "sql_execution": "sql:SqlExecution",
-    CODE: "code:CodeExecution",
     "multiple_choice": "answers:MultipleChoice",
     "task": "answers:TaskAnswer",
     "first_step": "answers:FirstStep",
@@ -213,6 +211,8 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
     for name in dict.fromkeys(names):
         if name in MODEL_METRICS:
             continue
+        if name in LEFT:
+            raise ConfigError(f"metric {name}: {LEFT[name]}")
         kind: type[Metric] = CustomMetric
         if name in METRICS:
             module, _, found = METRICS[name].partition(":")

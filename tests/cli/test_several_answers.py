@@ -1,4 +1,4 @@
-"""Programs and several answers to a question, from the command line to the report; vLLM is a stand-in that writes them."""
+"""Several answers to a question, from the command line to the report; vLLM is a stand-in that writes them."""
 
 import json
 
@@ -15,11 +15,11 @@ from support.rows import lines, write
 from support.runs import printed
 from support.tokenizers import byte_bpe_tokenizer
 
-RIGHT, WRONG = "```python\ndef f(x):\n    return x + 1\n```", "def f(x):\n    return 0"
-ROWS = [{"text": f"Task {n}?", "code": RIGHT, "test_list": [f"assert f({n}) == {n + 1}"]} for n in range(1, 4)]
+RIGHT, WRONG = "def f(x):\n    return x + 1", "def f(x):\n    return 0"
+ROWS = [{"text": f"Task {n}?", "code": RIGHT} for n in range(1, 4)]
 RIGHT_OF = {0: 0, 1: 2, 2: 4}  # question -> right ones of its four answers
 SIZES = "--backend vllm --max_new_tokens 8 --batch_size 5".split()
-CODE = ["--metric", "code_execution", "exact", "--allow_code_execution"]
+EXACT = ["--metric", "exact", "prefix"]
 SEVERAL = ["--samples_per_question", "4", "--temperature", "0.8"]
 
 
@@ -48,33 +48,32 @@ def evaluate(home, monkeypatch, capsys):
 
 
 def test_several_answers_to_a_question(evaluate, home, capsys, tmp_path):
-    said = evaluate("a", *CODE, *SEVERAL)
-    assert "code_execution 0.5000" in said and "code_execution pass@4 66.7 %" in said
+    said = " ".join(evaluate("a", *EXACT, *SEVERAL).split())
+    assert "exact 0.5000" in said and "exact pass@4 66.7 %" in said
     folder = home / "a" / "evaluation-rows"
     rows, found = lines(folder / "predictions.jsonl"), json.loads((folder / "metrics.json").read_text())["metrics"]
     assert [(row["index"], row["sample"]) for row in rows] == [(i, n) for i in range(3) for n in range(1, 5)]
     assert [row["correct"] for row in rows] == [n < right for right in RIGHT_OF.values() for n in range(4)]
-    assert rows[0]["gen_answer"] == WRONG and rows[0]["gt_answer"] == "def f(x):\n    return x + 1\n"
-    assert rows[0]["note"] == "the program fails: AssertionError in assert f(1) == 2" and "note" not in rows[5]
-    assert list(found) == ["code_execution", "code_execution pass@4", "exact", "exact pass@4"]
-    one = found["code_execution"]
+    assert rows[0]["gen_answer"] == WRONG and rows[0]["gt_answer"] == RIGHT
+    assert list(found) == ["exact", "exact pass@4", "prefix", "prefix pass@4"]
+    one = found["exact"]
     assert (one["kind"], one["value"], one["n"]) == ("score", 0.5, 3) and one["low"] < 0.5 < one["high"]
-    assert found["code_execution pass@4"] | {"low": 0, "high": 0} == {
+    assert found["exact pass@4"] | {"low": 0, "high": 0} == {
         "kind": "accuracy", "value": 2 / 3, "low": 0, "high": 0, "correct": 2, "n": 3,
     }  # fmt: skip
     # One answer each, as ever; and what reads predictions takes the first of several.
-    evaluate("b", *CODE)
+    evaluate("b", *EXACT)
     alone = lines(home / "b" / "evaluation-rows" / "predictions.jsonl")
     assert "sample" not in alone[0] and len(alone) == 3
     files = [str(home / name / "evaluation-rows" / "predictions.jsonl") for name in "ab"]
     assert main(["evaluate", "--analyze", files[0]]) == 0
     said = capsys.readouterr().out
-    assert "3 answers, 2 right, 1 wrong" in said and "the program does not pass its tests" in said
+    assert "3 answers, 2 right, 1 wrong" in said
     assert main(["evaluate", "--analyze", *files, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["only_a"] == 2
     assert main(["report", str(home / "a"), str(home / "b"), "--output_file", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()
-    assert "code_execution pass@4" in page and "2 of 3 right" in page and "mean of 3 answers" in page
+    assert "exact pass@4" in page and "2 of 3 right" in page and "mean of 3 answers" in page
 
 
 def test_interrupted_between_the_answers_to_a_question(evaluate, tmp_path, monkeypatch):
@@ -101,9 +100,9 @@ def test_interrupted_between_the_answers_to_a_question(evaluate, tmp_path, monke
 
 def test_from_python(evaluate, home, tmp_path):
     files = {"model_name": str(home / "a"), "test_file": str(home / "rows.jsonl"), "output_dir": str(tmp_path)}
-    words = {"metric": ["code_execution"], "backend": "vllm", "max_new_tokens": 8, "allow_code_execution": True}
+    words = {"metric": ["exact"], "backend": "vllm", "max_new_tokens": 8}
     result = stepjepa.evaluate(**files, **words, samples_per_question=4, temperature=0.8, max_examples=2)
-    assert result.value("code_execution") == 0.25 and len(result.predictions) == 8
+    assert result.value("exact") == 0.25 and len(result.predictions) == 8
     # A model in memory.
     tokenizer = byte_bpe_tokenizer()
     model = tiny_model("gpt2", vocab_size=len(tokenizer))
@@ -119,12 +118,10 @@ def test_from_python(evaluate, home, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--metric code_execution", "without a security boundary; --allow_code_execution"),
-        ("--metric code_execution --metric_options {\"allow_code_execution\":\"false\"}", "it must be true or false"),
+        ("--metric code_execution", "metric code_execution: running what a model writes was removed; use tasks of the"),
         ("--metric exact --samples_per_question 3", "--samples_per_question 3: all answers to a question would be the same"),
         ("--metric exact --samples_per_question 0", "samples_per_question is 0"),
-        ("--metric code_execution --allow_code_execution --metric_options {\"k\":1}", "no option 'k' of code_execution"),
-        ("--metric exact --allow_code_execution --max_new_tokens 2", ""),
+        ("--metric exact --metric_options {\"k\":1}", "no option 'k' of exact"),
     ],
 )  # fmt: skip
 def test_what_is_asked_for_is_checked_first(home, tmp_path, monkeypatch, capsys, flags, said):
@@ -145,15 +142,3 @@ def test_what_is_asked_for_is_checked_first(home, tmp_path, monkeypatch, capsys,
         assert len(message.splitlines()) == 1 and not list(tmp_path.iterdir())
     else:
         assert "note     --allow_code_execution has no effect without --metric code_execution" in message
-
-
-def test_while_training(home, tmp_path, capsys):
-    words = f"train --train_file {home}/rows.jsonl --eval_file {home}/rows.jsonl --output_dir {tmp_path}/out --regular"
-    words += " --model_name tiny --max_steps 1 --eval_strategy steps --eval_steps 1 --eval_metrics code_execution"
-    words += " --eval_max_new_tokens 2 --disable_tqdm true --save_strategy no"
-    assert main(words.split()) == 2
-    assert "--allow_code_execution, or" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert main([*words.split(), "--allow_code_execution"]) == 0
-    assert "--metric code_execution --allow_code_execution\n" in capsys.readouterr().out
-    history = json.loads((tmp_path / "out" / "metrics.json").read_text())["log_history"]
-    assert any(entry.get("eval_code_execution") == 0.0 for entry in history)
