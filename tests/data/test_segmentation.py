@@ -47,7 +47,7 @@ def wrong(cases) -> list[str]:
 
 def test_there_are_enough_and_every_mark_has_a_step():
     found = answers()
-    assert len(found) >= 350 and len({name.split(":")[0] for name, _, _ in found}) >= 25
+    assert len(found) >= 330 and len({name.split(":")[0] for name, _, _ in found}) >= 25
     assert len({"".join(steps) for _, _, steps in found}) == len(found)
     assert all(step.strip() for _, _, steps in found for step in steps)
     assert {style for _, style, _ in found} == set(STYLES) - {"regex", "auto"}

@@ -109,8 +109,6 @@ def test_numbered(steps):
         ("numbered", ["### Step 1\nA\n", "### Step 2\nB\n", "### Final Answer\nC"]),
         ("numbered", ["(1) x = 3\n(2) y = 4\n\nBy (1) and (2), x + y = 7."]),
         ("numbered", ["(1) x is 3.\n", "(2) By (1), x + 4 is 7."]),
-        ("connectives", ["First, we have a.\n", "Then b.\n", "Finally c.\n\n", "The answer is 5."]),
-        ("headings", ["# T\n\n## A\n\na\n\n", "## B\n\nb\n\n", "**Answer:** 5"]),
         ("sentence", ["The sum is\nsmall. x = 3\n", "Hence 4\n", "- a\n", "- b\n\n", "And so on"]),
         ("sentence", ["At the point P. ", "Then J. K. Rowling, e.g. on p. 5, says so. ", "U.S. Army."]),
     ],
@@ -123,8 +121,8 @@ def test_decisions(name, steps):
     ("text", "style"),
     [
         ("1. a\n\n2. b", "numbered"),
-        ("First, a.\n\nNext, b.\n\nFinally, c.", "connectives"),
-        ("## A\n\na\n\n## B\n\nb", "headings"),
+        ("First, a.\n\nNext, b.\n\nFinally, c.", "separator"),
+        ("## A\n\na\n\n## B\n\nb", "separator"),
         ("Ab.\n\nBc.", "separator"),
         ("Ab.\nBc.", "lines"),
         ("Ab.\n\nBc.\n#### 5", "lines"),
@@ -188,6 +186,8 @@ def test_regex(pattern, steps):
     [
         ("paragraphs", "x", "known splitters: separator, numbered, lines"),
         ("separator", "", "step_separator is empty"),
+        ("connectives", "", r"step_splitter=connectives is gone; .* as in --step_splitter regex"),
+        ("headings", "", r"step_splitter=headings is gone; .* --step_separator '\^#"),
         ("regex", "", "needs a pattern"),
         ("regex", "(a", "broken"),
         ("regex", "x*", "matches an empty text"),

@@ -66,7 +66,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 OBJECTIVES = "llm_jepa step_jepa split semantic_tube next_latent multi_token regular".split()
-SPLITTERS = "auto separator lines numbered connectives headings sentence regex list".split()
+SPLITTERS = "auto separator lines numbered sentence regex list".split()
 COLUMNS = [["messages"], ["question", "answer"], ["text"], ["question", "answer", "steps"]]
 NUMBERS = ["-1", "0", "1", "-inf", "inf", "nan", "1e400", "10" * 15, "0.5", "x", "none"]
 ODD: list[Any] = [

@@ -82,7 +82,7 @@ def method_of(**options) -> JEPAOptions:
     return method
 
 
-SPLIT = ["separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "auto"]
+SPLIT = ["separator", "lines", "numbered", "sentence", "regex", "auto"]
 PREPARED = [
     *((form, {"step_splitter": splitter}) for form in ("gsm8k", "teacher", "columns") for splitter in SPLIT),
     *((form, {}) for form in ("gsm8k_socratic", "implicit_cot")),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
 
+from stepjepa.config.gone import replacement
 from stepjepa.config.values import (
     BadValue,
     choices_of,
@@ -124,6 +125,9 @@ class Option:
 
     def read(self, given: object) -> object:
         """The field's value for what was written; BadValue if it does not fit."""
+        gone = replacement(self.name, given)
+        if gone:
+            raise BadValue(f"{given} is gone; {gone}")
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
         if self.choices and value is not None and value not in self.choices and not (self.own and named_by_file(value)):
             close = nearest(str(value), self.choices)
@@ -147,6 +151,9 @@ class Option:
         members = [member for member in union_members(self.hint) if member is not type(None)]
         if value is None and len(members) < len(union_members(self.hint)):
             return
+        gone = replacement(self.name, value)
+        if gone:
+            raise ConfigError(f"{self.name}={value} is gone; {gone}")
         named = self.named if self.own or not self.choices else []
         if named and len(members) == 1 and value not in named and not (self.own and named_by_file(value)):
             further = f", or file.py:Name of your own; did you mean {nearest(str(value), named)}?" if self.own else ""

@@ -210,9 +210,7 @@ class DataOptions(TemplateOptions, ColumnOptions):
 class StepsOptions(Topic):
     """How the steps of an answer are found, for objectives that need them."""
 
-    step_splitter: Literal[
-        "auto", "separator", "lines", "numbered", "connectives", "headings", "sentence", "regex", "list"
-    ] = option(
+    step_splitter: Literal["auto", "separator", "lines", "numbered", "sentence", "regex", "list"] = option(
         "auto",
         "How steps are found in an answer; auto takes the steps that a row holds, and for other rows the one of separator, "
         "numbered, lines that serves most of them, or what serves each answer where none does. list: every row holds its "

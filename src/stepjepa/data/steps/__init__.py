@@ -19,18 +19,19 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+from stepjepa.config.gone import replacement
 from stepjepa.config.option import Names
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import STEPS_COLUMN as STEPS_COLUMN
 from stepjepa.data.options import PairColumns, StepsOptions, column_value, listed_steps
-from stepjepa.data.steps.marked import connected, headed, numbered
+from stepjepa.data.steps.marked import numbered
 from stepjepa.data.steps.text import CharSpan as CharSpan
 from stepjepa.data.steps.text import Text, sentences
 from stepjepa.data.steps.text import text_of as text_of
 from stepjepa.errors import ConfigError, RowError
 
 SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
-STYLES = (*SPLITTERS, "connectives", "headings", "sentence", "regex", "auto")  # all that `make_splitter` knows
+STYLES = (*SPLITTERS, "sentence", "regex", "auto")  # all that `make_splitter` knows
 PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
 TOTAL_COLUMN = "total_steps"
 LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
@@ -40,7 +41,6 @@ _CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _NEXT_LINE = re.compile(r"\n[ \t]*(?=[^\W\d_])")
 _LONG = 40  # characters of a line that may have been wrapped
-_MARKED = {"numbered": numbered, "connectives": connected, "headings": headed}  # in the order in which they are tried
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class StepSplitter:
     separator: str = "\n\n"
 
     def __post_init__(self) -> None:
+        gone = replacement(_NAME.step_splitter, self.name)
+        if gone:
+            raise ConfigError(f"{_NAME.step_splitter}={self.name} is gone; {gone}")
         if self.name not in STYLES:
             raise ConfigError(f"{_NAME.step_splitter} is {self.name!r}; known splitters: {', '.join(STYLES)}")
         if self.name == "regex":
@@ -82,7 +85,7 @@ class StepSplitter:
                 return matched(source, self.separator)
             case "auto":
                 return style_and_spans(source, self.separator)[1]
-        return _MARKED[self.name](source).spans
+        return numbered(source).spans
 
 
 def make_splitter(name: str, separator: str = "\n\n") -> StepSplitter:
@@ -173,7 +176,7 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
     serves more; ``auto``, which decides for every answer by itself, where none serves two thirds of those with steps.
 
     A splitter serves an answer of a known number of steps if it finds that number, and other ones of its style
-    (`style_and_spans`); ``separator`` also those with marks or headings whose paragraphs would be steps without them.
+    (`style_and_spans`); ``separator`` also those with marks whose paragraphs would be steps without them.
     """
     auto = make_splitter("auto", separator)
     splitters = {name: make_splitter(name, separator) for name in SPLITTERS}
@@ -204,8 +207,6 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
     - ``separator`` that holds more than line breaks: taken wherever it occurs.
     - ``numbered``: markers that count up at the top level. A few plain numbers among many paragraphs (facts, options) are
       no steps: those are taken where the list is most of the text, or little is around it.
-    - ``connectives``: paragraphs that open with *First*, *Next*, *Finally*, and no others between them.
-    - ``headings``: two or more sections.
     - ``separator``: two or more paragraphs. Thinking, a line that ends with a colon before all else, and GSM8K's last line
       (``#### 5``) are none where what remains is lines.
     - ``lines``: two or more lines, unless most of them are wrapped in the middle of a sentence.
@@ -216,11 +217,9 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
     text, paragraphs = source.text, separated(source, separator)
     if separator.strip() and len(paragraphs) > 1:
         return "separator", paragraphs
-    titled = f"\n{text}".count("\n#") > 1 or text.count("**") > 3 or text.count("__") > 3
-    likely = {"numbered": True, "connectives": len(paragraphs) > 1, "headings": titled}
-    for style, find in _MARKED.items():
-        if likely[style] and len((found := find(source)).spans) > 1 and found.clear:
-            return style, found.spans
+    marked = numbered(source)
+    if len(marked.spans) > 1 and marked.clear:
+        return "numbered", marked.spans
     body = _body(text, paragraphs)
     # No blank line before the hashes: the data set writes steps on lines.
     if len(body) < 2 or _hashes(text) > body[-1][0]:

@@ -1,4 +1,4 @@
-"""Steps that open with a mark: a number, a word such as *First* and *Then*, a heading; and where the last of them ends.
+"""Steps that open with a number, and where the last of them ends.
 
 `find_markers` reads numbered lines (``Step 3:``, ``3.``, ``(c)``, ``IV.``, ``第三步``), `counted_lists` picks those that
 open the steps: of one kind that count up, at the top level. What precedes the first mark belongs to the first step, and
@@ -232,20 +232,6 @@ def _lists(family: list[Marker]) -> list[list[Marker]]:
 
 # Steps
 
-_COMMA = "[,:，、：]"
-_UNSPACED = {use: "|".join(WORDS[use]).replace("*", _COMMA) for use in ("unspaced", "unspaced next")}
-# After a connective: a comma or a colon, or the sentence goes on with a small letter ("First we add").
-_CONNECTIVE = re.compile(
-    r"\n[ \t]*(?:\*{1,3}|__)?(?=[^\W\d_])(?:"
-    rf"(?:(?P<first>(?i:{either('first')}))|(?i:{either('next')}|{either('last')}))(?![\w'’-])"
-    rf"(?=(?:\*{{1,3}}|__)?[ \t]*{_COMMA}|[ \t]+[^\W\d_A-Z])"
-    rf"|(?P<cjk>{_UNSPACED['unspaced']})|{_UNSPACED['unspaced next']})"
-)
-_HEADING = re.compile(
-    r"\n(?:(?P<hashes>#{1,6})(?:[ \t]+(?=\S)(?![-+$]?\d+[ \t]*(?:\n|\Z))|(?=[^\W\d_]))"
-    r"|(?P<bold>(?:\*\*|__)(?=\S)[^*\n]{1,100}(?:\*\*|__):?[ \t]*(?=\n|\Z)))"
-)
-_BLANK_AFTER = re.compile(r"[ \t]*\n[ \t]*(?:\n|\Z)")
 # What labels an answer: a word and a colon, GSM8K's #### 5, words of an ending.
 _HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
 _WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
@@ -262,7 +248,7 @@ _BOLD_LINE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*\Z")
 
 class Marked(NamedTuple):
     """The steps of a text, and whether their marks are so clear that it is not read in another way: step words, marks in
-    bold or headings, a list that most of the text is, connectives or headings that open every paragraph."""
+    bold or headings, a list that most of the text is."""
 
     spans: list[CharSpan]
     clear: bool = False
@@ -293,52 +279,6 @@ def _prevail(text: Text, regions: list[CharSpan]) -> bool:
     prose = [part.start for part in text.paragraphs if part.kind == "prose"]
     around = [start for start in prose if not any(begin <= start < end for begin, end in regions)]
     return 3 * inside >= len(text.text) - thoughts or len(around) < 3
-
-
-def connected(text: Text) -> Marked:
-    """Steps open with a word such as *First*, *Next*, *Then* or *Finally*, in many languages, at the start of a paragraph
-    (of a line, where no two paragraphs do). Everything else is as in `numbered`.
-    """
-    flat = text.flat
-    markers = []
-    for match in _CONNECTIVE.finditer("\n" + flat):
-        if match.start() not in text:
-            first = match["first"] is not None or match["cjk"] is not None
-            markers.append(Marker(match.start(), value=1 if first else None, end=match.end() - 1))
-    opening = len(flat) - len(flat.lstrip())
-    opened = [marker for marker in markers if marker.start <= opening or _after_blank(flat, marker.start)]
-    if len(opened) > 1:  # others are lines that happen to wrap there
-        markers = opened
-    if len(markers) < 2 or (markers[0].value != 1 and len(markers) < 3):
-        return Marked(text.cut(()))
-    lists = _Lists(text)
-    alone = not any(lists.counted(left, right.start) for left, right in pairwise(markers))
-    return Marked(text.cut(lists.cuts([markers])[0]), len(opened) > 1 and alone)
-
-
-def headed(text: Text) -> Marked:
-    """Steps are the sections under the headings of the highest level that occurs twice, else under bold lines. What precedes
-    the first heading belongs to the first step; a labelled answer at the end of the last section is one of its own.
-    """
-    levels: dict[int, list[int]] = {}
-    alone = 0  # bold lines with a blank line after
-    for match in _HEADING.finditer("\n" + text.flat):
-        start = match.start()
-        if start not in text and (match["hashes"] or start == 0 or _after_blank(text.flat, start)):
-            levels.setdefault(len(match["hashes"] or "1234567"), []).append(start)
-            alone += match["bold"] is not None and bool(_BLANK_AFTER.match(text.flat, match.end() - 1))
-    level = min((level for level in levels if len(levels[level]) > 1), default=0)
-    starts = levels.get(level, [])
-    cuts = starts[1:]
-    parts = [part for part in text.paragraphs if starts and part.start > starts[-1]]
-    if len(parts) > 1 and parts[-1].kind == "prose" and _LABEL.match(text.flat, parts[-1].start):
-        cuts.append(parts[-1].start)
-    return Marked(text.cut(cuts), 0 < level < 7 or 2 * alone > len(starts) > 0)
-
-
-def _after_blank(text: str, start: int) -> bool:
-    """Whether the line before the one at `start` is blank."""
-    return start > 1 and not text[text.rfind("\n", 0, start - 1) + 1 : start].strip()
 
 
 class _Lists:

@@ -1,0 +1,16 @@
+"""The one table of values that options took in earlier versions and no longer take, with what replaces each."""
+
+from __future__ import annotations
+
+_PATTERN = "name the words or titles that open a step, as in --step_splitter regex --step_separator '{}'"
+GONE = {
+    "step_splitter": {
+        "connectives": _PATTERN.format("^(First|Next|Then|Finally)\\b"),
+        "headings": _PATTERN.format("^#{1,3} "),
+    },
+}
+
+
+def replacement(option: str, value: object) -> str | None:
+    """What replaces a value that the option no longer takes; None for any other value."""
+    return GONE.get(option, {}).get(value) if isinstance(value, str) else None
