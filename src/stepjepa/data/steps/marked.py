@@ -1,29 +1,26 @@
 """Steps that open with a number, and where the last of them ends.
 
-`find_markers` reads numbered lines (``Step 3:``, ``3.``, ``(c)``, ``IV.``, ``第三步``), `counted_lists` picks those that
-open the steps: of one kind that count up, at the top level. What precedes the first mark belongs to the first step, and
-what is nested to its step. A paragraph after the last item that is not indented (a summary, the final answer) is a step of
-its own, unless the other items have such paragraphs too and it is not labelled as an answer. All this reads `Text.flat`.
+`find_markers` reads numbered lines (``Step 3:``, ``3.``, ``(3)``, ``第三步``), `counted_lists` picks those that open the
+steps: of one kind that count up, at the top level. What precedes the first mark belongs to the first step, and what is
+nested to its step. A paragraph after the last item that is not indented (a summary, the final answer) is a step of its own,
+unless the other items have such paragraphs too and it is not labelled as an answer. All this reads `Text.flat`.
+
+The word for step, and the words that label an answer or open a conclusion, are known in English, German, French, Spanish,
+Portuguese and Chinese.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepjepa.data.steps.text import WORDS, CharSpan, Paragraph, Text, either, first_letters
+from stepjepa.data.steps.text import CharSpan, Paragraph, Text
 
-_CJK = "一二三四五六七八九十"
-_ROMAN = [tens + ones for tens in ("", "x", "xx") for ones in " i ii iii iv v vi vii viii ix".split(" ")][1:] + ["xxx"]
-_ROMAN_VALUES = {numeral: value for value, numeral in enumerate(_ROMAN, start=1)}
-_LETTERS = {letter: value for value, letter in enumerate("abcdefghijklmnopqrstuvwxyz", start=1)}
-_VALUES = _LETTERS | _ROMAN_VALUES | {word: value for value, word in enumerate(WORDS["number"], start=1)}
-_NUMERAL = rf"\d{{1,3}}|[{_CJK}]{{1,3}}|(?<=[ \t(#])(?:[IVX]{{1,5}}|[A-Z]|(?i:{either('number')}))"
-_STEP_LETTERS = first_letters(WORDS["step"] + WORDS["ordinal"])
-_STEP = rf"(?=[^\W\d_])(?i:{either('step')})"
+_CJK = "一二三四五六七八九十"  # of 第三步
+_STEP = "(?i:step|schritt|étape|etape|paso|passo|etapa|步骤|步驟)"
 # After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
 _SIGN_AFTER = (
     r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__|</b>|[}\])])*[ \t]*"
@@ -31,31 +28,24 @@ _SIGN_AFTER = (
 )
 # After `3.`: white space, markup, a word without a space in between, a script that writes no spaces.
 _AFTER = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
-
 _EMOJI = "[\u2190-\u23ff\u2500-\u2775\u2780-\u2bff\ufe0f\u200d\U0001f000-\U0001faff]"
 
 # One line's start. The line feed is part of it (a text is searched with one in front), which makes the search fast.
 _MARKER = re.compile(
     rf"""
-    \n(?P<lead>[ \t>]*)(?=[^\s>A-Za-z]|[A-Za-z][^A-Za-z]|[ivxIVX]{{2,5}}[.)]|{_STEP_LETTERS})
-    (?![A-Za-z]{{2,}}[ ][a-z]{{2,}}[ ][^:(\u2013\u2014-])  # two words: prose, most often
+    \n(?P<lead>[ \t>]*)(?=[^\s>A-Za-z]|[SsEePp][a-zA-Z])
     (?P<bullet>[-*+\u2022\u2013\u2014][ \t]+)?
     (?P<heading>\#{{1,6}}[ \t]*)?
     (?:{_EMOJI}{{1,6}}[ \t]*)?
     (?P<bold>\*{{1,3}}|_{{1,3}}|\\textbf\{{|<(?:b|strong)>)?
     (?:
       (?P<step>
-        [(\[]?{_STEP}[ \t]*(?:[\#№-][ \t]*)?\(?(?:{_NUMERAL})(?:[ \t]*(?:/|of|von|de|sur|из)[ \t]*\d+)?
+        [(\[]?{_STEP}[ \t]*(?:[\#№-][ \t]*)?\(?\d{{1,3}}(?:[ \t]*(?:/|of|von|de|sur)[ \t]*\d+)?
           (?![^\W_])(?!\.\d)(?(heading)|(?(bold)|{_SIGN_AFTER}))
-      | 第[ \t]*(?:\d{{1,3}}|[{_CJK}]{{1,3}})[ \t]*(?:步|ステップ|단계|段階)
-      | [(\[]?(?:\d{{1,3}}(?:[.)ºª°]|-?[^\W\d_]{{1,3}})?[ \t]*|(?i:{either("ordinal")})[ \t]+){_STEP}(?![^\W_])
-          {_SIGN_AFTER}
+      | 第[ \t]*(?:\d{{1,3}}|[{_CJK}])[ \t]*步
       )
-    | (?P<number>\d{{1,3}})(?:(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_AFTER}|(?P<comma>、)(?!\d))|(?P<keycap>\ufe0f?\u20e3))
-    | [(\[](?P<inside>\d{{1,3}}|[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z]|[{_CJK}]{{1,3}})(?P<closed>[)\]])(?=[\s*_`$\\\w]|\Z)
-    | (?P<circled>[\u2460-\u2473])
-    | (?P<letters>[ivx]{{1,5}}|[IVX]{{1,5}}|[A-Za-z])(?:\*\*|__)?(?P<dot>[.)])(?=[\s*_])
-    | (?P<cjk>[{_CJK}]{{1,3}})(?P<cjkdot>[、.])
+    | (?P<number>\d{{1,3}})(?:\*\*|__)?(?:\\?(?P<stop>[.)]){_AFTER}|(?P<comma>、)(?!\d))
+    | [(\[](?P<inside>\d{{1,3}})(?P<closed>[)\]])(?=[\s*_`$\\\w]|\Z)
     )
     """,
     re.VERBOSE,
@@ -70,73 +60,51 @@ class Marker(NamedTuple):
         width: columns of white space before it, four for a tab.
         quoted: whether a quote's sign stands before it.
         family: markers of one list share it: ``step``, or how the number is written.
-        value: the number; None where it is not known (``Last step:``).
+        value: the number.
         strength: 3 with a heading's sign, 2 in bold, 1 else.
         level: of the heading; 0 without.
         end: where what it marks begins.
     """
 
     start: int
-    width: int = 0
-    quoted: bool = False
-    family: str = "word"
-    value: int | None = None
-    strength: int = 1
-    level: int = 0
-    end: int = 0
+    width: int
+    quoted: bool
+    family: str
+    value: int
+    strength: int
+    level: int
+    end: int
 
 
 def find_markers(text: Text) -> list[Marker]:
-    """All that looks like a marker, outside of what is never cut; a letter that may be a Roman number comes twice."""
-    found: list[Marker] = []
+    """All that looks like a marker, outside of what is never cut."""
+    markers: list[Marker] = []
     for match in _MARKER.finditer("\n" + text.flat):
         start = match.start()
         if start in text:
             continue
         lead, bullet, heading, bold, step = match.group("lead", "bullet", "heading", "bold", "step")
         if bullet and step is None and not bold:
-            continue  # "- 3. a" is an item of a list, whatever stands in it
+            continue  # "- 3. a" is an item of a list, whatever it holds
         width = len(lead.replace(">", " ").expandtabs(4))
-        level, strength = heading.count("#") if heading else 0, 3 if heading else 2 if bold else 1
-        for family, value in _readings(match):
-            found.append(Marker(start, width, ">" in lead, family, value, strength, level, match.end() - 1))
-    return found
+        level = heading.count("#") if heading else 0
+        strength = 3 if heading else 2 if bold else 1
+        family, value = _reading(match)
+        markers.append(Marker(start, width, ">" in lead, family, value, strength, level, match.end() - 1))
+    return markers
 
 
-def _readings(match: re.Match[str]) -> Iterable[tuple[str, int | None]]:
-    """Family and value; two of them for a letter that is a Roman number as well."""
-    number, stop, step, circled, cjk = match.group("number", "stop", "step", "circled", "cjk")
+def _reading(match: re.Match[str]) -> tuple[str, int]:
+    """How the number is written, and the number."""
+    number, stop, comma, inside, closed = match.group("number", "stop", "comma", "inside", "closed")
     if number is not None:
-        yield "1" + (stop or match["comma"] or "keycap"), int(number)
-    elif step is not None:
-        yield "step", _value(step)
-    elif circled is not None:
-        yield "1circled", ord(circled) - 0x245F
-    elif cjk is not None:
-        yield "1cjk" + match["cjkdot"], _value(cjk)
-    else:
-        inside = match["inside"]
-        shape = match["dot"] if inside is None else "(" + match["closed"]
-        numeral = match["letters"] if inside is None else inside
-        if not numeral.isascii() or numeral.isdigit():
-            yield ("1" if numeral.isdigit() else "1cjk") + shape, _value(numeral)
-            return
-        case, numeral = "A" if numeral.isupper() else "a", numeral.lower()
-        if numeral in _ROMAN_VALUES:
-            yield case + "roman" + shape, _ROMAN_VALUES[numeral]
-        if numeral in _LETTERS:
-            yield case + shape, _LETTERS[numeral]
-
-
-def _value(numeral: str) -> int | None:
-    """Of digits, of Chinese numerals (十二 is 12, 三十 is 30), of a word, a Roman number or a letter at the end."""
-    if digits := re.search(r"\d+", numeral):
-        return int(digits[0])
-    if numerals := re.search(f"[{_CJK}]+", numeral):
-        tens, ten, ones = numerals[0].rpartition("十")
-        value = _CJK.index(ones[-1]) + 1 if ones else 0
-        return value + (10 * (_CJK.index(tens[-1]) + 1 if tens else 1) if ten else 0)
-    return _VALUES.get(re.findall(r"[^\W\d_]+", numeral)[-1].lower())
+        return stop or comma, int(number)
+    if inside is not None:
+        return "(" + closed, int(inside)
+    digits = re.search(r"\d+", match["step"])
+    if digits is not None:
+        return "step", int(digits[0])
+    return "step", _CJK.index(match["step"].rstrip("步 \t")[-1]) + 1
 
 
 def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
@@ -184,13 +152,13 @@ def _step_lists(steps: list[Marker]) -> list[list[Marker]]:
     for strength in (3, 2):
         strong = [marker for marker in steps if marker.strength == strength]
         values = [marker.value for marker in strong]
-        up = all(b == 1 or (a is not None and b == a + 1) for a, b in pairwise(values))
+        up = all(b in (1, a + 1) for a, b in pairwise(values))
         if len(strong) > 1 and up:
             steps = strong
             break
     lists: list[list[Marker]] = []
     for marker in steps:
-        if lists and (marker.value is None or marker.value > 1):
+        if lists and marker.value > 1:
             lists[-1].append(marker)
         else:
             lists.append([marker])
@@ -204,13 +172,12 @@ def _lists(family: list[Marker]) -> list[list[Marker]]:
     order is prose that happens to start a line, unless it goes on after a gap.
     """
     last_of = {marker.value: number for number, marker in enumerate(family)}
-    digits = family[0].family.startswith("1")
     stack: list[list[Marker]] = []
     expected: dict[int, list[int]] = {}  # next value -> places in the stack of lists that wait for it
     for number, marker in enumerate(family):
-        value = marker.value or 0
+        value = marker.value
         places = expected.get(value, [])
-        while places and (places[-1] >= len(stack) or (stack[places[-1]][-1].value or 0) + 1 != value):
+        while places and (places[-1] >= len(stack) or stack[places[-1]][-1].value + 1 != value):
             places.pop()
         if places:
             del stack[places.pop() + 1 :]
@@ -218,14 +185,14 @@ def _lists(family: list[Marker]) -> list[list[Marker]]:
         elif value <= 1 or not stack:
             stack.append([marker])
         else:
-            before = stack[-1][-1].value or 0
-            if not digits or value <= before or last_of.get(before + 1, -1) >= number:  # no gap
+            before = stack[-1][-1].value
+            if value <= before or last_of.get(before + 1, -1) >= number:  # no gap
                 continue
             stack[-1].append(marker)
         expected.setdefault(value + 1, []).append(len(stack) - 1)
     if len(stack) > 1 and all(len(items) == 1 and items[0].value == 1 for items in stack):
-        return [[items[0] for items in stack]] if digits else []  # 1. 1. 1., which Markdown counts up
-    if not any(len(items) > 1 and (digits or (items[0].value or 0) == 1) for items in stack):
+        return [[items[0] for items in stack]]  # 1. 1. 1., which Markdown counts up
+    if not any(len(items) > 1 for items in stack):
         return []
     return [items for items in stack if len(items) > 1 or items[0].value == 1]
 
@@ -234,13 +201,20 @@ def _lists(family: list[Marker]) -> list[list[Marker]]:
 
 # What labels an answer: a word and a colon, GSM8K's #### 5, words of an ending.
 _HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
-_WORD = f"(?i:(?:the |our |la |die |a |o )?(?:{either('answer')}))"
+_WORD = (
+    "(?i:(?:the |our |la |die |a |o )?(?:final answer|answer|conclusion|summary|result|antwort|endergebnis|fazit"
+    "|réponse finale|réponse|respuesta final|respuesta|conclusión|resposta final|resposta|conclusão|最终答案|答案|结论|答))"
+)
 _COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
-_ENDING = rf"(?i:{either('ending')})(?![^\W_])"
+_ENDING = r"(?i:in conclusion|to conclude|in summary|to summari[sz]e|putting it all together)(?![^\W_])"
 _LABEL = re.compile(rf"(?:[#>*_ \t\[(]|\\textbf\{{)*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
 _ANSWER = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}|{_ENDING})(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
 _ANSWER_INSIDE = re.compile(r"\banswer\b[^\n.]{0,40}\bis\b|\\boxed")
-_SO = re.compile(rf"[#>*_ \t\[(]*(?:(?i:{either('so')})(?![^\W_])|{either('unspaced so')})")
+_SO = re.compile(
+    r"[#>*_ \t\[(]*(?:(?i:therefore|thus|hence|so|consequently|accordingly|as a result|altogether|overall|in total|finally"
+    r"|daher|somit|folglich|insgesamt|donc|ainsi|par conséquent|por tanto|por lo tanto|así|portanto|logo|assim)(?![^\W_])"
+    r"|∴|因此|所以|综上|故)"
+)
 _LABEL_ALONE = re.compile(rf"[#*_ \t]*{_WORD}[ \t*_:：]*(?=\n|\Z)")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
 _BOLD_LINE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*\Z")
@@ -257,10 +231,10 @@ class Marked(NamedTuple):
 def numbered(text: Text) -> Marked:
     """Steps open with a numbered marker at the start of a line, alone or in bold, in a heading or after a bullet.
 
-    Markers are step words with a number (``Step 3:``, ``Schritt 3:``, ``第三步``), and numbers, Roman numbers and letters
-    that count up: ``3.``, ``3)``, ``(3)``, ``III.``, ``c)``, ``３、``, ``③``. What precedes the first marker belongs to the
-    first step, nested items and what is indented to their step. A summary or an answer after the last item, after a blank
-    line and not indented, is a step of its own. A text with fewer than two markers is one step.
+    Markers are the word for step with a number (``Step 3:``, ``Schritt 3:``, ``第三步``), and numbers that count up: ``3.``,
+    ``3)``, ``(3)``, ``３、``. What precedes the first marker belongs to the first step, nested items and what is indented to
+    their step. A summary or an answer after the last item, after a blank line and not indented, is a step of its own. A
+    text with fewer than two markers is one step.
     """
     markers = find_markers(text)
     lists = counted_lists(text.flat, markers) if len(markers) > 1 else []
