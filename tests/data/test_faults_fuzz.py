@@ -24,20 +24,13 @@ SPLITTER = make_splitter("separator")
 
 
 def made_rows(form, count=6):
-    """Good rows of a format: objects, or lines for ``implicit_cot``."""
+    """Good rows of a format."""
     rows = []
     for index in range(count):
         numbers = (2 * index + 2, index + 1, 3 * index + 3)
         question, steps = QUESTION.format(numbers[0]), [step.format(*numbers) for step in STEPS]
         final = f"#### {numbers[2]}"
-        if form == "implicit_cot":
-            rows.append(
-                f"{question}||<<{numbers[0]}/2={numbers[1]}>> <<{numbers[0]}+{numbers[1]}={numbers[2]}>> {final}"
-            )
-        elif form == "gsm8k_socratic":
-            answer = "\n".join([f"How many in May? ** {steps[0]}", f"How many in all? ** {steps[1]}", final])
-            rows.append({"question": question, "answer": answer})
-        elif form == "gsm8k":
+        if form == "gsm8k":
             rows.append({"question": question, "answer": "\n".join([*steps, final])})
         else:
             response = TEACHER[index % len(TEACHER)].format(*numbers)
@@ -113,9 +106,9 @@ FLAGS = [
 SPLITTER_FLAGS = [f"--step_splitter {name}" for name in ("separator", "lines", "numbered", "list")]
 
 
-def flags_of(form, kind, rng):
+def flags_of(form, rng):
     words = [flag for flag in FLAGS if rng.random() < 0.12]
-    if rng.random() < 0.4 and (kind != "txt" or form == "implicit_cot"):
+    if rng.random() < 0.4:
         words.append(f"--format {form}")
     if form == "columns":
         words.append("--question_column problem --response_column solution")
@@ -145,15 +138,15 @@ def assert_whole(path, least_steps):
 
 def run_one(seed, folder, capsys):
     rng = random.Random(seed)
-    form = rng.choice(["gsm8k", "gsm8k_socratic", "teacher", "implicit_cot", "columns"])
-    kind = "txt" if form == "implicit_cot" else rng.choice(["jsonl", "jsonl", "jsonl", "json", "csv"])
+    form = rng.choice(["gsm8k", "teacher", "columns"])
+    kind = rng.choice(["jsonl", "jsonl", "jsonl", "json", "csv"])
     rows = made_rows(form)
     if rng.random() < 0.5:
         rows = list(with_wrong_values(rows, rng))
     file = folder / f"{seed}.{kind}"
     file.write_bytes(damaged(as_bytes(rows, kind, rng), rng))
     out = folder / str(seed) / "out.jsonl"
-    flags = flags_of(form, kind, rng)
+    flags = flags_of(form, rng)
     status = main(["prepare", str(file), "--output_file", str(out), *flags])
     said, error = capsys.readouterr()
     assert "Traceback" not in error

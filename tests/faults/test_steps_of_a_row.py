@@ -38,13 +38,7 @@ def raw_rows(form: str) -> list:
     rows = []
     for n, style in enumerate(STYLES):
         question, text = f"What is {n} and one more?", answer(n, style, thoughts=n != 2)
-        if form == "implicit_cot":
-            rows.append(f"{question}||<<{n}+1={n + 1}>> <<{n + 1}*1={n + 1}>> #### {n + 1}")
-        elif form == "gsm8k_socratic":
-            rows.append(
-                {"question": question, "answer": f"What is it? ** It is {n}.\nAnd that? ** It is {n}.\n#### {n + 1}"}
-            )
-        elif form == "gsm8k":
+        if form == "gsm8k":
             text = text.replace(f"\\boxed{{{n + 1}}}", str(n + 1))
             rows.append({"question": question, "answer": f"{text}\n#### {n + 1}"})
         elif form == "teacher":
@@ -85,7 +79,6 @@ def method_of(**options) -> JEPAOptions:
 SPLIT = ["separator", "lines", "numbered", "sentence", "regex", "auto"]
 PREPARED = [
     *((form, {"step_splitter": splitter}) for form in ("gsm8k", "teacher", "columns") for splitter in SPLIT),
-    *((form, {}) for form in ("gsm8k_socratic", "implicit_cot")),
     ("list", {"step_splitter": "list", "response_column": "response"}),
 ]
 
@@ -98,7 +91,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
     from stepjepa.data.prepare import PrepareOptions, prepare
     from support.checks import check_format
 
-    renderer, method, raw_file = ChatRenderer(bpe_tokenizer), method_of(predictors=2), tmp_path / "lines.txt"
+    renderer, method = ChatRenderer(bpe_tokenizer), method_of(predictors=2)
     for number, (form, options) in enumerate(PREPARED):
         case, file = f"{form} {options}", tmp_path / f"{number}.jsonl"
         options = {"min_steps": 1, "min_step_length": 1, "keep_thinking": keep_thinking, **options}
@@ -107,9 +100,6 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         if form == "columns":
             options |= {"question_column": "problem", "response_column": "solution"}
         raw = raw_rows(form)
-        if form == "implicit_cot":
-            raw_file.write_text("\n".join(raw))
-            raw = str(raw_file)
         report = prepare(
             PrepareOptions(format={"list": "columns"}.get(form, form), output_file=str(file), **options), raw
         )

@@ -1,6 +1,6 @@
 """stepjepa prepare INPUT
 
-Turn raw questions and answers (GSM8K, generated responses, lines of text, any columns) into chat rows with steps, which
+Turn raw questions and answers (GSM8K, generated responses, any columns) into chat rows with steps, which
 stepjepa train reads.
 
 example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05

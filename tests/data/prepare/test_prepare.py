@@ -230,7 +230,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
         ({"output_file": "out.parquet"}, "rows are written as JSONL, so end it in .jsonl"),
         ({"max_steps": 1}, "max_steps is 1; it must be at least 2"),
         ({"step_splitter": "line"}, "known splitters"),
-        ({"step_splitter": "lines", "format": "implicit_cot"}, "name their steps themselves; leave it out"),
+        ({"format": "implicit_cot"}, "format=implicit_cot is gone; write each line"),
     ],
 )
 def test_options_that_cannot_be_used(tmp_path, changes, words):
@@ -324,7 +324,7 @@ def test_other_files_that_cannot_be_read(tmp_path):
     for name, words in {
         "no.jsonl": "no such file",
         "a" * 300: "cannot be read (File name too long)",
-        "raw.bin": "lines of text without '||'",
+        "raw.bin": "raw.bin line 1: broken JSON",
         "raw.parquet": "raw.parquet: cannot be read",
     }.items():
         with pytest.raises(DataError, match=re.escape(words)):

@@ -9,11 +9,6 @@ from stepjepa.data.steps import make_splitter
 from stepjepa.errors import ConfigError, DataError, RowError
 
 GSM8K = {"question": "How many?", "answer": "He had 48/2 = <<48/2=24>>24.\nIn all 48+24 = $<<48+24=72>>72.\n#### 72"}
-SOCRATIC = {
-    "question": "How many?",
-    "answer": "How many in May? ** He had 48/2 = <<48/2=24>>24.\nIn all 48+24 = <<48+24=72>>72.\n#### 72",
-}
-BARS = "How many?||<<48/2=24>> <<48+24=72>> #### 72"
 TEACHER = {
     "question": "How many?",
     "answer": "He had 24.\n#### 72",
@@ -22,7 +17,6 @@ TEACHER = {
     "Then there are \\boxed{72} in all.",
 }
 TAUGHT = ["First, he had twenty-four of them.", "Then there are \\boxed{72} in all."]
-WORDS = "How many?||He had half of 4.5, so 4.5/2 = <<4.5/2=2.25>>2.25 of them. In all 6.75! #### 6.75"
 NAMED = {
     "problem": "How many?",
     "text": "One and one make two.\nSo the answer is surely 2.",
@@ -44,10 +38,6 @@ LONG = "A sentence that is long enough."
             ["He had 48/2 = <<48/2=24>>24.", "In all 48+24 = $<<48+24=72>>72.\n#### 72"],
         ),
         ({**GSM8K, "answer": "a\r\nb\r\n#### 72\r\n", "ground_truth": "7"}, {}, "7", ["a", "b\n\\boxed{72}"]),
-        (SOCRATIC, {}, "72", ["How many in May?\nHe had 48/2 = 24.", "In all 48+24 = 72.\n\\boxed{72}"]),
-        (BARS, {}, "72", ["48/2=24", "48+24=72\n\\boxed{72}"]),
-        (BARS, {"calculator_marks": "keep"}, "72", ["<<48/2=24>>", "<<48+24=72>>\n\\boxed{72}"]),
-        (WORDS, {}, "6.75", ["He had half of 4.5, so 4.5/2 = 2.25 of them.", "In all 6.75!\n\\boxed{6.75}"]),
         (TEACHER, {}, "72", TAUGHT),
         (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
         ({"question": "How many?", "qwen_response": TEACHER["deepseek_response"]}, {}, None, TAUGHT),
@@ -71,7 +61,7 @@ def test_formats(row, changes, truth, steps):
     form = recognise([row], options, "a file")
     example = read_example(row, form, options)
     assert (example.question, example.ground_truth) == ("How many?", truth)
-    assert Converter(form, options, False).steps_of(example)[0] == steps
+    assert Converter(form, options).steps_of(example)[0] == steps
 
 
 ANSWERED = ("question", "answer", "answer", "ground_truth")
@@ -81,11 +71,9 @@ ANSWERED = ("question", "answer", "answer", "ground_truth")
     ("rows", "changes", "format", "columns"),
     [
         ([GSM8K], {}, "gsm8k", ANSWERED),
-        ([SOCRATIC], {}, "gsm8k_socratic", ANSWERED),
         ([TEACHER], {}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
-        ([BARS, "x"], {}, "implicit_cot", ("", "", "", "ground_truth")),
         ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion", "ground_truth")),
-        ([GSM8K, 3, {"id": 1}, GSM8K, SOCRATIC], {}, "gsm8k", ANSWERED),
+        ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k", ANSWERED),
         ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", None),
         ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", None),
         ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", None),
@@ -106,9 +94,8 @@ def test_recognised(rows, changes, format, columns):
             {},
             "format not recognised (columns found: id, text); name the columns with --questio",
         ),
-        (["a", "b"], {}, "the rows are lines of text without '||'"),
+        (["a", "b"], {}, "the rows are JSON of type str; JSON objects are expected"),
         ([GSM8K], {"response_column": "deepsek"}, "'deepsek' (found: question, answer)"),
-        ([SOCRATIC], {"step_splitter": "lines"}, "rows of format gsm8k_socratic name their steps themselves; leave it"),
     ],
 )
 def test_not_recognised(rows, changes, words):
@@ -127,10 +114,6 @@ def test_not_recognised(rows, changes, words):
         ("gsm8k", {"question": "q", "answer": "x\n####"}, "no_final_answer", "it ends in 'x ####'"),
         ("teacher", {"question": "q", "deepseek_response": "r", "answer": True}, "not_text", "'answer' has type bool"),
         ("teacher", {"question": "q", "deepseek_response": "r", "ground_truth": 10**5000}, "not_text", "thousands of"),
-        ("implicit_cot", "no bars", "no_bars", "no '||'"),
-        ("implicit_cot", "q||a b", "no_final_answer", "it ends in 'a b'"),
-        ("implicit_cot", " ||a #### 1", "empty_question", "nothing stands in front"),
-        ("implicit_cot", {"text": "q||a #### 1"}, "not_text", "the row is a dict"),
     ],
 )
 def test_rows_that_are_refused(format, row, reason, words):
@@ -142,7 +125,7 @@ def test_rows_that_are_refused(format, row, reason, words):
 
 def found(response, format="teacher", final=None, **changes):
     """Steps, which are those that training finds again, and how many pieces were too short."""
-    converter = Converter(RawFormat(format), PrepareOptions(**changes), False)
+    converter = Converter(RawFormat(format), PrepareOptions(**changes))
     steps, short = converter.steps_of(RawExample("q", "a", None, response, final))
     joined = "\n\n".join(steps)
     assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps

@@ -40,8 +40,6 @@ REASONS = {
     "text_too_long": "a text is too long",
     "broken_text": "a text holds half a character (a lone surrogate)",
     "empty_text": "a column is empty",
-    "empty_question": "the question is empty",
-    "no_bars": "no '||' between question and steps",
     "no_final_answer": "no '#### ...' at the end",
     "no_ground_truth": "no ground truth to compare with",
     "only_thinking": "nothing but a thinking block",
@@ -174,7 +172,7 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
     """Write a source of raw rows as chat rows with steps to ``options.output_file`` and its validation file.
 
     Args:
-        source: the rows, in place of ``options.file``: a file (JSONL, text, CSV, Parquet), a Hub data set's name, or
+        source: the rows, in place of ``options.file``: a file (JSONL, CSV, Parquet), a Hub data set's name, or
             anything else that `RowSource` takes.
 
     Returns:
@@ -189,7 +187,7 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
     raw = _RawRows(options.file if source is None else source, options)
     form = recognise(raw.first_rows(), options, raw.name)
     train, valid, report = _output_files(options, raw.file)
-    converter = Converter(form, options, raw.text_lines)
+    converter = Converter(form, options)
     result = PrepareResult(raw.name, form.name, form.why, converter.least, options.drop_short, options.system_prompt)
     targets = [train, valid] if options.valid_ratio else [train]
     try:
@@ -273,9 +271,6 @@ def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
 class _RawRows(RowSource):
     """Raw rows; of a file of lines the bytes of each, so that what is wrong with one stays a fault of its own.
 
-    Attributes:
-        text_lines: whether rows are lines of text.
-
     Raises:
         DataError: nothing that can be read, or one JSON array.
     """
@@ -283,11 +278,9 @@ class _RawRows(RowSource):
     def __init__(self, source: object, options: PrepareOptions):
         super().__init__(source, options.dataset_split, any_file=True)
         suffix = "" if self.file is None else self.file.suffix.lower()
-        self.text_lines = self.file is not None and options.format == "implicit_cot"
-        if self.file is not None and not self.text_lines and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
-            self.text_lines = _first_byte(self.file) != b"{" and suffix not in JSON_SUFFIXES
-        self.by_line = self.by_line or self.text_lines
-        self._csv = suffix == ".csv" and not self.text_lines
+        if self.file is not None and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
+            _refuse_array(self.file)
+        self._csv = suffix == ".csv"
 
     def unchanged(self) -> AbstractContextManager[object]:
         """A context in which the file must not change."""
@@ -304,7 +297,7 @@ class _RawRows(RowSource):
             for number, raw in islice(self._raw(), _LOOKED_AT):
                 looked_at += 1
                 try:
-                    row = parse(raw, self.text_lines)
+                    row = parse(raw)
                 except RowError as error:
                     wrong = wrong or f"{self.place(number)}: {error}"
                     continue
@@ -342,15 +335,10 @@ class _RawRows(RowSource):
                 yield from enumerate(read_lines(file, LINE_BYTES), 1)
 
 
-def _first_byte(path: Path) -> bytes:
-    """The first byte that is no white space.
-
-    Raises:
-        DataError: it opens a JSON array.
-    """
+def _refuse_array(path: Path) -> None:
+    """Raises DataError: the file's first byte that is no white space opens a JSON array."""
     with reading(path), open(path, "rb") as file:
         starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
         first = next(filter(None, starts), b"")[:1]
     if first == b"[":
         raise DataError(f"{path}: {JSON_ARRAY}")
-    return first

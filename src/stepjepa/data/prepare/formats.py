@@ -16,21 +16,18 @@ from typing import Any, NamedTuple
 from stepjepa.config.option import MISSING, Names, options_of
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.options import absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
-from stepjepa.data.prepare.options import OWN_STEPS, RESPONSE_COLUMN, PrepareOptions
-from stepjepa.data.steps import LISTED, make_splitter
+from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
+from stepjepa.data.steps import LISTED
 from stepjepa.errors import DataError, RowError
 
 MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
 
 _NAME = Names(PrepareOptions)
 _MARK = re.compile(r"<<[^\n]*?>>")
-_MARKS_ONLY = re.compile(r"(?:\s*<<[^\n]*?>>)+\s*")
 _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
 _LOOKS = {
     "gsm8k": "answers that end in '#### ...'",
-    "gsm8k_socratic": "answers of lines 'sub-question ** step' that end in '#### ...'",
     "teacher": "a response next to the question",
-    "implicit_cot": "lines 'question||steps #### answer'",
     "columns": "these columns",
     "chats": "chats of one question and its answer",
 }
@@ -75,7 +72,7 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
     """The format of a file's first rows; where it is given, with its columns.
 
     Args:
-        rows: lines of text, or objects with columns.
+        rows: objects with columns, or what else JSON can hold.
         name: of the file, for messages.
 
     Raises:
@@ -90,9 +87,7 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
             raise DataError(f"{name}: none of the first rows has the column {which} names, {column!r} (found: {there})")
     found = Counter(form for form in (_format_of(row, options) for row in rows) if form is not None)
     if not found and not objects:
-        kind = "lines of text without '||'" if isinstance(rows[0], str) else f"JSON of type {type(rows[0]).__name__}"
-        expected = "JSON objects, or lines 'question||steps #### answer', are expected"
-        raise DataError(f"{name}: the rows are {kind}; {expected}")
+        raise DataError(f"{name}: the rows are JSON of type {type(rows[0]).__name__}; JSON objects are expected")
     if not found:
         raise DataError(
             f"{name}: format not recognised (columns found: {listed_columns(objects[0])}); name the columns with "
@@ -101,8 +96,6 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
     (form, count), *_ = found.most_common(1)
     if options.format != "auto":
         return form
-    if form.name in OWN_STEPS:
-        options.check_named(form.name)
     which_rows = f"{count} of the first {len(rows)} rows have" if len(rows) > 1 else "the only row has"
     return form._replace(why=f"recognised: {which_rows} {_LOOKS[form.name]}")
 
@@ -110,8 +103,6 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
 def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
     """Format and columns of one row, None where it shows nothing."""
     name = options.format
-    if isinstance(row, str):
-        return RawFormat("implicit_cot") if name == "implicit_cot" or (name == "auto" and "||" in row) else None
     if not isinstance(row, Mapping):
         return None
     usual, response = form_of(row), options.response_column
@@ -130,23 +121,19 @@ def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
             return None
         named = options.question_column or options.response_column
         name = "teacher" if response and not named else "columns"
-        if response is None and isinstance(text, str) and (body := _split_final(text))[1] is not None:
-            lines = [line for line in body[0].split("\n") if line.strip()]
-            socratic = lines and 2 * sum(" ** " in line for line in lines) >= len(lines)
-            name = "gsm8k_socratic" if socratic else "gsm8k"
+        if response is None and isinstance(text, str) and _split_final(text)[1] is not None:
+            name = "gsm8k"
     response = response or (RESPONSE_COLUMN if name == "teacher" else answer)
     context = "" if options.question_column else usual.context
     return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth", context)
 
 
 def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawExample:
-    """The parts of one raw row: a line of text for ``implicit_cot``, an object with columns else.
+    """The parts of one raw row.
 
     Raises:
         RowError: something is missing, or is no text.
     """
-    if form.name == "implicit_cot":
-        return _of_line(row, options.calculator_marks == "keep")
     row, system = as_object(row), None
     if form.name == "chats":
         system, question, answer = one_turn(row_to_messages(row))
@@ -154,7 +141,7 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
     elif form.context:
         row = {**row, form.question: asked_in(row, form.question, form.context)}
     question, pieces = _text(row, form.question), None
-    if form.name in ("gsm8k", "gsm8k_socratic"):
+    if form.name == "gsm8k":
         answer = _text(row, form.answer)
         text = answer if form.response == form.answer else _text(row, form.response)
         response, final = _split_final(text)
@@ -162,10 +149,6 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
             raise RowError("no_final_answer", f"the answer does not end in a line '#### ...': {_end_of(text)}")
         if options.calculator_marks == "drop":
             response = _MARK.sub("", response)
-        if form.name == "gsm8k_socratic":  # without a sub-question the line is a step as it is
-            lines = (line.partition(" ** ") for line in response.split("\n"))
-            pieces = ["\n".join(part.strip() for part in (title, step) if part.strip()) for title, _, step in lines]
-            response = ""
     else:
         if options.step_splitter == LISTED:
             pieces = _listed(row, form.response)
@@ -176,28 +159,6 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
         if form.answer != form.response and column_value(row, form.answer) is not None:
             answer = _text(row, form.answer, numbers=True)
     return RawExample(question, answer, _ground_truth(row, form.ground_truth, final), response, final, pieces, system)
-
-
-def _of_line(line: object, keep_marks: bool) -> RawExample:
-    if not isinstance(line, str):
-        raise RowError(
-            "not_text", f"the row is a {type(line).__name__}; a line 'question||steps #### answer' is expected"
-        )
-    _refuse_long(len(line), "the line")
-    question, bars, rest = line.partition("||")
-    if not bars:
-        raise RowError("no_bars", "the line has no '||' between question and steps")
-    body, hashes, final = rest.rpartition("####")
-    if not hashes or not final.strip():
-        raise RowError("no_final_answer", f"the line does not end in '#### ...': {_end_of(rest)}")
-    if not question.strip():
-        raise RowError("empty_question", "nothing stands in front of '||'")
-    if _MARKS_ONLY.fullmatch(body):
-        pieces = [mark if keep_marks else mark[2:-2] for mark in _MARK.findall(body)]
-    else:
-        body = body if keep_marks else _MARK.sub("", body)
-        pieces = [body[start:end] for start, end in make_splitter("sentence").spans(body)]
-    return RawExample(question.strip(), rest.strip(), final.strip(), "", final.strip(), pieces)
 
 
 def _split_final(text: str) -> tuple[str, str | None]:

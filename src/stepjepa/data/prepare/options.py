@@ -18,8 +18,6 @@ SYSTEM_PROMPT = (
     "answer (do not include any other text or units) within \\boxed{}."
 )
 RESPONSE_COLUMN = "deepseek_response"
-# Formats whose rows name their steps; no splitter is needed, and a short step is a step.
-OWN_STEPS = ("gsm8k_socratic", "implicit_cot")
 PUBLISHED_LENGTH = 21  # the published preparation drops pieces of 20 characters or fewer
 
 _FORMAT, _STEPS, _ROWS, _OUTPUT = "input", "steps", "rows", "output"
@@ -32,7 +30,7 @@ class PrepareOptions:
     file: str | None = option(
         None, "The raw rows: a file, or a Hub data set's name; usually written without --file.", _FORMAT
     )
-    format: Literal["auto", "gsm8k", "gsm8k_socratic", "teacher", "implicit_cot", "columns", "chats"] = option(
+    format: Literal["auto", "gsm8k", "teacher", "columns", "chats"] = option(
         "auto", "Format of the raw rows; auto recognises it from the first ones and prints it.", _FORMAT
     )
     question_column: str | None = option(None, "Column with the question. Default: question.", _FORMAT)
@@ -59,7 +57,7 @@ class PrepareOptions:
     min_step_length: int | None = option(
         None,
         f"Characters that a step has at least (a Chinese one counts as four); shorter pieces join a neighbour. Default: "
-        f"{PUBLISHED_LENGTH} for teacher and columns, 1 where the rows name their steps.",
+        f"{PUBLISHED_LENGTH} for teacher and columns, 1 for gsm8k and lists.",
         _STEPS,
         at_least=0,
     )
@@ -120,15 +118,8 @@ class PrepareOptions:
         check_fields(self)
         if self.max_steps is not None and self.max_steps < self.min_steps:
             raise ConfigError(f"{_NAME.max_steps} is {self.max_steps}; it must be at least {self.min_steps}")
-        if self.format in OWN_STEPS:
-            self.check_named(self.format)
         if self.step_splitter != LISTED:
             make_splitter(self.step_splitter, self.step_separator)
-
-    def check_named(self, form: str) -> None:
-        """Refuse a splitter for rows that name their steps; raises ConfigError."""
-        if self.step_splitter != "auto":
-            raise ConfigError(f"{_NAME.step_splitter}: rows of format {form} name their steps themselves; leave it out")
 
 
 _NAME = Names(PrepareOptions)

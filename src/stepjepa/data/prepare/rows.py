@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
-from stepjepa.data.prepare.options import OWN_STEPS, PUBLISHED_LENGTH, PrepareOptions
+from stepjepa.data.prepare.options import PUBLISHED_LENGTH, PrepareOptions
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, make_splitter, text_of
 from stepjepa.errors import RowError, said
 from stepjepa.utils.files import line_text, line_value
@@ -61,15 +61,14 @@ class Converter:
 
     Args:
         form: the rows' format and columns.
-        text_lines: whether the lines of bytes are text; JSON else.
 
     Attributes:
         least: `length` of a step at least.
     """
 
-    def __init__(self, form: RawFormat, options: PrepareOptions, text_lines: bool):
-        self._form, self._options, self._text_lines = form, options, text_lines
-        named = form.name in ("gsm8k", *OWN_STEPS) or options.step_splitter == LISTED
+    def __init__(self, form: RawFormat, options: PrepareOptions):
+        self._form, self._options = form, options
+        named = form.name == "gsm8k" or options.step_splitter == LISTED
         style = options.step_splitter
         if style in ("auto", LISTED):
             style = "lines" if named else "auto"
@@ -83,7 +82,7 @@ class Converter:
         for number, raw in rows:
             row: object = None
             try:
-                row = parse(raw, self._text_lines)
+                row = parse(raw)
                 if row is not None:
                     outcomes.append(self._prepared(number, row))
             except RowError as error:
@@ -169,7 +168,7 @@ class Converter:
         return "" if isinstance(question, RowError) else (question if isinstance(question, str) else str(raw))[:_SHOWN]
 
 
-def parse(raw: object, text_lines: bool) -> object:
+def parse(raw: object) -> object:
     """The row that a line of bytes holds, None for a blank line; what is no bytes is a row already.
 
     Raises:
@@ -180,8 +179,8 @@ def parse(raw: object, text_lines: bool) -> object:
     if not isinstance(raw, bytes):
         return raw
     text = line_text(raw, LINE_BYTES)
-    if not text or text_lines:
-        return text or None
+    if not text:
+        return None
     row = line_value(text, raw)
     if row is None:
         raise RowError("not_an_object", "the row is null, not an object with columns")
