@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from stepjepa.data.numbers import NUMBER, fold, normalise_number, number_of, plain_text
+from stepjepa.data.numbers import NUMBER, fold, normalise_number, number_of
 
 __all__ = ["answers_match", "final_answer", "last_boxed", "normalise_number"]
 
@@ -28,38 +28,6 @@ _CALCULATION = re.compile(r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(
 _LIST_ITEM = re.compile(r"[.)][ \t]+\S")
 _HEADED = re.compile(r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d", re.IGNORECASE)
 
-_CLOCK = re.compile(r"(?:at )?(\d{1,2})(?::(\d\d))?(?::00)? ?(?:([ap])\.? ?m\.?|o'clock)?", re.IGNORECASE)
-_UNITS = {
-    unit: name
-    for name, units in {
-        "dollar": "dollar dollars usd bucks",
-        "cent": "cent cents",
-        "euro": "euro euros eur",
-        "kilometre": "km kms kilometer kilometers kilometre kilometres",
-        "metre": "m meter meters metre metres",
-        "centimetre": "cm cms centimeter centimeters centimetre centimetres",
-        "millimetre": "mm millimeter millimeters millimetre millimetres",
-        "mile": "mile miles",
-        "foot": "foot feet ft",
-        "inch": "inch inches",
-        "yard": "yard yards",
-        "kilogram": "kg kgs kilogram kilograms",
-        "gram": "g gram grams",
-        "litre": "l liter liters litre litres",
-        "millilitre": "ml milliliter milliliters millilitre millilitres",
-        "second": "s sec secs second seconds",
-        "minute": "min mins minute minutes",
-        "hour": "h hr hrs hour hours",
-        "day": "day days",
-        "week": "week weeks",
-        "month": "month months",
-        "year": "year years",
-        "percent": "percent",
-    }.items()
-    for unit in units.split()
-}
-_UNIT_SIGNS = {"%": "percent", "$": "dollar", "\u20ac": "euro"}
-_UNIT = re.compile(r"(?<![\d.,])\d[\d.,]*[ -]?([A-Za-z]+)")
 _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # not the one between two numbers
 
 
@@ -109,9 +77,8 @@ def final_answer(text: str) -> str | None:
 def answers_match(a: str | None, b: str | None) -> bool:
     """Whether two answers are the same.
 
-    Numbers are compared by `normalise_number`, clock times by the time (`17:00` and `5 pm`), other texts without regard to
-    letter case, spaces, and LaTeX or Markdown around them. Two numbers with different units that are known (`18 dollars`,
-    `18 cents`) differ; a number without a unit matches one with any. A missing or empty answer matches nothing.
+    Numbers are compared by `normalise_number`, which reads no units (`18 dollars` is `18 cents`), other texts without
+    regard to letter case, spaces, and LaTeX or Markdown around them. A missing or empty answer matches nothing.
     """
     if a is None or b is None:
         return False
@@ -119,9 +86,9 @@ def answers_match(a: str | None, b: str | None) -> bool:
         return bool(a.strip())
     one, other = normalise_number(a), normalise_number(b)
     if one == other:
-        return bool(one) and len({_unit(a), _unit(b)} - {None}) < 2
+        return bool(one)
     words, others = (_SPACES.sub("", text).casefold().strip(".") for text in (one, other))
-    return words == others != "" or _same_time(a, b)
+    return words == others != ""
 
 
 def _after_hashes(text: str) -> str | None:
@@ -171,31 +138,3 @@ def _last_number(text: str) -> str | None:
             return line[numbers[-1].start() : numbers[-1].end()].strip()
         end = begin - 1
     return None
-
-
-def _same_time(a: str, b: str) -> bool:
-    """Whether both are times of a day, one of them written as such, and the same; without am or pm either will do."""
-    first, second = (_CLOCK.fullmatch(plain_text(text)) for text in (a, b))
-    if first is None or second is None or (first[0].isdecimal() and second[0].isdecimal()):
-        return False
-    if (first[2] or "00") != (second[2] or "00"):
-        return False
-    hours, halves = [int(first[1]), int(second[1])], [first[3], second[3]]
-    if all(halves):
-        return hours[0] % 12 == hours[1] % 12 and str(halves[0]).lower() == str(halves[1]).lower()
-    for number, half in enumerate(halves):
-        if half and hours[1 - number] > 12:
-            return hours[number] % 12 + 12 * (half in "pP") == hours[1 - number]
-    return hours[0] == hours[1]
-
-
-def _unit(text: str) -> str | None:
-    """The unit of a number, if it is a known one."""
-    if text.isascii() and text.replace(".", "").replace(",", "").isdigit():
-        return None
-    text = plain_text(text)
-    for sign, name in _UNIT_SIGNS.items():
-        if sign in text:
-            return name
-    word = _UNIT.search(text)
-    return _UNITS.get(word[1].lower()) if word else None

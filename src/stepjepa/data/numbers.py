@@ -1,7 +1,7 @@
 r"""Numbers as people and models write them, and one spelling for each.
 
 Read: thousands separators of several styles, decimals, fractions (`1/2`, `\dfrac{1}{2}`), mixed numbers, powers of ten,
-scale words (`5 million`), digits of any script, and all of them among marks and words that say what is counted (`$18`,
+scale words (`5 million`), full-width digits, and all of them among marks and words that say what is counted (`$18`,
 `\text{18 dollars}`, `x = 18`). Only what is written as a number is read: nothing is evaluated, and a sum stays a text.
 The rules work on strings and on integers of bounded length, so a number of any length costs no more than reading it.
 """
@@ -59,22 +59,12 @@ _SAME = {
 }
 
 
-class _Fold(dict[int, int]):
-    """The table of `str.translate`; digits enter it when they are first seen."""
-
-    def __missing__(self, code: int) -> int:
-        value = unicodedata.decimal(chr(code), None)
-        if value is None:
-            return code
-        self[code] = ord("0") + value
-        return self[code]
-
-
-_FOLD = _Fold({ord(sign): ord(plain) for plain, signs in _SAME.items() for sign in signs})
+_FULL_WIDTH_DIGITS = {0xFF10 + digit: ord("0") + digit for digit in range(10)}
+_FOLD = {ord(sign): ord(plain) for plain, signs in _SAME.items() for sign in signs} | _FULL_WIDTH_DIGITS
 
 
 def fold(text: str) -> str:
-    """The text with digits of any script, minus signs, spaces and full-width marks as ASCII; its length is the same."""
+    """The text with minus signs, spaces and full-width marks and digits as ASCII; its length is the same."""
     return text if text.isascii() else text.translate(_FOLD)
 
 
