@@ -115,13 +115,10 @@ def train(**options: Any) -> TrainResult:
 
 def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
     from stepjepa.config.option import options_of
-    from stepjepa.errors import ConfigError
     from stepjepa.training.options import RunOptions
-    from stepjepa.utils.parallel import in_workers
+    from stepjepa.utils.ray import in_workers
 
     options_of(RunOptions)[name.ray_workers].check(workers := options.pop(name.ray_workers))
-    if options.get(name.engine) == "ray":
-        raise ConfigError(f"--{name.engine} ray needs cores besides those of --{name.ray_workers}; leave it out")
 
     def work() -> TrainResult:
         from stepjepa.training.run import leave_process_group

@@ -105,7 +105,6 @@ def test_a_task_that_fails_loses_no_other(home, monkeypatch):
     [
         ("a --harness sumz", "the harness has no task 'sumz'; did you mean 'sums'?"),
         ("a --harness sums --metric exact", "leave --metric out"),
-        ("a --harness sums --ray_replicas 2", "leave --ray_replicas out"),
         ("a rows.jsonl --harness sums", "leave --test_file out"),
         ("a --harness sums --backend vllm", "with transformers"),
         ("--harness sums", "write: stepjepa evaluate RUN --harness TASK"),

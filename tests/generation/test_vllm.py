@@ -125,11 +125,11 @@ def test_adapters_that_vllm_would_refuse(changes, words, home, ask, tmp_path, mo
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--tensor_parallel_size 2 --data_parallel_size 2", "--data_parallel_size 2 need 4 GPUs, and there are 3"),
+        ("--tensor_parallel_size 4", "--tensor_parallel_size 4 needs 4 GPUs, and there are 3"),
         ('--vllm_options {"tensor_parallel_size":2}', "holds tensor_parallel_size, for which there is an option"),
         ('--vllm_options {"model":"other"}', "holds model"),
         ('--vllm_options {"max_lora_rank":7,"enable_lora":true}', "vLLM cannot load it (1 validation error for LoRA"),
-        ("--data_parallel_size 0", "data_parallel_size is 0"),
+        ("--data_parallel_size 2", "serve copies of the model (vllm serve --data-parallel-size N)"),
     ],
 )
 def test_what_cannot_be_is_one_line(flags, words, ask, tmp_path, monkeypatch):
@@ -172,19 +172,3 @@ def test_an_interrupted_evaluation_goes_on(ask, tmp_path, monkeypatch):
     ask("evaluate", "adapter", f"{flags} --output_dir {tmp_path}/again")
     again = lines(tmp_path / "again" / "predictions.jsonl")
     assert found == [row["generated_response"] for row in again] and len(set(found)) == COUNT
-
-
-def test_copies_are_processes_with_gpus_of_their_own(home, ask, tmp_path, monkeypatch):
-    seen = vllm_stand_in(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
-    flags = "--tensor_parallel_size 2 --data_parallel_size 2 --batch_size 2"
-    words = ask("evaluate", "adapter", flags)
-    assert "2 copies on 2 GPUs each" in words and not seen, "it was loaded in this process"
-    said = [row["generated_response"] for row in lines(tmp_path / "out" / "predictions.jsonl")]
-    assert {one.partition(" on ")[2] for one in said} <= {
-        f"GPUs {gpus} with {home}/adapter " for gpus in ("3,5", "6,7")
-    }
-    assert len({one.partition(" on ")[0] for one in said}) == COUNT
-    options = '--vllm_options {"wrong":1} --overwrite_output_dir'
-    assert "vLLM cannot load it (EngineArgs" in ask("evaluate", "adapter", f"{flags} {options}", status=2)

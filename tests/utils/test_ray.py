@@ -14,11 +14,9 @@ import psutil
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare import _RawRows
-from stepjepa.errors import ConfigError, DataError, RunError
-from stepjepa.generation.store import Replies
+from stepjepa.errors import ConfigError
 from stepjepa.utils.files import checksum
-from stepjepa.utils.parallel import Copies, in_workers, mapped
+from stepjepa.utils.ray import in_workers
 from support.rows import lines, write
 from support.sharding import launch
 
@@ -43,105 +41,6 @@ def kill(name):
     """Kill one of this Ray's processes that carry out `name`."""
     children = psutil.Process().children(recursive=True)
     os.kill(next(one.pid for one in children if name in " ".join(one.cmdline())), signal.SIGKILL)
-
-
-def killing(values, at, name="ray::_Copy"):
-    for number, value in enumerate(values):
-        if number == at:
-            kill(name)
-        yield value
-
-
-def test_order_and_errors():
-    assert list(mapped(str, killing(range(30), 9), 2, "num_proc", "ray")) == list(map(str, range(30)))
-    with pytest.raises(ConfigError, match="--num_proc 3: the Ray cluster has 2 CPUs"):
-        next(mapped(str, range(3), 3, "num_proc", "ray"))
-    with pytest.raises(ValueError, match="invalid literal for int.. with base 10: 'a'$"):
-        list(mapped(int, ["1", "a"], 1, "num_proc", "ray"))
-    with pytest.raises(RunError, match="^Ray: ") as caught:
-        Copies(os._exit, 1, "num_proc")(3)  # whoever takes it up dies
-    assert "\n" not in str(caught.value) and not isinstance(caught.value, DataError)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_prepared_rows_are_the_same_bytes(processes, tmp_path, monkeypatch):
-    rows = [{"question": f"Add {n} to 1.", "answer": f"Take {n}.\nAdd 1.\n#### {n + 1}"} for n in range(6000)]
-    source = write(tmp_path / "raw.jsonl", [*rows, {"question": ""}])
-    words = ["prepare", source, "--valid_ratio", "0.2", "--output_file"]
-    assert main([*words, str(tmp_path / "a.jsonl")]) == 0
-    blocks = _RawRows.blocks
-    monkeypatch.setattr(_RawRows, "blocks", lambda self: killing(blocks(self), 8))
-    assert main([*words, str(tmp_path / "b.jsonl"), "--engine", "ray", "--num_proc", str(processes)]) == 0
-    for kind in ("jsonl", "valid.jsonl"):
-        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
-
-
-@pytest.mark.parametrize("how", ["", "--streaming --shuffle_buffer 64"])
-def test_tokenised_rows_train_the_same_model(how, tmp_path):
-    data = write(tmp_path / "chats.jsonl", [{"messages": chat} for chat in CHATS])
-    words = f"train --train_file {data} --model_name tiny --step_jepa --max_steps 2 --disable_tqdm true {how}".split()
-    assert main([*words, "--output_dir", str(tmp_path / "a")]) == 0
-    ray = ["--engine", "ray", "--dataset_num_proc", "2"]
-    assert main([*words, "--output_dir", str(tmp_path / "b"), *ray]) == 0
-    for weights in ("model.safetensors", "predictors.safetensors"):
-        assert checksum(tmp_path / "a" / weights) == checksum(tmp_path / "b" / weights)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    data = write(folder / "chats.jsonl", [{"messages": chat} for chat in CHATS[:50]])
-    words = f"train --train_file {data} --model_name tiny --max_steps 12 --learning_rate 3e-3 --disable_tqdm true"
-    assert main([*words.split(), "--output_dir", str(folder / "run")]) == 0
-    asked = [{"question": f"Add {n}{' and so on' * (n % 5)}.", "answer": f"{n + 1}"} for n in range(37)]
-    write(folder / "asked.jsonl", asked)
-    return folder
-
-
-def test_replicas_answer_as_one_model_and_resume(model, tmp_path, monkeypatch):
-    words = ["evaluate", str(model / "run"), str(model / "asked.jsonl"), "--metric", "exact", "--output_dir"]
-    how = ["--max_new_tokens", "12", "--batch_size", "4", "--temperature", "0.8"]
-    assert main([*words, str(tmp_path / "a"), *how]) == 0
-    add, stored = Replies.add, []
-
-    def interrupted(self, line):
-        add(self, line)
-        stored.append(line)
-        if len(stored) == 2:
-            kill("ray::_Copy")
-        if len(stored) == 5:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Replies, "add", interrupted)
-    on_ray = [*words, str(tmp_path / "b"), *how, "--ray_replicas"]
-    assert main([*on_ray, "2"]) == 130
-    assert len(lines(tmp_path / "b" / "predictions.partial")) == 6
-    assert main([*on_ray, "1"]) == 0 and len(stored) == 10  # 37 questions, 4 at a time
-    found = lines(tmp_path / "b" / "predictions.jsonl")
-    assert found == lines(tmp_path / "a" / "predictions.jsonl")
-    assert len({row["generated_response"] for row in found}) > 9
-
-
-def test_replicas_generate_what_one_model_does(model, tmp_path):
-    words = f"generate {model}/asked.jsonl --model_name {model}/run --max_new_tokens 9 --attempts 2 --keep_attempts"
-    assert main([*words.split(), "--output_file", str(tmp_path / "a.jsonl")]) == 0
-    assert main([*words.split(), "--output_file", str(tmp_path / "b.jsonl"), "--ray_replicas", "2"]) == 0
-    for kind in ("attempts", "unsolved"):
-        assert lines(tmp_path / f"a.{kind}.jsonl") == lines(tmp_path / f"b.{kind}.jsonl")
-
-
-def test_a_likelihood_is_refused(model, capsys):
-    words = [
-        "evaluate",
-        str(model / "run"),
-        str(model / "asked.jsonl"),
-        "--ray_replicas",
-        "2",
-        "--metric",
-        "answer_nll",
-    ]
-    assert main(words) == 2
-    assert "answer_nll is computed by this process: leave --ray_replicas out" in capsys.readouterr().err
 
 
 STUDY = """\
@@ -239,7 +138,6 @@ def test_mistakes_are_not_tried_again(tmp_path):
     ("flags", "words"),
     [
         ("--ray_workers 3", "--ray_workers 3: the Ray cluster has 2 CPUs"),
-        ("--ray_workers 1 --engine ray", "--engine ray needs cores besides those of --ray_workers; leave it out"),
         ("--ray_workers 1", "no such file"),
     ],
 )

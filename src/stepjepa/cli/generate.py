@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from stepjepa.api import generate
 from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.utils.terminal import ending, print_text
 
 
 def run(argv: list[str]) -> int:
     """Ask, store, sum up. Exit status 0, also where questions stay unsolved; 130 or 143 where a signal ends it."""
-    values = StrictParser((GenerateOptions,), __doc__, positional=("file",)).values(argv)
+    values = StrictParser((GenerateOptions,), __doc__, aliases=published(GenerateOptions), positional=("file",)).values(
+        argv
+    )
     with ending("generate", lambda: "what is done is kept"):
         print_text(str(generate(**values)))
     return 0

@@ -12,6 +12,7 @@ from stepjepa.api import prepare
 from stepjepa.cli import needed_file
 from stepjepa.config.option import Names
 from stepjepa.config.parser import Answer, StrictParser
+from stepjepa.config.spellings import published
 from stepjepa.data.prepare import PrepareOptions
 from stepjepa.utils.terminal import print_text
 
@@ -24,6 +25,7 @@ GONE = {
 def run(argv: list[str]) -> int:
     """Prepare a file; exit status 0 where rows were written."""
     gone = {name: Answer(Names(PrepareOptions).output_file, text) for name, text in GONE.items()}
+    gone |= published(PrepareOptions)
     values = StrictParser((PrepareOptions,), __doc__, aliases=gone, positional=("file",)).values(argv)
     needed_file(values.get("file"), "prepare")
     print_text(str(prepare(**values)))

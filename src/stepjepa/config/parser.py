@@ -160,7 +160,8 @@ class StrictParser:
             ConfigError: the value does not fit.
         """
         target = self.aliases.get(name, name)
-        word = "true" if given is _BARE else given.lower() if isinstance(given, str) else given
+        word = "true" if given is _BARE else "none" if given is None else given
+        word = word.lower() if isinstance(word, str) else word
         try:
             if isinstance(target, Answer) and word in target.idle:
                 return

@@ -52,12 +52,6 @@ PUBLISHED: dict[str, Alias] = {
         "labels",
         "leave it out: the loss is on the assistant's messages as it is, and on every token with --{option} all",
     ),
-    # Options of earlier versions
-    "data_cache": Answer(
-        "dataset_num_proc",
-        "was removed: rows are tokenised at every start. --{option} N tokenises in N processes, and --streaming reads large "
-        "data while the model trains",
-    ),
     "packing": Answer(
         "forward", "leave it out: examples are packed into rows as it is (--{option} packed), and do not see each other"
     ),
@@ -82,6 +76,23 @@ LEFT: dict[str, Answer] = {
     ),
     "code_execution": Answer("", _NO_PROGRAMS),
     "allow_code_execution": Answer("", _NO_PROGRAMS, idle=("false",)),
+    "data_cache": Answer(
+        "",
+        "the cache of tokenised rows was removed: rows are tokenised at every start, in N processes with "
+        "--dataset_num_proc N, and --streaming reads large data while the model trains",
+        idle=("none",),
+    ),
+    "engine": Answer(
+        "", "work in a Ray cluster was removed here; docs/howto/clusters.md shows it with Ray Data", idle=("processes",)
+    ),
+    "ray_replicas": Answer(
+        "", "was removed: serve copies of the model (vllm serve) and ask them with --backend openai", idle=("none",)
+    ),
+    "data_parallel_size": Answer(
+        "",
+        "was removed: serve copies of the model (vllm serve --data-parallel-size N) and ask them with --backend openai",
+        idle=("1",),
+    ),
 }
 
 

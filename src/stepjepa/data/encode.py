@@ -41,7 +41,7 @@ from stepjepa.data.tokens import (
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError, no_rows
-from stepjepa.utils.parallel import Engine, mapped
+from stepjepa.utils.parallel import mapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -435,13 +435,12 @@ def encode_dataset(
     renderer: ChatRenderer | None,
     options: EncodeOptions,
     processes: int = 1,
-    engine: Engine = "processes",
 ) -> tuple[ExampleStore, DataReport]:
     """Read, render, tokenise and pair all of a data set.
 
     Args:
         source: what `RowSource` takes.
-        processes, engine: that encode, and where they are; the examples are the same for any.
+        processes: that encode; the examples are the same for any number.
 
     Raises:
         DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
@@ -452,7 +451,7 @@ def encode_dataset(
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
-    for encoded in mapped(encoder, chunks, processes, _NAME.dataset_num_proc, engine):
+    for encoded in mapped(encoder, chunks, processes, _NAME.dataset_num_proc):
         report.add(encoded.report)
         stores.append(encoded.store)
         digest.update(encoded.digest)

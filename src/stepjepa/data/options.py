@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.utils.parallel import Engine
 from stepjepa.utils.text import escaped, lone_surrogate
 
 VIEWS, DATA = "views", "data"
@@ -270,9 +269,6 @@ class ReadingOptions(Topic):
         resume=True,
         identity=False,
         at_least=1,
-    )
-    engine: Engine = option(
-        "processes", "Where they are: on this machine, or in a Ray cluster (ray).", DATA, resume=True, identity=False
     )
 
 

@@ -19,7 +19,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import Part, RowSource
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError, no_rows
-from stepjepa.utils.parallel import Engine, mapped, twice
+from stepjepa.utils.parallel import mapped, twice
 
 _NAME = Names(ReadingOptions)
 
@@ -153,8 +153,8 @@ class ExampleStream:
         reports: on what was read so far, for every data set; what is read again counts again.
     """
 
-    def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1, engine: Engine = "processes"):
-        self.rows, self.encoders, self.processes, self.engine = rows, encoders, processes, engine
+    def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
+        self.rows, self.encoders, self.processes = rows, encoders, processes
         self.reports = [DataReport(source.name, files=source.files) for source in rows.sources]
 
     def part(self, shard: int, shards: int) -> ExampleStream:
@@ -203,7 +203,7 @@ class ExampleStream:
 
         ahead, chunks = twice(self.rows.chunks(rows, cursors))
         encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for *_, chunk in ahead)
-        encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc, self.engine)
+        encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc)
         for parts, (before, ended, chunk) in zip(encoded, chunks, strict=False):
             for source, part in parts.items():
                 self.reports[source].add(part.report)

@@ -111,7 +111,7 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         if self.harness is not None:
-            others = (_NAME.test_file, _NAME.metric, _NAME.output_file, _NAME.ray_replicas)
+            others = (_NAME.test_file, _NAME.metric, _NAME.output_file)
             given = [name for name in others if getattr(self, name)]
             if given or not self.model_name or not self.harness or self.backend != "transformers":
                 what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
@@ -146,8 +146,6 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
                 raise ConfigError(f"{file} {self.output_file}: is a folder; see {folder}")
         if self.backend == "vllm" and NLL in self.metric:
             raise ConfigError(f"{NLL} needs --{_NAME.backend} transformers: vLLM gives no states")
-        if self.ray_replicas and NLL in self.metric:
-            raise ConfigError(f"{NLL} is computed by this process: leave --{_NAME.ray_replicas} out")
 
     def without_effect(self) -> Iterator[str]:
         """A line for each option with a value of its own that changes nothing."""

@@ -17,8 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ from stepjepa.modeling.load import (
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
-from stepjepa.utils.parallel import Copies
 
 _NAME = Names(GeneratorOptions)
 MODEL = f"--{_NAME.model_name}"
@@ -252,47 +250,12 @@ class LocalGenerator:
         ]
 
 
-class ReplicatedGenerator:
-    """Copies of a `LocalGenerator` in a Ray cluster, which share the batches that one would have; `description` is a phrase.
-
-    Raises:
-        ConfigError: Ray cannot be used, or the cluster is too small.
-    """
-
-    def __init__(self, place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False):
-        count, size = options.ray_replicas or 1, options.batch_size or BATCH_SIZE
-        replica = _Replica(place, prompter, replace(options, ray_replicas=None), no_lora)
-        self._copies = Copies(replica, count, _NAME.ray_replicas, gpus=True)
-        self.description = f"{count} in a Ray cluster, batches of {size}"
-
-    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """As of `LocalGenerator`. Raises RunError: a process was lost too often."""
-        refused, batches = self._copies(requests, done)
-        if refused:
-            yield refused
-        yield from self._copies.map(batches)
-
-
-class _Replica:
-    def __init__(self, *given: Any):
-        self._given = given
-
-    @cached_property
-    def _generator(self) -> Any:
-        disable_progress_bar()
-        return load_generator(*self._given)[0]
-
-    def __call__(self, asked: Any, done: Collection[int] | None = None) -> Any:
-        return self._generator.generate(asked) if done is None else self._generator.batches(asked, done)
-
-
 def load_generator(
     place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False
 ) -> tuple[Generator, str]:
     """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
-    if options.backend == "vllm" or options.ray_replicas:
-        kind = VllmGenerator if options.backend == "vllm" else ReplicatedGenerator
-        generator = kind(place, prompter, options, no_lora)
+    if options.backend == "vllm":
+        generator = VllmGenerator(place, prompter, options, no_lora)
         return generator, generator.description
     model, description = load_place(place, prompter.tokenizer, options, no_lora)
     size = options.batch_size or BATCH_SIZE

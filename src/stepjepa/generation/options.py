@@ -34,16 +34,7 @@ class GeneratorOptions(TemplateOptions, LoadingOptions):
         "What runs the model: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
         _MODEL,
     )
-    tensor_parallel_size: int = option(
-        1, "GPUs that share one copy of the model.", _LOCAL, at_least=1, needs=_VLLM, resume=True
-    )
-    data_parallel_size: int = option(
-        1, "Copies of the model, each on GPUs of its own.", _LOCAL, at_least=1, needs=_VLLM, resume=True
-    )
-    ray_replicas: int | None = option(
-        None, "Copies of the model in a Ray cluster, each on a GPU where there are some.", _LOCAL, at_least=1, resume=True,
-        needs={"backend": ("transformers",)},
-    )  # fmt: skip
+    tensor_parallel_size: int = option(1, "GPUs that share the model.", _LOCAL, at_least=1, needs=_VLLM, resume=True)
     vllm_options: dict[str, Any] | None = option(
         None, "Further arguments of vllm.LLM, as in '{\"max_model_len\": 4096}'.", _LOCAL, needs=_VLLM, resume=True
     )

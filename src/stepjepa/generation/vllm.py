@@ -1,16 +1,8 @@
-"""vLLM as a generator: one engine in this process, or copies of it, each in a process and on GPUs of its own.
-
-    data_parallel_size 2, tensor_parallel_size 2        process 1: GPUs 0 1        process 2: GPUs 2 3
-
-`vllm.LLM` refuses a `data_parallel_size` in one process; copies that share the questions need nothing of each other.
-"""
+"""vLLM as a generator: one engine in this process, on one GPU or on several that share the model."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
@@ -18,7 +10,6 @@ from stepjepa.errors import ConfigError, said
 from stepjepa.generation import Reply, Request, mended, with_room
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.utils.failures import library
-from stepjepa.utils.parallel import WorkerPool, end_with
 
 if TYPE_CHECKING:
     from stepjepa.data.tokens import Prompter
@@ -40,18 +31,17 @@ class VllmGenerator:
     """
 
     def __init__(self, place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False):
-        shares, copies, gpus = _shares(options), options.data_parallel_size, options.tensor_parallel_size
+        _require_gpus(options)
         same = (_NAME.dtype, _NAME.seed, _NAME.trust_remote_code, _NAME.tensor_parallel_size)
         arguments = {"model": place.base or place.name, "tokenizer": prompter.tokenizer.name_or_path}
         arguments |= {name: getattr(options, name) for name in same}
-        self.description = f"vLLM, {copies} copies on {gpus} GPUs each" if copies > 1 else "vLLM"
+        self.description = "vLLM"
         adapter = None if no_lora or place.base is None else str(place.folder)
         if adapter is not None:
             arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(adapter, place.adapter)}
             self.description += f", adapter on {place.base}"
-        engine = arguments | (options.vllm_options or {}), adapter
-        self._ask = partial(map, _Engine(*engine).ask) if copies == 1 else _copies(shares, engine)
-        longest, vocabulary = list(self._ask([()] * copies))[0]
+        self._engine = _Engine(arguments | (options.vllm_options or {}), adapter)
+        longest, vocabulary = self._engine.limits
         self._prompter, self._longest_prompt = prompter, longest - 1
         self._batch_size = options.batch_size or BATCH_SIZE
         self._sampling = {
@@ -69,26 +59,21 @@ class VllmGenerator:
         todo = [request for request in requests if request.row in prompts and request.row not in done]
         batches = [todo[begin : begin + self._batch_size] for begin in range(0, len(todo), self._batch_size)]
         own = {one.row: {_NAME.temperature: one.temperature, _NAME.seed: one.seed, **self._sampling} for one in todo}
-        asked = [[(prompts[one.row], own[one.row]) for one in batch] for batch in batches]
-        for batch, answers in zip(batches, self._ask(asked), strict=True):
+        for batch in batches:
+            answers = self._engine.ask([(prompts[one.row], own[one.row]) for one in batch])
             made = ((one.row, len(prompts[one.row]), *answer) for one, answer in zip(batch, answers, strict=True))
             yield [Reply(row, mended(text), ended, read, written) for row, read, text, ended, written in made]
 
 
-def _shares(options: GeneratorOptions) -> list[str]:
-    """For each copy of the model its GPUs, as CUDA_VISIBLE_DEVICES names them. Raises ConfigError: there are too few."""
+def _require_gpus(options: GeneratorOptions) -> None:
+    """Raise ConfigError where there are fewer GPUs than are to share the model."""
     import torch
 
-    size, there = options.tensor_parallel_size, torch.cuda.device_count()
-    wanted = size * options.data_parallel_size
+    wanted = options.tensor_parallel_size
+    available = torch.cuda.device_count()
     # Ray, for one, reaches GPUs of other machines.
-    if wanted > max(1, there) and "distributed_executor_backend" not in (options.vllm_options or {}):
-        raise ConfigError(
-            f"--{_NAME.tensor_parallel_size} {size} and --{_NAME.data_parallel_size} {options.data_parallel_size} need "
-            f"{wanted} GPUs, and there are {there}"
-        )
-    gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(there)))).split(",")
-    return [",".join(gpus[begin : begin + size]) for begin in range(0, wanted, size)]
+    if wanted > max(1, available) and "distributed_executor_backend" not in (options.vllm_options or {}):
+        raise ConfigError(f"--{_NAME.tensor_parallel_size} {wanted} needs {wanted} GPUs, and there are {available}")
 
 
 def _allowed_rank(adapter: str, config: Mapping[str, Any]) -> int:
@@ -118,48 +103,16 @@ class _Engine:
         self._params = vllm.SamplingParams
         self._lora = adapter and library("vllm.lora.request", "vllm").LoRARequest("adapter", 1, adapter)
 
-    def ask(self, batch: _Batch) -> Any:
-        """Text, whether it ended by itself and number of tokens of each answer; without a question, the most tokens of a
-        chat and of the vocabulary."""
-        if not batch:
-            config = self._llm.llm_engine.model_config
-            return config.max_model_len, config.get_vocab_size()
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The most tokens of a chat, and the size of the vocabulary."""
+        config = self._llm.llm_engine.model_config
+        return config.max_model_len, config.get_vocab_size()
+
+    def ask(self, batch: _Batch) -> list[tuple[str, bool, int]]:
+        """Text, whether it ended by itself and number of tokens of each answer."""
         prompts = [{"prompt_token_ids": ids} for ids, _ in batch]
         params = [self._params(**sampling) for _, sampling in batch]
         outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._lora)
         answers = (output.outputs[0] for output in outputs)
         return [(one.text, one.finish_reason != "length", len(one.token_ids)) for one in answers]
-
-
-def _copies(shares: Sequence[str], engine: tuple[Any, ...]) -> Callable[[Iterable[_Batch]], Iterator[Any]]:
-    """Processes with an engine each, as what answers batches. They end with this one, at once where it cannot go on."""
-    context = multiprocessing.get_context("spawn")
-    gpus, (end, life) = context.SimpleQueue(), context.Pipe(duplex=False)
-    for share in shares:
-        gpus.put(share)
-    pool = WorkerPool(len(shares), context, _begin_copy, (gpus, end))
-
-    def ask(batches: Iterable[_Batch]) -> Iterator[Any]:
-        try:
-            yield from pool.map(partial(_ask_copy, engine), batches)
-        except BaseException:
-            life.close()
-            pool.shutdown(cancel_futures=True)
-            raise
-
-    return ask
-
-
-_copy: list[_Engine] = []  # of this process, where it is one of several
-
-
-def _begin_copy(gpus: Any, life: Any) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpus.get()
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or the engine would be a process more, and survive this one
-    end_with(life)
-
-
-def _ask_copy(engine: tuple[Any, ...], batch: _Batch) -> Any:
-    if not _copy:
-        _copy.append(_Engine(*engine))
-    return _copy[0].ask(batch)

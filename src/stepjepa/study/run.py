@@ -41,7 +41,7 @@ from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
-from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
+from stepjepa.utils.ray import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.text import one_line
 
 _NAME = Names(StudyOptions, TrainerOptions)

@@ -100,7 +100,7 @@ def encode(
     settings = settings_for(rows, options, positions, splitter)
     tokenizer = chat_tokenizer(tokenizer, options)
     renderer = make_renderer(tokenizer, options)
-    store, report = encode_dataset(rows, tokenizer, renderer, settings, options.dataset_num_proc, options.engine)
+    store, report = encode_dataset(rows, tokenizer, renderer, settings, options.dataset_num_proc)
     if settings.objective and not report.pairs:
         raise without_pairs(options, report, "no example has")
     return store, report
@@ -154,18 +154,12 @@ class StreamedExamples:
         """Micro-batches of `size` examples; None for those that the resumed run has trained on.
 
         Raises:
-            ConfigError: a stream that Ray encodes was begun on more processes.
             DataError: not a single pair in the first window.
         """
         seen, accumulation, process = self._seen, self.args.gradient_accumulation_steps, self.args.process_index
         own = size * accumulation  # examples of a step
         each = own * self.args.world_size // self._shares
         shares = range(process * own // each, ((process + 1) * own - 1) // each + 1)
-        if len(shares) > 1 and self.stream.engine == "ray":  # each would hold its part of the cluster for good
-            raise ConfigError(
-                f"--{_NAME.engine} ray encodes a stream on as many processes as began the run ({self._shares}); resume with "
-                f"as many, or with --{_NAME.engine} processes"
-            )
         skipped = process * own - shares.start * each  # of the first share, which other processes take
         self._starts.clear()
         for number, parts in enumerate(zip(*(self._steps(share, each) for share in shares), strict=True), 1):
@@ -326,7 +320,7 @@ class ExampleReader:
             make_encoder(one, self.tokenizer, renderer, settings_for(one, args, self.positions)) for one in sources
         ]
         rows = RowStream(sources, args.mixing_weights)
-        stream = ExampleStream(rows, encoders, args.dataset_num_proc, args.engine)
+        stream = ExampleStream(rows, encoders, args.dataset_num_proc)
         for name, source, encoder, report in zip(names, sources, encoders, stream.reports, strict=True):
             report.fingerprint, report.steps = source.fingerprint, encoder.new_counts()
             self.reports[name] = report

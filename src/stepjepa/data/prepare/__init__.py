@@ -215,7 +215,7 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
 def _kept(raw: _RawRows, converter: Converter, options: PrepareOptions, result: PrepareResult) -> Iterator[Kept]:
     """The rows to write, until the source or ``max_examples`` ends them; every row is counted."""
     seen = set[int]()
-    for outcomes in mapped(converter, raw.blocks(), options.num_proc, _NAME.num_proc, options.engine):
+    for outcomes in mapped(converter, raw.blocks(), options.num_proc, _NAME.num_proc):
         for outcome in outcomes:
             if isinstance(outcome, Kept) and options.dedup and outcome.key in seen:
                 outcome = Dropped(outcome.number, "duplicate", "the question was kept before", outcome.question)

@@ -10,7 +10,6 @@ from stepjepa.config.option import Names, check_fields, option
 from stepjepa.data.sources import JSON_SUFFIXES
 from stepjepa.data.steps import LISTED, STYLES, make_splitter
 from stepjepa.errors import ConfigError
-from stepjepa.utils.parallel import Engine
 
 # The published data were prepared with it; a generator is asked with it, too.
 SYSTEM_PROMPT = (
@@ -95,7 +94,6 @@ class PrepareOptions:
         below=1,
     )
     num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT, at_least=1)
-    engine: Engine = option("processes", "Where they are: on this machine, or in a Ray cluster (ray).", _OUTPUT)
     overwrite: bool = option(
         False,
         "Replace output files that exist, once the new ones are complete.",
