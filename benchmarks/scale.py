@@ -29,8 +29,7 @@ import torch
 import transformers
 from arms import Arm, common_arguments
 from measure import peak_mib, ratio, table
-from prepare_speed import write_source
-from workload import read_chats
+from workload import read_chats, write_source
 
 from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.modeling.load import PRESETS, load_tokenizer

@@ -95,3 +95,21 @@ def load_workload(
     if not chats:
         raise SystemExit(f"{name}: {rows} rows do not fill one batch of {batch_size}; raise --rows")
     return Workload(name, origin, chats, tokenizer, model, gpu)
+
+
+def write_source(file: Path, given: Path, rows: int) -> str:
+    """Write `rows` rows, those of `given` over and over; returns what they are."""
+    if given.is_file():
+        lines, what = [line for line in given.read_bytes().split(b"\n") if line.strip()], str(given)
+    else:
+        texts = [
+            f"She has {n} apples.\nTwice as many are 2*{n} = <<2*{n}={2 * n}>>{2 * n}.\n#### {2 * n}" for n in range(50)
+        ]
+        lines = [
+            json.dumps({"question": f"What is twice {n}?", "answer": text}).encode() for n, text in enumerate(texts)
+        ]
+        what = f"generated rows ({given} is absent)"
+    with open(file, "wb") as out:
+        for start in range(0, rows, len(lines)):
+            out.write(b"\n".join(lines[: rows - start]) + b"\n")
+    return what

@@ -59,33 +59,6 @@ def test_peak_memory_of_one_arm(run):
     assert json.loads(printed.splitlines()[-1])["peak_mib"] > 0
 
 
-def test_objectives(run, tmp_path):
-    file = tmp_path / "result.json"
-    arms = ["step all", "semantic tube", "split"]
-    printed = run("objectives.py", *TINY, "--rounds", 1, "--steps", 1, "--arms", *arms, "--json", file)
-    results = json.loads(file.read_text())
-    assert list(results) == ["regular", *arms]
-    assert all(any(line.startswith(f"{name} ") for line in printed.splitlines()) for name in results)
-    assert results["regular"]["flops"] == 1 and results["step all"]["flops"] > 1.1
-    assert all(result["time"]["median"] > 0 for result in results.values())
-
-
-def test_planning(run, tmp_path):
-    file, arms = tmp_path / "result.json", ["plain", "multi_token", "next_latent", "step_jepa plan"]
-    printed = run(
-        "planning.py", "--batch_size", 2, "--rounds", 1, "--steps", 1, "--arms", *arms, "--profile", 3, "--json", file
-    )
-    results = json.loads(file.read_text())
-    assert list(results) == arms and all(result["seconds"] > 0 for result in results.values())
-    assert [results[arm]["positions"] for arm in arms] == [
-        2 * 35,
-        2 * 35,
-        2 * 35,
-        2 * (35 + 4),
-    ]  # four nodes, each alone
-    assert "step_jepa plan: 2 steps" in printed
-
-
 def lines_of(printed, section):
     """The first cell of each line of a section's table."""
     table = printed.split(f"\n{section} ")[1].split("\n\n")[0].splitlines()[2:]
@@ -117,13 +90,3 @@ def test_scale_in_rows_and_processes(run, tmp_path):
     assert lines_of(printed, "rows") == [1000, 4000] and lines_of(printed, "processes") == [1, 2]
     peak = json.loads(file.read_text())["peak"]
     assert peak["share"]["median"] == peak["step_flops"] / peak["matrix_flops"] and "GFLOP/s: " in printed
-
-
-@pytest.mark.long
-def test_encoding_and_streaming(run):
-    printed = run("encode_speed.py", "--gsm8k", "absent.jsonl", "--rounds", 1, "--rows", 40)
-    assert "encode_dataset " in printed and "cached start " in printed
-    assert run("check_speed.py", "--gsm8k", "absent.jsonl", "--rounds", 1, "--rows", 20, 400).endswith(" %\n")
-    printed = run("streaming_memory.py", *"--gib 0.0002 --steps 1 --shuffle_buffer 20 --whole_rows 10".split())
-    assert [line.split(":")[0] for line in printed.splitlines()[1:]] == ["train", "read", "whole"]
-    assert printed.count("peak") == 3

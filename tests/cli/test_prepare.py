@@ -1,9 +1,6 @@
 """``stepjepa prepare`` through the entry point: what it says, and that training takes what it writes."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -106,12 +103,3 @@ def test_gsm8k(shared_dir, tmp_path):
         answer = row["messages"][2]["content"]
         assert [answer[start:end].strip() for start, end in splitter.spans(answer)] == row["steps"]
         assert row["steps"][-1].endswith(f"\n\\boxed{{{row['ground_truth']}}}") and "<<" not in answer
-
-
-@pytest.mark.slow
-def test_the_benchmark_prints_its_figures(tmp_path):
-    words = "benchmarks/prepare_speed.py --gsm8k absent.jsonl --rows 200 --rounds 1 --num_proc 1 --json".split()
-    command = [sys.executable, *words, str(tmp_path / "figures.json")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
-    assert done.returncode == 0 and "num_proc 1: " in done.stdout and "peak memory" in done.stdout, done.stderr
-    assert json.loads((tmp_path / "figures.json").read_text())["rows"] == 200
