@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stepjepa.errors import DataError
-from stepjepa.evaluation.compare import analyze_predictions, compare, error_kind, repeats
+from stepjepa.evaluation.compare import analyze_predictions, compare, error_kind, paired_metrics, repeats
 from stepjepa.evaluation.predictions import Prediction, read_predictions, record_lines
 
 
@@ -131,6 +131,30 @@ def test_the_metric_to_go_by(file):
         analyze_predictions(a, metric="rouge")
     with pytest.raises(DataError, match=r"no score of bleu \(metrics found: exact, prefix, rouge\)"):
         analyze_predictions(a, metric="bleu")
+
+
+def test_all_metrics_that_two_files_share_are_paired(file):
+    """Whichever is the first of each file, and the likelihood of the reference answers among them."""
+    rows = predictions([True, True, False, False], scores=lambda index, right: {"exact": float(right), "rouge": 0.5})
+    others = predictions(
+        [False, True, True, True], scores=lambda index, right: {"prefix": 1.0, "rouge": 0.75, "exact": float(right)}
+    )
+    for index, row in enumerate(rows):
+        row |= {"answer_nll": 1.0 + index, "answer_tokens": 5}
+    for index, row in enumerate(others):
+        row |= {"answer_nll": 1.5 + index if index else None, "answer_tokens": 5}
+    found = paired_metrics(file(rows), file(others, "b.jsonl"))
+    assert [(one.metric, one.n, one.counts) for one in found] == [
+        ("exact", 4, (1, 1, 2, 0)), ("rouge", 4, None), ("answer_nll", 3, None),
+    ]  # fmt: skip
+    assert [one.difference.value for one in found] == pytest.approx([0.25, 0.25, 0.5])
+    alone = [{"index": index, "question": f"Q{index}", "answer_nll": 2.0 + index} for index in range(4)]
+    asked = [{**row, "question": f"Q{row['index']}"} for row in rows]
+    (likelihood,) = paired_metrics(file(asked, "c.jsonl"), file(alone, "d.jsonl"))
+    assert (likelihood.metric, likelihood.difference.value) == ("answer_nll", 1.0)
+    with pytest.raises(DataError, match="no metric in both: .*e.jsonl has prefix, .*a.jsonl exact, rouge, answer_nll"):
+        one = predictions([True] * 4, scores=lambda index, right: {"prefix": 1.0})
+        paired_metrics(file(one, "e.jsonl"), file(rows))
 
 
 def test_files_that_do_not_match(file):

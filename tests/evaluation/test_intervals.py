@@ -74,6 +74,23 @@ def test_what_may_be_concluded_of_two_models(difference, shown):
     assert conclusion(Interval(*difference), "a", "b", True, True) == f"{shown} {training}."
 
 
+def test_hardly_any_right_answer_is_no_ground_for_a_comparison():
+    """Not even where the interval is off zero: with five discordant questions the exact test cannot be below 0.05."""
+    for counts in ((0, 0, 0, 200), (0, 0, 5, 5), (1, 0, 3, 196)):
+        said = conclusion(paired_difference(*counts), "a", "b", True, True, counts=counts)
+        right, n = sum(counts[:3]), sum(counts)
+        assert said.startswith(
+            f"On these questions there are too few right answers to compare: {right} of {n} by a or b."
+        )
+    assert "b is ahead of a" in conclusion(paired_difference(0, 0, 6, 6), "a", "b", counts=(0, 0, 6, 6))
+    assert mcnemar_p(0, 5) > 0.05 > mcnemar_p(0, 6)
+
+
+def test_of_a_likelihood_lower_is_better():
+    said = conclusion(Interval(-0.1, -0.2, -0.02), "a", "b", lower_is_better=True)
+    assert said.startswith("On these questions b is ahead of a.")
+
+
 def test_intervals_as_text():
     assert Interval(0.61, 0.579, 0.64).percent() == "61.0 % (57.9 to 64.0)"
     assert Interval(0.5, None, None).percent() == "50.0 %" and Interval(None, None, None).percent() == "none"

@@ -170,6 +170,51 @@ def test_accuracy_and_pairs(tmp_path):
     assert paired[5:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
 
 
+def test_runs_are_compared_on_the_metrics_that_they_share(tmp_path):
+    """One was scored by gsm8k, the other by exact first: what both have is compared, and answer_nll question by question."""
+    a, b = write_pair(tmp_path, "rrrrwwww", "wrrrrrrr")
+    for run, nll in ((a, 1.25), (b, 1.0)):
+        file = run / "evaluation-test" / "predictions.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            scores = row["scores"] if run is a else {"exact": 0.0, **row["scores"]}
+            row |= {"scores": scores, "answer_nll": nll + 0.01 * row["index"], "answer_tokens": 5}
+            row["correct"] = bool(next(iter(scores.values())))
+        write(file, rows)
+    read = Reader(page_of(a, b))
+    accuracy, nll = read.rows("Paired differences")[1:]
+    assert accuracy[:4] == ["test, gsm8k", "regular", "step", "+37.5 points"] and accuracy[6:] == ["3", "1", "4", "0"]
+    assert nll == [
+        "test, answer_nll",
+        "regular",
+        "step",
+        "-0.2500 nats per token",
+        "[-0.2500, -0.2500]",
+        "mean of 8 questions",
+    ]
+    text = read.text("answer")
+    assert "step - regular: +37.5 points (" in text and "gsm8k of 8 questions (test)" in text
+    assert "step - regular: -0.2500 nats per token (-0.2500 to -0.2500), 95 % interval; answer_nll of 8" in text
+    assert "step is ahead of regular" in text
+
+
+def test_likelihoods_alone_are_paired(tmp_path):
+    a, b = write_run(tmp_path / "a", "regular"), write_run(tmp_path / "b")
+    for number, run in enumerate((a, b)):
+        folder = write_evaluation(run, "rw")
+        (folder / "predictions.jsonl").unlink()
+        rows = [{"index": index, "question": f"Q{index}", "answer_nll": index + 0.5 * number} for index in range(3)]
+        write(folder / "answer_nll.jsonl", rows)
+    (row,) = Reader(page_of(a, b)).rows("Paired differences")[1:]
+    assert row[:4] == ["test, answer_nll", "a", "b", "+0.5000 nats per token"] and row[-1] == "mean of 3 questions"
+
+
+def test_near_zero_percent_there_is_nothing_to_compare(tmp_path):
+    text = Reader(page_of(*write_pair(tmp_path, "w" * 40, "r" + "w" * 39))).text("answer")
+    assert "there are too few right answers to compare: 1 of 40 by regular or step." in text
+    assert "no difference" not in text
+
+
 def test_questions_that_are_not_the_same_are_not_compared(tmp_path):
     a, b = write_pair(tmp_path)
     write_evaluation(b, "rrw", q1="something else")

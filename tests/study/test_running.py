@@ -96,7 +96,10 @@ def test_a_study_of_which_nothing_came_is_reported(carry_out, player, tmp_path):
     player.fails = lambda name, stage: False
     player.value = lambda options, split: 1.0 + options["seed"] * (options["objective"] == "regular")
     _, said = write_results(carry_out())
-    assert "    at equal examples: -2 [-4.484, +0.4841], n = 3 seeds" in said and "missing" not in " ".join(said)
+    assert (
+        "    at equal examples: -2 [-4.484, +0.4841], p = 0.074 (Holm), n = 3 seeds" in said
+        and "missing" not in " ".join(said)
+    )
     assert (tmp_path / "out" / "study.png").exists()
 
 

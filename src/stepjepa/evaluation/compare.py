@@ -15,7 +15,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
-from stepjepa.evaluation.metrics import INVALID, UNDECIDED
+from stepjepa.evaluation.metrics import INVALID, NLL, UNDECIDED
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
 from stepjepa.utils.text import PAGE, one_line, wrapped
@@ -182,7 +182,8 @@ class Comparison:
         yield f"B  {self.b.file}: {self.b.accuracy.percent()}"
         difference = self.difference.percent("+", "points")
         yield f"B - A  {difference}, 95 % intervals in brackets; McNemar's exact test p = {self.p:.3g}"
-        yield from wrapped(conclusion(self.difference, "A", "B"), PAGE)
+        counts = self.both, self.only_a, self.only_b, self.neither
+        yield from wrapped(conclusion(self.difference, "A", "B", counts=counts), PAGE)
         yield ""
         rows = [("", "B right", "B wrong"), ("A right", self.both, self.only_a), ("A wrong", self.only_b, self.neither)]
         yield from (f"  {row:<8}{left:>9}{right:>9}" for row, left, right in rows)
@@ -233,25 +234,90 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
             else "evaluate both with the same metric"
         )
         raise DataError(f"{first} goes by {own[0] or 'an unknown metric'}, {second} by {own[1] or 'one'}; {advice}")
-    a, b = (_by_index(path, _judged_by(path, rows, metric)) for path, rows in zip((first, second), read, strict=True))
-    alone = sorted(set(a) ^ set(b))
-    if alone and a and b:
-        where, other = (first, second) if alone[0] in a else (second, first)
-        raise DataError(
-            f"{where} has index {alone[0]} and {other} has not ({len(alone)} such rows): evaluate both on the same rows"
-        )
-    sides = _analysis(first, list(a.values()), metric, show), _analysis(second, list(b.values()), metric, show)
-    pairs = [(a[index], b[index]) for index in a]
-    for one, other_one in pairs:
-        if one.question != other_one.question:
-            raise DataError(
-                f"{first} and {second} ask different questions at index {one.index}: evaluate both on the same file"
-            )
+    judged = [
+        [one for one in _judged_by(path, rows, metric) if one.correct is not None]
+        for path, rows in zip((first, second), read, strict=True)
+    ]
+    sides = _analysis(first, judged[0], metric, show), _analysis(second, judged[1], metric, show)
+    pairs = _same_questions(first, second, *judged)
     counts = paired_counts([bool(one.correct) for one, _ in pairs], [bool(one.correct) for _, one in pairs])
     only_a = [pair for pair in pairs if pair[0].correct and not pair[1].correct]
     only_b = [pair for pair in pairs if pair[1].correct and not pair[0].correct]
     examples = {"only_a": only_a[:show], "only_b": only_b[:show]}
     return Comparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
+
+
+@dataclass(frozen=True)
+class PairedMetric:
+    """Two models in one metric, question by question.
+
+    Attributes:
+        difference: the second model's mean less the first one's; of ``answer_nll`` lower is better.
+        n: questions that both have a value for.
+        counts: as `paired_counts` gives them; None for a metric that does not say right or wrong.
+    """
+
+    metric: str
+    difference: Interval
+    n: int
+    counts: tuple[int, int, int, int] | None = None
+
+
+def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
+    """The metrics that two files of predictions share, ``answer_nll`` among them, paired by question.
+
+    Raises:
+        DataError: a file cannot be read, the questions are not the same, or no metric is in both.
+    """
+    read = read_predictions(first), read_predictions(second)
+    pairs = _same_questions(first, second, *read)
+    values = [tuple(map(_values, pair)) for pair in pairs]
+    known = [list(dict.fromkeys(name for pair in values for name in pair[side])) for side in (0, 1)]
+    shared = [name for name in known[0] if name in known[1]]
+    if not shared:
+        names = [", ".join(one) or "none" for one in known]
+        raise DataError(
+            f"no metric in both: {first} has {names[0]}, {second} {names[1]}; evaluate both with the same metric"
+        )
+    found = []
+    for name in shared:
+        both = [(a[name], b[name]) for a, b in values if name in a and name in b]
+        if all(value in (0.0, 1.0) for pair in both for value in pair):
+            counts = paired_counts([a == 1.0 for a, _ in both], [b == 1.0 for _, b in both])
+            found.append(PairedMetric(name, paired_difference(*counts), len(both), counts))
+        else:
+            found.append(PairedMetric(name, mean([b - a for a, b in both]), len(both)))
+    return found
+
+
+def _values(one: Prediction) -> dict[str, float]:
+    """Metric -> value; the verdict where the metric is not named, as in predictions of other programs."""
+    values = dict(one.scores)
+    if not values and one.correct is not None:
+        values["correct"] = float(one.correct)
+    if one.answer_nll is not None:
+        values[NLL] = one.answer_nll
+    return values
+
+
+def _same_questions(
+    first: Path, second: Path, rows: Sequence[Prediction], others: Sequence[Prediction]
+) -> list[tuple[Prediction, Prediction]]:
+    """The predictions of both files for each question; raises DataError where the questions are not the same."""
+    a, b = _by_index(first, rows), _by_index(second, others)
+    alone = sorted(set(a) ^ set(b))
+    if alone:
+        where, other = (first, second) if alone[0] in a else (second, first)
+        raise DataError(
+            f"{where} has index {alone[0]} and {other} has not ({len(alone)} such rows): evaluate both on the same rows"
+        )
+    pairs = [(one, b[index]) for index, one in a.items()]
+    for one, other_one in pairs:
+        if one.question != other_one.question:
+            raise DataError(
+                f"{first} and {second} ask different questions at index {one.index}: evaluate both on the same file"
+            )
+    return pairs
 
 
 def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None, show: int) -> Analysis:
@@ -306,13 +372,12 @@ def _judged_by(path: Path, predictions: Sequence[Prediction], metric: str | None
 
 
 def _by_index(path: Path, predictions: Sequence[Prediction]) -> dict[int, Prediction]:
-    """The predictions that are right or wrong."""
     found: dict[int, Prediction] = {}
     for one in predictions:
         if one.index in found:
             raise DataError(f"{path}: index {one.index} occurs twice")
         found[one.index] = one
-    return {index: one for index, one in found.items() if one.correct is not None}
+    return found
 
 
 def _example(one: Prediction) -> dict[str, Any]:

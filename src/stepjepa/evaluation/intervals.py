@@ -9,6 +9,8 @@ from statistics import NormalDist, fmean, stdev
 from typing import Literal, NamedTuple
 
 CONFIDENCE = 0.95
+# So many questions must one model alone answer right before McNemar's exact test can give p < 0.05.
+LEAST_RIGHT = 6
 # What a claim may lack.
 NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
 
@@ -123,16 +125,30 @@ class Verdict:
         return f"{self.label}: {'; '.join(self.reasons)}" if self.reasons else self.label
 
 
-def conclusion(difference: Interval, a: str, b: str, controlled: bool = False, equal_compute: bool = False) -> str:
+def conclusion(
+    difference: Interval,
+    a: str,
+    b: str,
+    controlled: bool = False,
+    equal_compute: bool = False,
+    *,
+    counts: tuple[int, int, int, int] | None = None,
+    lower_is_better: bool = False,
+) -> str:
     """What may be concluded of two models, b less a, from their answers to the same questions. Of how they were trained
     nothing is, whatever the difference: each is one seed.
 
     Args:
         controlled, equal_compute: whether there is a control with shuffled targets, and b was trained at a's compute.
+        counts: of an accuracy, as `paired_counts` gives them.
     """
+    right = None if counts is None else sum(counts[:3])
     shown = f"no difference between {a} and {b} is shown"
-    if difference.low is not None and difference.high is not None and not difference.low <= 0 <= difference.high:
-        shown = f"{b} is {'ahead of' if difference.low > 0 else 'behind'} {a}"
+    if right is not None and right < LEAST_RIGHT:
+        shown = f"there are too few right answers to compare: {right} of {sum(counts or ())} by {a} or {b}"
+    elif difference.low is not None and difference.high is not None and not difference.low <= 0 <= difference.high:
+        ahead = (difference.low > 0) != lower_is_better
+        shown = f"{b} is {'ahead of' if ahead else 'behind'} {a}"
     lacks = ([] if controlled else [NO_CONTROL]) + ([] if equal_compute else [NO_COMPUTE])
     verdict = Verdict("not established", ("one seed of each", *lacks))
     return f"On these questions {shown}. Whether the training of {b} helps is {verdict}."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.data.sources import file_rows
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean, share
-from stepjepa.evaluation.metrics import Metric, Verdict
+from stepjepa.evaluation.metrics import NLL, Metric, Verdict
 from stepjepa.generation import Reply
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.store import json_line
@@ -88,7 +88,7 @@ def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[byte
 
 def read_predictions(path: Path) -> list[Prediction]:
     """Predictions of a file of JSON lines, or of one JSON array, of several to a question the first. Only ``question`` and
-    ``generated_response`` must be there; `index` is then the position in the file.
+    ``generated_response``, or ``answer_nll``, must be there; `index` is then the position in the file.
 
     Raises:
         DataError: the file cannot be read, or a row is no prediction.
@@ -123,10 +123,13 @@ def _trouble(row: Any) -> str:
     """Why a row is no prediction; empty where it is one."""
     if not isinstance(row, dict):
         return "expected an object as stepjepa evaluate writes it"
-    for name in ("question", "generated_response"):
+    answered = "generated_response" in row or NLL not in row
+    for name in ("question", "generated_response") if answered else ("question",):
         if not isinstance(row.get(name), str):
             return f"it has no text {name!r}"
-    for name in ("index", "tokens"):
+    if not _is_number(row.get(NLL)):
+        return f"{NLL} is {row[NLL]!r}"
+    for name in ("index", "tokens", "answer_tokens"):
         if isinstance(row.get(name), float) or not _is_number(row.get(name)):
             return f"{name} is {row[name]!r}"
     if not isinstance(row.get("correct"), (bool, type(None))):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
 from itertools import combinations
@@ -24,6 +24,8 @@ from stepjepa.analysis.geometry import ADVICE
 from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.config.parser import build
 from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.evaluation.compare import PairedMetric, paired_metrics
+from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options, trained_pairs
@@ -172,7 +174,7 @@ def _runs_sections(runs: Sequence[Run]) -> dict[str, Any]:
             + (f", a control: {control} targets" if (control := control_of(run)) else "")
             for run in runs
         ],
-        "answer": [said for _, _, said in paired if said],
+        "answer": [row.headline for row in paired if row.headline],
         "title": " and ".join(run.label for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         "folders": [str(run.path) for run in runs],
         "heads": [run.label for run in runs],
@@ -354,11 +356,30 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.evaluations))
 
 
-def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
-    """Every two models that have answered the same questions, those without pairs first, then controls: evaluation, a, b,
-    difference, interval, McNemar's p, and how many questions both, only a, only b and neither answered right; why two cannot
-    be compared; and what the headline says of those with the first a, and of a method after its control."""
-    from stepjepa.evaluation.compare import compare
+@dataclass(frozen=True)
+class PairedRow:
+    """Two models in one metric on the same questions.
+
+    Attributes:
+        names: evaluation and metric, model a, model b.
+        cells: the difference, its interval, McNemar's p, and how many questions both, only a, only b and neither answered
+            right; of a metric that does not say right or wrong the first two.
+        n: questions.
+        why_not: why two cannot be compared; empty where they are.
+        headline: its paragraph of the answer, empty where it has none.
+    """
+
+    names: list[str]
+    cells: list[str] = field(default_factory=list)
+    n: int = 0
+    why_not: str = ""
+    headline: str = ""
+
+
+def paired_rows(runs: Sequence[Run]) -> Iterator[PairedRow]:
+    """Every two models that have answered the same questions, in each metric that they share; those without pairs first,
+    then controls. The headline has those with the first model, and a method after its control, in the first metric and in
+    the likelihood of the reference answers."""
     from stepjepa.evaluation.intervals import conclusion, mcnemar_p, paired_counts, paired_difference
 
     controls = {run.label: control_of(run) for run in runs}
@@ -366,30 +387,53 @@ def paired_rows(runs: Sequence[Run]) -> Iterator[tuple[list[str], str, str]]:
     runs = sorted(runs, key=lambda run: (trained_pairs(run.settings), not controls[run.label]))
     for name in _names(runs):
         known = {run.label: run.evaluations[name] for run in runs if name in run.evaluations}
-        labels = [label for label, one in known.items() if one.predictions is not None or one.verdicts]
+        labels = [label for label, one in known.items() if one.predictions or one.likelihoods or one.verdicts]
         for a, b in combinations(labels, 2) if len(labels) <= _ALL_PAIRS else ((labels[0], one) for one in labels[1:]):
             one, other = known[a], known[b]
+            files = [each.predictions or each.likelihoods for each in (one, other)]
             try:
-                if one.predictions is not None and other.predictions is not None:
-                    made = compare(one.predictions, other.predictions, show=0)
-                    metric, counts = made.a.metric, (made.both, made.only_a, made.only_b, made.neither)
+                if files[0] is not None and files[1] is not None:
+                    found = paired_metrics(files[0], files[1])
                 else:
-                    metric, counts = "final answer", paired_counts(one.verdicts, other.verdicts)
+                    counts = paired_counts(one.verdicts, other.verdicts)
+                    found = [PairedMetric("final answer", paired_difference(*counts), sum(counts), counts)]
             except (StepJepaError, ValueError) as error:
-                yield [name, a, b], str(error), ""
+                yield PairedRow([name, a, b], why_not=str(error))
                 continue
-            difference, said = paired_difference(*counts), ""
-            if (a == labels[0] or (controls[a] and not controls[b])) and not name.endswith(STALE):
-                said = f"{b} - {a}: {difference.percent('+', 'points')}, 95 % interval; "
-                said += f"{metric} of {sum(counts)} questions ({name})\n"
-                if controls[b]:
-                    said += f"{b} is a control: only what a run gains over it can come from its pairs."
-                else:
-                    said += conclusion(difference, a, b, "shuffled" in controls.values(), b in same_flop)
-            value, low, high = (None if end is None else f"{100 * end:+.1f}" for end in difference)
-            ends = "" if low is None or high is None else f"[{low}, {high}]"
-            cells = ["-" if value is None else f"{value} points", ends, f"{mcnemar_p(*counts[1:3]):.3g}"]
-            yield [f"{name}, {metric}", a, b, *cells, *map(str, counts)], "", said
+            is_headline = (a == labels[0] or (controls[a] and not controls[b])) and not name.endswith(STALE)
+            for paired in found:
+                cells = list(difference_cells(paired))
+                if paired.counts is not None:
+                    cells += [f"{mcnemar_p(*paired.counts[1:3]):.3g}", *map(str, paired.counts)]
+                headline = ""
+                if is_headline and (paired is found[0] or paired.metric == NLL):
+                    value, ends = cells[:2]
+                    shown = f"{value} ({ends[1:-1].replace(', ', ' to ')})" if ends else value
+                    headline = f"{b} - {a}: {shown}, 95 % interval; {paired.metric} of {paired.n} questions ({name})\n"
+                    if controls[b]:
+                        headline += f"{b} is a control: only what a run gains over it can come from its pairs."
+                    else:
+                        headline += conclusion(
+                            paired.difference,
+                            a,
+                            b,
+                            "shuffled" in controls.values(),
+                            b in same_flop,
+                            counts=paired.counts,
+                            lower_is_better=paired.metric == NLL,
+                        )
+                yield PairedRow([f"{name}, {paired.metric}", a, b], cells, paired.n, headline=headline)
+
+
+def difference_cells(paired: PairedMetric) -> tuple[str, str]:
+    """A difference with its unit, and its interval."""
+    unit = " nats per token" if paired.metric == NLL else ""
+    scale, form = 1, "+.4f"
+    if paired.counts is not None:
+        unit, scale, form = " points", 100, "+.1f"
+    value, low, high = (None if end is None else f"{scale * end:{form}}" for end in paired.difference)
+    ends = "" if low is None or high is None else f"[{low}, {high}]"
+    return "-" if value is None else f"{value}{unit}", ends
 
 
 def prediction_sets(runs: Sequence[Run], most: int, reader: Reader) -> list[dict[str, Any]]:

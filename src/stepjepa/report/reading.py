@@ -19,6 +19,7 @@ from stepjepa.analysis.geometry import CollapseSign, collapsed
 from stepjepa.analysis.plots import METHOD_TITLES, TITLES
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
+from stepjepa.evaluation.metrics import NLL
 from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import digest, model_parts, parse_json
 from stepjepa.utils.text import labels_of, written
@@ -123,11 +124,13 @@ class Evaluation:
     Attributes:
         result: its ``metrics.json``; empty while it is unfinished.
         predictions: the file of answers, None where there is none.
+        likelihoods: that of the reference answers, where nothing was generated.
         verdicts: of a demo, whether each answer was right, in the order of its problems.
     """
 
     result: dict[str, Any]
     predictions: Path | None = None
+    likelihoods: Path | None = None
     verdicts: list[bool] = field(default_factory=list)
 
 
@@ -310,22 +313,28 @@ def _checkpoint_logs(folder: Path) -> list[Path]:
 def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, Evaluation]]:
     """Those in folders of their own, and those whose predictions were given a name (``X.jsonl``, ``X.metrics.json``)."""
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and not (path / "run.json").is_file())
-    found = [(path.name.removeprefix("evaluation-"), path / METRICS, path / "predictions") for path in inner]
+    found = [
+        (path.name.removeprefix("evaluation-"), path / METRICS, path / "predictions", path / NLL) for path in inner
+    ]
     files = ((file, file.name.removesuffix(".metrics.json")) for file in sorted(folder.glob("*.metrics.json")))
-    found += [(stem, file, folder / stem) for file, stem in files]
-    for name, metrics, predictions in found:
+    found += [(stem, file, folder / stem, folder / f"{stem}.{NLL}") for file, stem in files]
+    for name, metrics, predictions, likelihoods in found:
         result = reader.object(metrics)
         if "identity" not in result:
             if predictions.with_name(f"{predictions.name}.partial").is_file() and metrics.name == METRICS:
                 yield name, Evaluation({})
         else:
-            answers = (predictions.with_name(f"{predictions.name}.{suffix}") for suffix in ("jsonl", "json"))
             why = _stale(folder, metrics, result)
             if why:
                 where = metrics.parent if metrics.name == METRICS else metrics
                 reader.stale.append(f"{where}: is of {why}; evaluate the present one again")
-            known = next((path for path in answers if path.is_file()), None)
-            yield f"{name}{STALE if why else ''}", Evaluation(result, known)
+            answers, losses = _jsonl_or_json(predictions), _jsonl_or_json(likelihoods)
+            yield f"{name}{STALE if why else ''}", Evaluation(result, answers, losses)
+
+
+def _jsonl_or_json(stem: Path) -> Path | None:
+    paths = (stem.with_name(f"{stem.name}.{suffix}") for suffix in ("jsonl", "json"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _stale(folder: Path, metrics: Path, result: Mapping[str, Any]) -> str:
@@ -347,7 +356,7 @@ def _demo_evaluation(demo: dict[str, Any]) -> Evaluation:
     right, n, stopped = sum(verdicts), len(verdicts), number(demo, "stopped")
     found = {**share(right, n)._asdict(), "kind": "accuracy", "correct": right, "n": n}
     stop = {} if stopped is None else {"did_not_stop": {"count": round((1 - stopped) * n), "n": n}}
-    return Evaluation({"metrics": {"final answer": found}, "generation": stop}, None, verdicts)
+    return Evaluation({"metrics": {"final answer": found}, "generation": stop}, verdicts=verdicts)
 
 
 def _study_runs(folder: Path, reader: Reader) -> Iterator[Run]:

@@ -163,16 +163,16 @@ class DemoResult:
         spent = (f"{arm.train_seconds:.0f} + {arm.eval_seconds:.0f} s" for arm in self.arms.values())
         lines += text_table(["", *self.arms], [*rows, ["training + evaluation", *spent]])
         plain, jepa, *controls = self.arms
-        gains = {
-            other: paired_difference(*paired_counts(*(self.arms[arm].correct for arm in (other, jepa))))
-            for other in (plain, *controls)
+        counts = {
+            other: paired_counts(self.arms[other].correct, self.arms[jepa].correct) for other in (plain, *controls)
         }
+        gains = {other: paired_difference(*counted) for other, counted in counts.items()}
         lines.append("")
         for other, gain in gains.items():
             control = " (the control)" if other in controls else ""
             lines.append(f"{jepa} - {other}{control}: {gain.percent('+', 'points')}, 95 % interval over the problems.")
         lines += [
-            *wrapped(conclusion(gains[plain], plain, jepa, bool(controls)), PAGE),
+            *wrapped(conclusion(gains[plain], plain, jepa, bool(controls), counts=counts[plain]), PAGE),
             "If the cosine is no higher than with targets shuffled, the states have collapsed.",
             f"'{plain}' is read at the last token of the source.",
             f"Written to {self.options.output_dir}: {'/ and '.join(self.arms)}/ (models), metrics.json",

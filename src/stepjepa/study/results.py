@@ -341,7 +341,8 @@ def _verdict_lines(tables: Tables) -> Iterator[str]:
                 found = made.result
                 if kind in ("examples", "compute") and found.mean is not None:
                     ends = "" if found.low is None else f" [{found.low:+.4g}, {found.high:+.4g}]"
-                    yield f"    at equal {kind}: {found.mean:+.4g}{ends}, n = {found.n} seeds"
+                    corrected = "" if made.holm_p is None else f", p = {p_text(made.holm_p)} (Holm)"
+                    yield f"    at equal {kind}: {found.mean:+.4g}{ends}{corrected}, n = {found.n} seeds"
 
 
 def missing_lines(carried: StudyRun) -> list[str]:
