@@ -186,7 +186,7 @@ def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "curves.png").write_text("mine")
     out = analyze("--from_states", tmp_path)
-    assert "a: " in out and "\nagainst" not in out  # without analysis.json no base is known
+    assert "\na shows " in out and "\nagainst" not in out  # without analysis.json no base is known
     assert "is there already; give another folder" in analyze("--from_states", tmp_path, status=2)
     out = analyze("--from_states", tmp_path, "--base_model", "b", "--overwrite_output_dir", "--batch_size", 3)
     assert "\nagainst b" in out and "--batch_size has no effect with --from_states" in out

@@ -154,6 +154,25 @@ def test_collapse_signs(tmp_path):
     assert "target_std 0.1 \u2192 0.02" in text
 
 
+def test_the_log_and_the_states_of_a_run_do_not_contradict_each_other(tmp_path):
+    """The log has no sign, the states of the same run have: both sections call it collapse, in the same words."""
+    a, b = write_pair(tmp_path)
+    metrics = json.loads((b / "metrics.json").read_text())
+    for entry in metrics["log_history"]:
+        entry |= {"target_std": 0.5, "effective_rank": 9.0} if "target_std" in entry else {}
+    write(b / "metrics.json", metrics)
+    assert "step no sign of collapse in the log" in Reader(page_of(a, b)).text("signs")
+    geometry = write_geometry(tmp_path / "geometry")
+    numbers = json.loads((geometry / "numbers.json").read_text())
+    numbers["models"]["step"]["model"] = str(b)
+    write(geometry / "numbers.json", numbers)
+    read = Reader(page_of(a, b, geometry=[geometry]))
+    assert "step collapse By its states" in read.text("signs") and "no sign of collapse in the log" in read.text(
+        "signs"
+    )
+    assert "step collapse target states have no rank" in read.text("geometry")
+
+
 def test_a_control_with_one_random_target_is_no_collapse(tmp_path):
     text = Reader(page_of(write_run(tmp_path / "run", control="random"))).text("signs")
     assert "run one vector by design (--control random)" in text and "effective rank of 1.16" not in text

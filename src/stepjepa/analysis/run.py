@@ -26,6 +26,7 @@ from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, predic
 from stepjepa.analysis.states import FINAL, States, check_alike, load_states
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, DataError
+from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
 from stepjepa.utils.terminal import Bar
@@ -197,13 +198,10 @@ class Comparison:
         own = self.models[self.base].collapse if self.base is not None else []
         known, advice = {(sign.name, sign.view) for sign in own}, False
         for label, one in self.models.items():
-            if geometry.collapsed(one.collapse):
-                advice = advice or label != self.base
-                yield f"Warning: {label} shows collapse:"
-            elif one.collapse:
-                yield f"{label}: no collapse, but what models that never saw a pair may show:"
-            else:
-                yield f"{label}: no sign of collapse"
+            collapse = geometry.collapsed(one.collapse)
+            advice = advice or (collapse and label != self.base)
+            line = f"{label} shows {collapse_words(collapse, bool(one.collapse))}"
+            yield f"{'Warning: ' if collapse else ''}{line}{':' if one.collapse else ''}"
             for sign in one.collapse:
                 too = f"; {self.base} too" if label != self.base and (sign.name, sign.view) in known else ""
                 yield f"  {sign.text}{too}"

@@ -91,6 +91,13 @@ def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
     return texts, low
 
 
+def collapse_words(collapse: bool, signs: bool) -> str:
+    """What signs of collapse amount to, in the words that `stepjepa analyze` and the report share."""
+    if collapse:
+        return "collapse"
+    return "signs, but no collapse by themselves" if signs else "no sign of collapse"
+
+
 def is_card(folder: Path) -> bool:
     """Whether the README.md of a folder is a card of this library."""
     try:

@@ -28,6 +28,7 @@ from stepjepa.evaluation.compare import PairedMetric, paired_metrics
 from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
+from stepjepa.modeling.card import collapse_words
 from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options, trained_pairs
 from stepjepa.report import charts, reading
 from stepjepa.report.reading import STALE, Found, Reader, Run, Study, number, table
@@ -133,6 +134,9 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
     losses += charts.layer_charts(context["curves"])
     sign_charts = charts.make_charts(context["curves"], charts.SIGNS)
     predictions = prediction_sets(runs, max_predictions, reader)
+    geometry = [reading.geometry_record(folder, reader) for folder in found.geometry]
+    models = [model for one in geometry for _, model, _, collapse in one["signs"] if collapse]
+    collapsed_folders = {Path(model).expanduser().resolve() for model in models}
     curves = {chart.key: chart.readout() for chart in [*losses, *sign_charts]}
     style, script = base_style() + _part("report.css"), _part("report.js")
     environment = jinja2.Environment(
@@ -142,7 +146,10 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
         **context,
         losses=losses,
         sign_charts=sign_charts,
-        geometry=[reading.geometry_record(folder, reader) for folder in found.geometry],
+        geometry=geometry,
+        # The log knows the targets of training batches alone, the analysis the states of both views.
+        collapsed_states={run.label for run in runs if run.path.resolve() in collapsed_folders},
+        collapse_words=collapse_words,
         has_predictions=bool(predictions),
         advice=ADVICE,
         frame=charts.FRAME,

@@ -378,7 +378,7 @@ def geometry_record(folder: Path, reader: Reader) -> dict[str, Any]:
         chance = written(number(shown, "pairs", "chance_at_1"), ".1%")
         known = [one for one in map(table, entries(model, "collapse")) if set(one) == names]
         found = [CollapseSign(**one) for one in known if isinstance(one["name"], str) and isinstance(one["text"], str)]
-        signs.append((label, [sign.text for sign in found], collapsed(found)))
+        signs.append((label, str(model.get("model")), [sign.text for sign in found], collapsed(found)))
     files = {path.stem: path for suffix in ("png", "svg") for path in sorted(folder.glob(f"*.{suffix}"))}
     titles = {stem: title for stem, title in TITLES.items() if stem in files}
     for stem in sorted(files):
