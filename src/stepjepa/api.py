@@ -302,7 +302,7 @@ def analyze(**options: Any) -> AnalysisResult:
     from stepjepa.analysis.run import analyze as run
 
     with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
-        return run(checked, notes)
+        return run(checked, notes, options)
 
 
 def prepare(data: object = None, **options: Any) -> PrepareResult:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -283,15 +284,92 @@ def test_predictors_of_a_checkpoint(analyze, file, runs, tmp_path):
     words = ["--layers", -1, "--output_dir"]
     out = analyze(file, "--models", checkpoint, *words, "o")
     assert "run/checkpoint-5: " in out and "sources at the last of 2 predictors" in out
+    assert "views    as in the training of" in out and "it was trained with" not in out
+    out = analyze(file, "--models", checkpoint, "--system_prompt", "none", *words, "r")
     assert "it was trained with --system_prompt Be., and is read with None" in out
-    analyze(file, "--models", runs / "kept", "--predictor_order", "ascending", *words, "p")
+    system = ["--system_prompt", "Be."]
+    analyze(file, "--models", runs / "kept", "--predictor_order", "ascending", *system, *words, "p")
     one, two = (
         load_states(tmp_path / name) for name in ("o/states-run-checkpoint-5.safetensors", "p/states-kept.safetensors")
     )
     np.testing.assert_allclose(one.source, two.source, atol=1e-5)
-    analyze(file, "--models", runs / "kept", "--predictor_order", "descending", *words, "q")
+    analyze(file, "--models", runs / "kept", "--predictor_order", "descending", *system, *words, "q")
     other = load_states(tmp_path / "q/states-kept.safetensors")
     assert np.abs(one.source - other.source).max() > 0.1
+
+
+def trained_as(folder, source, splitter="", **settings):
+    """A copy of a model with the record of a run."""
+    shutil.copytree(source, folder)
+    (folder / "run.json").write_text(json.dumps({"settings": {"lbd": 1.0, **settings}}))
+    if splitter:
+        (folder / "data_report.json").write_text(json.dumps({"train": {"steps": {"splitter": splitter}}}))
+    return folder
+
+
+def views_in(folder):
+    return json.loads((folder / "analysis.json").read_text())["views"]
+
+
+def test_the_views_are_those_of_the_runs_own_training(analyze, file, runs, tmp_path):
+    """Of the first model that was trained on pairs; an option that is given wins, and those that go with it."""
+    own = {"objective": "step_jepa", "step_pairs": "all", "step_splitter": "auto", "horizon": 2, "max_length": 300}
+    regular = trained_as(tmp_path / "regular", runs / "a", objective="regular", max_length=77)
+    step = trained_as(tmp_path / "step", runs / "b", "separator", **own)
+    words = ["--layers", -1, "--coordinates", "pca", "--output_dir"]
+    out = analyze(file, "--models", regular, step, *words, "own")
+    assert f"views    as in the training of {step}, where not given: --objective step_jepa" in out
+    assert own.items() <= views_in(tmp_path / "own").items()
+    given = analyze(file, "--models", step, "--step_jepa", "--step_pairs", "all", "--horizon", 2, *words, "given")
+    assert given.splitlines()[0].split(" of ")[0] == out.splitlines()[0].split(" of ")[0]
+    assert (tmp_path / "own" / "states-step.safetensors").read_bytes() == (
+        tmp_path / "given" / "states-step.safetensors"
+    ).read_bytes()
+    analyze(file, "--models", step, "--multi_horizon", 1, 2, *words, "both")
+    found = views_in(tmp_path / "both")
+    assert (found["objective"], found["multi_horizon"], found["horizon"], found["max_length"]) == (
+        "step_jepa",
+        [1, 2],
+        1,
+        300,
+    )
+    analyze(file, "--models", step, "--objective", "llm_jepa", *words, "other")
+    found = views_in(tmp_path / "other")
+    assert (found["objective"], found["step_pairs"], found["max_length"]) == ("llm_jepa", "first", 300)
+    analyze(file, "--models", regular, *words, "regular_alone")
+    found = views_in(tmp_path / "regular_alone")
+    assert (found["objective"], found["max_length"]) == ("llm_jepa", 77)
+    mine = trained_as(tmp_path / "mine", runs / "a", objective="mine.py:Mine")
+    error = analyze(file, "--models", mine, *words, "x", status=2)
+    assert (
+        "objective of your own, whose file is not run because a folder names it; give --objective mine.py:Mine" in error
+    )
+
+
+def test_steps_are_split_as_the_run_settled_it(analyze, runs, tmp_path):
+    """step_splitter=auto was settled on the training data, not on the rows that are analyzed."""
+    numbered = [{"question": f"Q{n}", "answer": "1. One.\n2. Two.\n\nThree."} for n in range(6)]
+    file = tmp_path / "numbered.jsonl"
+    file.write_text("\n".join(map(json.dumps, numbered)))
+    own = {"objective": "step_jepa", "step_pairs": "all", "step_splitter": "auto"}
+    words = ["--layers", -1, "--output_dir"]
+    for splitter, pairs in (("separator", 6), ("numbered", 12)):
+        run = trained_as(tmp_path / splitter, runs / "a", splitter, **own)
+        assert f"{pairs} pairs of" in analyze(file, "--models", run, *words, f"out-{splitter}")
+
+
+def test_a_runs_folder_is_no_place_for_an_analysis(analyze, file, runs, tmp_path):
+    """Its states would count as files of the model: evaluations of it would be called stale, and never be compared."""
+    run = trained_as(tmp_path / "run", runs / "a", objective="regular")
+    before = sorted(path.name for path in run.iterdir())
+    error = analyze(file, "--models", run, "--layers", -1, "--output_dir", run, status=2)
+    assert "holds a run or a model, which the analysis would seem to change; give another folder, such as" in error
+    curves = tmp_path / "curves"
+    curves.mkdir()
+    (curves / "metrics.json").write_text(json.dumps(log(3, lm_loss=1.0)))
+    assert "holds a run or a model" in analyze("--runs", curves, "--output_dir", run, status=2)
+    assert sorted(path.name for path in run.iterdir()) == before
+    analyze(file, "--models", run, "--layers", -1, "--output_dir", run / "analysis")
 
 
 def log(steps, **values):

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +20,10 @@ from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.analysis.prediction import walks_of
 from stepjepa.analysis.states import FINAL, Pairs, States, Walks
 from stepjepa.config.option import Names, options_of
-from stepjepa.data.options import TemplateOptions
+from stepjepa.config.values import named_by_file
+from stepjepa.data.options import ColumnOptions, TemplateOptions
 from stepjepa.data.sources import RowSource
+from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
 from stepjepa.forest.collate import TwoPassCollator
@@ -40,6 +42,20 @@ from stepjepa.utils.text import labels_of, slug
 
 ABOUT = "analysis.json"
 _NAME = Names(JEPAOptions, AnalyzeOptions)
+# Of a run's own options these are about its files; its tokenizer brings its template.
+_OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
+# Options that say which views there are. `load_analyzed` takes those of the predictors from each model's own run.
+_VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)} - _OF_FILES
+_VIEWS -= {_NAME.predictors, _NAME.predictor_order, _NAME.same_predictor, _NAME.readout_layer}
+# Those that are read whatever the objective.
+_CHATS = {_NAME.plain, _NAME.chat_template_kwargs, _NAME.system_prompt, _NAME.max_length}
+# One of these that is given decides for the others.
+_TOGETHER = (
+    {_NAME.horizon, _NAME.multi_horizon},
+    {_NAME.plain, _NAME.chat_template, _NAME.chat_template_kwargs},
+    {_NAME.step_splitter, _NAME.step_separator},
+    {_NAME.last_token, _NAME.readout},
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,36 @@ def _find_predictors(
     return (wanted, own) if need <= size else (0, ())
 
 
+def as_trained(
+    options: AnalyzeOptions, given: Collection[str], places: Sequence[Place]
+) -> tuple[AnalyzeOptions, Place | None]:
+    """The options, where they are not `given` as in the run of the first model that was trained on pairs, else of the first
+    that has a record; and that model, None where there is no record.
+
+    Raises:
+        ConfigError: that run's objective is a class of the user's own, which is not run because a folder names it.
+    """
+    recorded = [place for place in places if place.settings]
+    if not recorded:
+        return options, None
+    place = next((one for one in recorded if trained_pairs(one.settings)), recorded[0])
+    own, names = place.settings, _CHATS
+    objective = str(own.get(_NAME.objective))
+    if _NAME.objective in given:
+        names = _VIEWS if objective == options.objective else _CHATS
+    elif named_by_file(objective):
+        raise ConfigError(
+            f"{place.name} was trained with an objective of your own, whose file is not run because a folder names it; "
+            f"give --{_NAME.objective} {objective}, or another one"
+        )
+    elif trained_pairs(own) and objective in options_of(AnalyzeOptions)[_NAME.objective].named:
+        names = _VIEWS
+    settled = {*given, *(() if options.objective_options is None else (_NAME.objective_options,))}
+    for group in _TOGETHER:
+        settled |= group if settled & group else set()
+    return replace(options, **{name: own[name] for name in names - settled if name in own}), place
+
+
 def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
     """Where the states are not those that the model was trained on."""
     own = model.record.settings
@@ -153,7 +199,8 @@ def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> 
             f"it was trained with {model.lacking} predictor tokens, which its folder does not hold "
             f"({PREDICTORS_FILE} is missing)"
         )
-    names = [_NAME.system_prompt, *options_of(TemplateOptions)]
+    # The model's tokenizer brings the template of its training.
+    names = [name for name in (_NAME.system_prompt, *options_of(TemplateOptions)) if name != _NAME.chat_template]
     if trained_pairs(own):
         other = own["objective"] != method.objective
         reading = (_NAME.last_token, _NAME.readout, _NAME.readout_layer, _NAME.jepa_target_column)
@@ -175,11 +222,12 @@ def quiet() -> Iterator[None]:
 
 
 def collect_all(
-    options: AnalyzeOptions, folder: Path, stale: Sequence[Path], bar: Bar
+    options: AnalyzeOptions, given: Collection[str], folder: Path, stale: Sequence[Path], bar: Bar
 ) -> tuple[dict[str, States], str | None, dict[str, Any]]:
     """Run the models, the base first and each once, and leave their states in the folder, all or none.
 
     Args:
+        given: options that the user has set; the others are as in training.
         stale: files of an earlier analysis, which are removed once all states are collected.
 
     Returns:
@@ -190,7 +238,16 @@ def collect_all(
     places = [find_model(name) for name in named]
     labels = labels_of([place.name for place in places])
     base = labels[0] if options.base_model is not None else None
+    options, trained = as_trained(options, given, places[1:] if base is not None else places)
     method = replace(method_of(options), same_predictor=bool(options.same_predictor))
+    splitter = None
+    if trained is not None:
+        bar.say(
+            f"views    as in the training of {trained.name}, where not given: --{_NAME.objective} {method.objective}"
+        )
+        settled = read_record(trained).splitter  # what its step_splitter=auto was
+        if settled and method.step_splitter == "auto":
+            splitter = make_splitter(settled, method.step_separator)
     rows = RowSource(options.file, options.dataset_split)
     asked = None if options.layers in (None, ["all"]) else [int(layer) for layer in options.layers or ()]
     if objective_of(method).sampled:
@@ -203,7 +260,7 @@ def collect_all(
             model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
             layers = states.layers_of(model.model, asked)
             renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
-            settings = settings_for(rows, model.method, positions)
+            settings = settings_for(rows, model.method, positions, splitter)
             pairs = states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
             bar.say(f"{label}: {model.description}")
             for line in [*view_notes(model, method, options.predictors), *(() if found else _data_lines(pairs))]:
@@ -221,7 +278,7 @@ def collect_all(
                 head_layer=model.layer,
             )
             if options.prediction_horizon is not None:
-                read = replace(read, walks=_walks(model, rows, options, bar))
+                read = replace(read, walks=_walks(model, rows, options, splitter, bar))
             states.save_states(read, path)
             found[label] = states.load_states(path)
             states.check_alike(found, base)
@@ -251,10 +308,12 @@ def collect_all(
     return found, base, about
 
 
-def _walks(model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, bar: Bar) -> Walks:
+def _walks(
+    model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, splitter: StepSplitter | None, bar: Bar
+) -> Walks:
     """The states behind the steps of a data set's answers, as a model has them in its chats."""
     method = states.every_step(model.method).options
-    settings = settings_for(rows, method, max_positions(causal_lm(model.model)))
+    settings = settings_for(rows, method, max_positions(causal_lm(model.model)), splitter)
     renderer = make_renderer(model.tokenizer, method)
     try:
         examples, places = walks_of(states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples))

@@ -122,12 +122,13 @@ class _Analysis:
 
 @dataclass
 class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Loading, _Analysis):
-    """All options of ``stepjepa analyze``; those of training mean what they mean there."""
+    """All options of ``stepjepa analyze``; those of training mean what they mean there, and are as the models' run had them
+    where they are not given."""
 
     objective: str = option(
         LLMJEPA.name,
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
-        "rest (split), or a class of your own.",
+        "rest (split), or a class of your own. Without it the views are those that the (first) model was trained with.",
         _METHOD,
         choices=tuple(name for name, one in built_in().items() if PredictorOptions in one.reads),
         own=True,

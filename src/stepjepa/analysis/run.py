@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from operator import attrgetter
@@ -24,9 +24,10 @@ from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions
 from stepjepa.analysis.plots import LOSS_CURVES, METHOD_TITLES, TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike, load_states
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, options_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.modeling.card import collapse_words
+from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
 from stepjepa.utils.terminal import Bar
@@ -252,16 +253,19 @@ def compare(
     return Comparison(first.file, len(first.rows), shown, base, models)
 
 
-def analyze(options: AnalyzeOptions, notes: Sequence[str] = ()) -> AnalysisResult:
+def analyze(options: AnalyzeOptions, notes: Sequence[str] = (), given: Collection[str] | None = None) -> AnalysisResult:
     """Measure where source and target views are in models: ``stepjepa analyze``.
 
     Args:
         notes: lines that are shown before the work begins.
+        given: options that the user has set; by default those that differ from their defaults.
 
     Raises:
         ConfigError, DataError: what cannot be used; what an earlier analysis has written is unchanged then.
     """
     options.check()
+    if given is None:
+        given = {name for name, one in options_of(AnalyzeOptions).items() if getattr(options, name) != one.default}
     methods = [] if options.runs_alone else options.coordinates or ["pca"]
     for name in ("matplotlib", *(["sklearn", *(["umap"] if "umap" in methods else [])] if methods else [])):
         library(name, "umap" if name == "umap" else "analysis")  # before the work, which would be lost
@@ -274,7 +278,7 @@ def analyze(options: AnalyzeOptions, notes: Sequence[str] = ()) -> AnalysisResul
         for line in notes:
             bar.say(f"note     {line}")
         if found is None and not options.runs_alone:
-            found, stale = collect_all(options, folder, stale, bar), []
+            found, stale = collect_all(options, given, folder, stale, bar), []
         if found is not None:
             states, base, about = found
             bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
@@ -359,6 +363,11 @@ def _existing(folder: Path, patterns: Sequence[str], overwrite: bool) -> list[Pa
     """What an earlier analysis has written, of the files that are written again, which must be asked for."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
+    if RunFolder(folder).holds_model:
+        raise ConfigError(
+            f"--{_NAME.output_dir} {folder}: holds a run or a model, which the analysis would seem to change; give another "
+            f"folder, such as {folder / 'analysis'}"
+        )
     check_writable(folder)
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     there = [one for one in entries if one.is_file() and re.fullmatch("|".join(patterns), one.name)]

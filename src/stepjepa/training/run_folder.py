@@ -148,6 +148,12 @@ class RunFolder:
     # State
 
     @property
+    def holds_model(self) -> bool:
+        """Whether a run's records or a model are here, next to which no other command may write."""
+        names = RECORD, "resolved.yaml", "config.json", "adapter_config.json"
+        return any((self.path / name).is_file() for name in names)
+
+    @property
     def ended(self) -> bool:
         """Whether the run that was begun here last has written its metrics, its last file. Nothing else is looked at."""
         metrics = self._read(METRICS)
