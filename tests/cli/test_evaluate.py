@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
+from stepjepa.evaluation import nll
 from stepjepa.generation import local
 from stepjepa.generation.local import generate_batch
 from support.answers import SYSTEM, TEST, TRAIN, vllm_stand_in
@@ -154,6 +155,65 @@ def test_a_finished_evaluation(evaluate, home):
     assert json.loads(evaluate("run", "--metric", "exact", "--max_examples", "4", "--json"))["rows"]["read"] == 4
     for name, content in before.items():
         (folder / name).write_bytes(content)
+
+
+def without_model(monkeypatch):
+    """Nothing of this test may load a model."""
+    monkeypatch.setattr(local, "load_model", None)
+
+
+def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_path, monkeypatch):
+    """The same files as of an evaluation by all metrics at once; what is stored is kept, the model is not loaded."""
+    whole, alike = of(home / "run" / "evaluation-test"), ("metrics", "rows", "scoring", "identity")
+    evaluate("run", "--metric", "gsm8k", "answer_nll", output="out")
+    first = of(tmp_path / "out")
+    with monkeypatch.context() as patched:
+        without_model(patched)
+        said = evaluate("run", "--metric", "gsm8k", "exact", "answer_nll", output="out")
+        assert "\nexact  " in said and "complete already" not in said
+        rows, found = of(tmp_path / "out")
+        assert [{**row, "answer_nll": 0} for row in rows] == [{**row, "answer_nll": 0} for row in whole[0]]
+        assert [row["answer_nll"] for row in rows] == pytest.approx([row["answer_nll"] for row in whole[0]])
+        assert {name: found[name] for name in alike} == {name: whole[1][name] for name in alike}
+        assert found["generation"] == first[1]["generation"]
+        # One of those that are there decides what is right; the others stay.
+        evaluate("run", "--metric", "exact", output="out")
+        rows, found = of(tmp_path / "out")
+        assert list(found["metrics"]) == ["exact", "gsm8k", "answer_nll"] == found["scoring"]["metric"]
+        assert [row["correct"] for row in rows] == [row["scores"]["exact"] == 1.0 for row in rows]
+        assert evaluate("run", "--metric", "exact", "gsm8k", output="out").startswith("complete already")
+        options = ["--metric_options", '{"reference_column": "ground_truth"}']
+        assert "was made with metric_options" in evaluate("run", "--metric", "exact", *options, output="out", status=2)
+    assert (tmp_path / "out" / "predictions.jsonl").is_file() and len(list((tmp_path / "out").iterdir())) == 2
+
+
+@pytest.mark.parametrize("first", [["answer_nll"], ["gsm8k", "exact"]])
+def test_what_is_not_stored_is_all_that_the_model_is_asked_for(evaluate, home, tmp_path, monkeypatch, first):
+    whole = of(home / "run" / "evaluation-test")
+    evaluate("run", "--metric", *first, output="out")
+    asked = {"answers": 0, "likelihoods": 0}
+    answer, compute = local.LocalGenerator.answer, nll.AnswerLikelihood.compute
+
+    def answers(self, requests, done):
+        for group in answer(self, requests, done):
+            asked["answers"] += len(group)
+            yield group
+
+    def likelihoods(self, done=()):
+        for group in compute(self, done):
+            asked["likelihoods"] += len(group)
+            yield group
+
+    monkeypatch.setattr(local.LocalGenerator, "answer", answers)
+    monkeypatch.setattr(nll.AnswerLikelihood, "compute", likelihoods)
+    evaluate("run", *METRICS, output="out")
+    assert asked == {"answers": 12 * (first == ["answer_nll"]), "likelihoods": 12 * (first != ["answer_nll"])}
+    rows, found = of(tmp_path / "out")
+    for name in ("gsm8k", "exact"):
+        assert found["metrics"][name] == whole[1]["metrics"][name]
+    assert found["metrics"]["answer_nll"]["value"] == pytest.approx(whole[1]["metrics"]["answer_nll"]["value"])
+    assert [row["generated_response"] for row in rows] == [row["generated_response"] for row in whole[0]]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["metrics.json", "predictions.jsonl"]
 
 
 @pytest.mark.parametrize("batches", [1, 2])

@@ -23,7 +23,7 @@ from stepjepa.errors import ConfigError, said
 from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
-from stepjepa.evaluation.run import open_model, open_output, record_of
+from stepjepa.evaluation.run import open_model, open_output, output_paths, record_of
 from stepjepa.generation import digest_of, local
 from stepjepa.utils.failures import library
 from stepjepa.utils.terminal import Bar, is_quiet
@@ -113,7 +113,9 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
     opened = open_model(options)
     options, place, _, system, prompter = opened
     done = EvaluationResult({}, {}, {"skipped": {}}, already=True)
-    outputs = {task: open_output(opened, task, digest_of([task, system.text])) for task in harness.tasks}
+    outputs = {
+        task: open_output(opened, output_paths(opened, task), digest_of([task, system.text])) for task in harness.tasks
+    }
     with Bar() as bar:
         for line in (*options.without_effect(), f"system   {system.origin}"):
             bar.say(line)

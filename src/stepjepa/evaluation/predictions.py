@@ -86,8 +86,9 @@ def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[byte
     return [json_bytes(list(records), indent=1), b"\n"] if path.suffix == ".json" else map(json_line, records)
 
 
-def read_predictions(path: Path) -> list[Prediction]:
-    """Predictions of a file of JSON lines, or of one JSON array, of several to a question the first. Only ``question`` and
+def read_predictions(path: Path, every_sample: bool = False) -> list[Prediction]:
+    """Predictions of a file of JSON lines, or of one JSON array, of several to a question the first, or
+    every one. Only ``question`` and
     ``generated_response``, or ``answer_nll``, must be there; `index` is then the position in the file.
 
     Raises:
@@ -107,7 +108,7 @@ def read_predictions(path: Path) -> list[Prediction]:
         trouble = _trouble(row)
         if trouble:
             raise DataError(f"{path} {'entry' if is_array else 'line'} {number}: is no prediction: {trouble}")
-        if isinstance(row.get("sample"), int) and row["sample"] > 1:
+        if isinstance(row.get("sample"), int) and row["sample"] > 1 and not every_sample:
             continue
         known: dict[str, Any] = {one.name: row[one.name] for one in fields(Prediction) if row.get(one.name) is not None}
         known |= {name: str(known[name]) for name in ("gt_answer", "gen_answer", "ground_truth") if name in known}

@@ -33,6 +33,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation import models, nll, predictions, questions
+from stepjepa.evaluation.earlier import EarlierAnswers, comparable_identity, metrics_with_earlier
 from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import EvaluationResult, record_lines
@@ -179,12 +180,18 @@ def open_model(options: EvaluateOptions) -> Opened:
     options = replace(options, batch_size=options.batch_size or default)
     if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
         options.chat_template_kwargs = record.settings.get("chat_template_kwargs")
-    if options.max_length is None and NLL in (options.metric or ()):
-        options.max_length = record.settings.get("max_length")
+    options = with_max_length(options, record)
     system = questions.choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
     tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
     prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
     return Opened(options, place, record, system, prompter)
+
+
+def with_max_length(options: EvaluateOptions, record: models.TrainingRecord) -> EvaluateOptions:
+    """The options with the longest chat of the training where the likelihood is computed and none is given."""
+    if options.max_length is None and NLL in (options.metric or ()):
+        return replace(options, max_length=record.settings.get("max_length"))
+    return options
 
 
 def evaluate(options: EvaluateOptions) -> EvaluationResult:
@@ -198,23 +205,35 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         bar = stack.enter_context(Bar())
         for line in options.without_effect():
             bar.say(line)
-        names = options.metric or ()
-        metrics = [stack.enter_context(metric) for metric in make_metrics(names, options.metric_options)]
+        for metric in make_metrics(options.metric or (), options.metric_options):  # before anything is looked up
+            metric.close()
         model = open_model(options)
+        paths = output_paths(model, str(options.test_file))
+        if not options.overwrite_output_dir:
+            names = metrics_with_earlier(options.metric or [], paths.record)
+            model = model._replace(options=with_max_length(replace(model.options, metric=names), model.record))
+        names = model.options.metric or []
+        metrics = [stack.enter_context(metric) for metric in make_metrics(names, options.metric_options)]
         place, system = model.place, model.system
         source = RowSource(options.test_file, options.dataset_split)
         asked = questions.read_questions(source, system, options.columns, options.max_examples)
         drop_useless(asked, metrics, model.prompter)
-        output = open_output(model, str(options.test_file), asked.fingerprint())
-        target = output.paths.results[0 if metrics else 1]
-        files = [target, output.paths.record]
+        output = open_output(model, paths, asked.fingerprint())
+        target = paths.results[0 if metrics else 1]
+        files = [target, paths.record]
         if output.complete is not None:
             done = output.complete
             parts = done["metrics"], done["generation"], done["rows"]
             return EvaluationResult(*parts, record=done, files=files, already=True)
         sampling = options.temperature, options.seed, options.samples_per_question
         task, answers = Task(asked, metrics, None, None, *sampling, bar), Answers(output)
-        description = _load(model, task)
+        earlier = _take_earlier(task, answers, output)
+        description = "not loaded: its stored answers are scored again"
+        unanswered = bool(metrics) and any(number not in answers.replies for number, _ in task.numbered())
+        if unanswered or (NLL in names and NLL not in earlier.metrics):
+            description = _load(model, task)
+        if NLL in earlier.metrics:
+            task.likelihood = None
         with output.opened(answers.take):
             bar.say(f"model    {place.name} ({description})")
             bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
@@ -225,12 +244,25 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 bar.say(f"note     --{_NAME.no_lora} changes nothing: {place.name} is no adapter")
             answer(task, answers)
             result = score(task, answers)
+            if NLL in earlier.metrics:
+                result.metrics[NLL] = earlier.metrics[NLL]
             result.files, result.record = files, record_of(result, model, output)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
+            if result.predictions:
+                paths.results[1].unlink(missing_ok=True)  # of an evaluation by the likelihood alone
             if place.folder is not None and not (options.no_lora and place.base is not None):
                 files += add_results(place.folder, asked.source, result.metrics)
         return result
+
+
+def _take_earlier(task: Task, answers: Answers, output: Output) -> EarlierAnswers:
+    """Take the answers of a complete evaluation by other metrics, where there is one."""
+    if output.outdated is None:
+        return EarlierAnswers()
+    earlier = EarlierAnswers.read(output.outdated, output.paths, task.samples)
+    answers.replies, answers.losses, answers.seconds = earlier.replies, earlier.losses, earlier.seconds
+    return earlier
 
 
 def record_of(result: EvaluationResult, model: Opened, output: Output) -> Record:
@@ -323,11 +355,11 @@ def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompt
     asked.require(asked.questions, "can be evaluated on")
 
 
-def open_output(model: Opened, data: str, fingerprint: str) -> Output:
+def output_paths(model: Opened, data: str) -> Paths:
     """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id.
 
     Raises:
-        ConfigError: they cannot be used, or are of another evaluation.
+        ConfigError: their folder is a file.
     """
     options, place = model.options, model.place
     if options.output_file is not None:
@@ -346,18 +378,29 @@ def open_output(model: Opened, data: str, fingerprint: str) -> Output:
             raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
         results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
         record, partial = folder / "metrics.json", folder / "predictions.partial"
+    return Paths(results, record, partial)
+
+
+def open_output(model: Opened, paths: Paths, fingerprint: str) -> Output:
+    """The output of an evaluation.
+
+    Raises:
+        ConfigError: the files cannot be used, or are of another evaluation.
+    """
+    options, place = model.options, model.place
+    defaults = EvaluateOptions().deciding(ColumnOptions)  # version 0.1 recorded fewer options, as they were by default
     identity = {
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
         **models.digests(place, model.prompter.tokenizer, fingerprint, options.no_lora),
     }
     return Output(
-        Paths(results, record, partial),
+        paths,
         identity,
         {name: getattr(options, name) for name in (_NAME.metric, _NAME.metric_options)},
         options.overwrite_output_dir,
         [Path(str(options.test_file))],
-        # Version 0.1 recorded fewer options, as they were by default.
-        reader=lambda found: ({**EvaluateOptions().deciding(ColumnOptions), **found["identity"]}, found["scoring"]),
+        reader=lambda found: ({**defaults, **comparable_identity(found, options)}, found["scoring"]),
+        renewable=[_NAME.metric],
     )
 
 

@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -78,9 +78,11 @@ class Output:
         overwrite: replace what is there.
         inputs: files that are read and must not be written.
         reader: identity and scoring of a record; a KeyError or TypeError for another file.
+        renewable: names in the scoring that may differ from those of a complete record: the work is scored again.
 
     Attributes:
         complete: the record of work that was completed before, None otherwise.
+        outdated: the record of the same work, complete with another scoring that is `renewable`; None otherwise.
         begun: whether a part of the same work is stored.
 
     Raises:
@@ -96,10 +98,12 @@ class Output:
         overwrite: bool = False,
         inputs: Iterable[Path] = (),
         reader: Callable[[Record], tuple[Record, Record]] = lambda record: (record["identity"], record["scoring"]),
+        renewable: Collection[str] = (),
     ):
         self.paths, self._overwrite = paths, overwrite
         self.identity, self.scoring = json.loads(json.dumps([identity, scoring]))
         self.complete: Record | None = None
+        self.outdated: Record | None = None
         self._file: BinaryIO | None = None
         for source in inputs:
             for path in (*paths.results, paths.record, paths.partial):
@@ -117,9 +121,15 @@ class Output:
         if overwrite:
             return
         if record is not None:
-            _refuse_other(paths.record, known_scoring, self.scoring)
+            differs = {name for name in renewable if known_scoring.get(name) != self.scoring.get(name)}
+            kept = {name: value for name, value in self.scoring.items() if name not in differs}
+            known_kept = {name: value for name, value in known_scoring.items() if name not in differs}
+            _refuse_other(paths.record, known_kept, kept)
             _refuse_other(paths.record, known, self.identity)
-            self.complete = record
+            if differs:
+                self.outdated = record
+            else:
+                self.complete = record
             return
         if header is not None:
             _refuse_other(paths.partial, header, self.identity)
