@@ -25,8 +25,8 @@ GONE = {
 def run(argv: list[str]) -> int:
     """Prepare a file; exit status 0 where rows were written."""
     gone = {name: Answer(Names(PrepareOptions).output_file, text) for name, text in GONE.items()}
-    gone |= published(PrepareOptions)
-    values = StrictParser((PrepareOptions,), __doc__, aliases=gone, positional=("file",)).values(argv)
+    aliases = {**published(PrepareOptions), **gone}
+    values = StrictParser((PrepareOptions,), __doc__, aliases=aliases, positional=("file",)).values(argv)
     needed_file(values.get("file"), "prepare")
     print_text(str(prepare(**values)))
     return 0
