@@ -36,7 +36,7 @@ from stepjepa.objectives.base import objective_of, trained_pairs
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.setup import placed_predictors
-from stepjepa.utils.files import write_json
+from stepjepa.utils.files import remove_tree, write_json
 from stepjepa.utils.terminal import Bar, show_log
 from stepjepa.utils.text import labels_of, slug
 
@@ -254,7 +254,7 @@ def collect_all(
         bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
     new, existed, inputs, found = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
     try:
-        shutil.rmtree(new, ignore_errors=True)
+        remove_tree(new)
         new.mkdir(parents=True)
         for label, place in zip(labels, places, strict=True):
             model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
+from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -36,6 +37,9 @@ _SCALARS = [
         list("-+.0123456789"),
     ),
 ]
+
+
+MOST_VALUES = 100_000  # of a file, each as often as aliases repeat it
 
 
 class _Loader(yaml.SafeLoader):
@@ -135,8 +139,9 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         numbered: whether messages name lines.
 
     Raises:
-        ConfigError: no valid YAML, or a key that occurs twice.
+        ConfigError: no valid YAML, a key that occurs twice, or more than `MOST_VALUES` values.
     """
+    values = count()
 
     def where(line: int) -> str:
         return f"{name}:{line + 1}" if numbered else name
@@ -144,6 +149,8 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
     def read(node: yaml.Node, line: int, *above: yaml.Node) -> Node:
         if node in above:
             raise ConfigError(f"{where(line)}: not valid YAML: a list or mapping that contains itself")
+        if next(values) >= MOST_VALUES:  # an alias repeats all that its anchor holds, aliases included
+            raise ConfigError(f"{where(line)}: more than {MOST_VALUES:,} values, aliases (*name) included; write fewer")
         if isinstance(node, yaml.SequenceNode):
             return Node([read(child, child.start_mark.line, node, *above) for child in node.value], where(line))
         if isinstance(node, yaml.ScalarNode):
@@ -174,6 +181,8 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         mark = error.problem_mark or error.context_mark
         place = where(mark.line) if mark else name
         raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # !!int many
         raise ConfigError(f"{name}: not valid YAML: {said(error, lines=1)}") from None
 

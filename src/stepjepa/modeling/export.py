@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from stepjepa.utils.files import (
     listed_files,
     mismatch,
     read_object,
+    remove_tree,
     share,
     write_json,
     write_manifest,
@@ -81,7 +82,7 @@ def export_model(
     # Written in a folder of its own and moved file by file, so that a reader never meets a part of a file.
     target = Path(output_dir)
     folder = target / _UNFINISHED
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
     folder.mkdir(parents=True)
     try:
         tokenizer = _write(model, tokenizer, folder, merge_lora, keep_predictors)
@@ -102,11 +103,14 @@ def export_model(
             (target / name).parent.mkdir(exist_ok=True)  # several chat templates are a folder
             os.replace(folder / name, target / name)
         for name in stale.difference(written):
-            (target / name).unlink(missing_ok=True)
+            parent = (target / name).parent
+            if parent == target or not parent.is_symlink():
+                (target / name).unlink(missing_ok=True)
         # Without what is no part of the model: whoever wants to read without the predictors removes them.
         write_manifest(target, [name for name in written if name not in (PREDICTORS_FILE, CARD)])
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            remove_tree(folder)
     return written
 
 

@@ -9,13 +9,15 @@ Shapes: P pairs, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from stepjepa.config.named import given_name, load_named, source_fingerprint
-from stepjepa.config.option import Names, Topic, check_fields, options_of
+from stepjepa.config.option import Names, Option, Topic, check_fields, options_of
 from stepjepa.config.values import nearest
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.types import TRUNK, Batch, Example, ForestOutput, LossPart, LossParts, Pair, PairsFound, Read, Span
@@ -121,19 +123,18 @@ class Objective:
             carried = None if options is None or is_built_in(type(self)) else cast(Any, options).objective_options
             self.own = self._checked({**(carried or {}), **own})
             if not is_built_in(type(self)) and hasattr(self.own, "check"):
-                self.own.check()
+                with explaining_options(type(self), "are refused by their check()"):
+                    self.own.check()
 
     def _checked(self, values: Mapping[str, Any]) -> object:
         """Its own options by name as an instance of `Options`; None where it has none."""
-        known = {} if self.Options is None else options_of(self.Options)
+        known = options_with_defaults(type(self))
         for name in values:
             if name not in known:
                 near = f"; did you mean {nearest(name, known)!r}?" if known else ""
                 raise ConfigError(f"objective {self.name} has no option {name!r}{near}")
-        try:
+        with explaining_options(type(self), "cannot be made"):
             own = self.Options and self.Options(**values)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"objective {self.name}: {error}") from None
         if own is not None:
             check_fields(own)
         return own
@@ -483,7 +484,42 @@ def objective_of(options: LossOptions) -> Objective:
 def own_options(name: str) -> type | None:
     """The dataclass of options that the objective of this name brings into a run; None for built-in ones."""
     cls = find_objective(name)
-    return None if is_built_in(cls) else cls.Options
+    if is_built_in(cls) or not options_with_defaults(cls):
+        return None
+    return cls.Options
+
+
+def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
+    """An objective's own options by name.
+
+    Raises:
+        ConfigError: `Options` is not a dataclass, has a type that cannot be resolved, or cannot be made of its defaults.
+    """
+    if cls.Options is None:
+        return {}
+    if not (isinstance(cls.Options, type) and is_dataclass(cls.Options)):
+        raise ConfigError(f"{cls.__qualname__}.Options is not a dataclass; decorate it with @dataclass")
+    with explaining_options(cls, "cannot be read"):
+        known = options_of(cls.Options)
+    if not is_built_in(cls):
+        with explaining_options(cls, "cannot be made of their defaults"):
+            check_fields(cls.Options())
+    return known
+
+
+@contextmanager
+def explaining_options(cls: type[Objective], what: str) -> Iterator[None]:
+    """Within this context, whatever the code of an objective's `Options` raises is one line.
+
+    Raises:
+        ConfigError: see above.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the options of {cls.__qualname__} {what} ({said(error)})") from error
 
 
 def idle_options(objective: Objective) -> frozenset[str]:

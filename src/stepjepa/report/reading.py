@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from stepjepa.analysis.geometry import CollapseSign, collapsed
 from stepjepa.analysis.plots import METHOD_TITLES, TITLES
+from stepjepa.config.yaml_file import parse_tree
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import NLL
@@ -86,7 +85,7 @@ class Reader:
             return parse(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, ConfigError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
             self.leave_out(path, f"cannot be read ({reason}), and is left out")
             return None
@@ -290,7 +289,7 @@ def _run(label: str, folder: Path, reader: Reader) -> Run:
         label,
         folder,
         record,
-        {**reader.object(folder / "resolved.yaml", yaml.safe_load), **table(record, "settings")},
+        {**reader.object(folder / "resolved.yaml", _options), **table(record, "settings")},
         reader.object(folder / "data_report.json"),
         table(ended, "metrics"),
         history,
@@ -298,6 +297,11 @@ def _run(label: str, folder: Path, reader: Reader) -> Run:
         evaluations,
         demo,
     )
+
+
+def _options(content: bytes) -> object:
+    """The values of a file of options."""
+    return parse_tree(content.decode("utf-8-sig"), "resolved.yaml").value
 
 
 def _log(record: dict[str, Any]) -> list[dict[str, Any]]:

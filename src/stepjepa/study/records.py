@@ -8,8 +8,8 @@ atomically, as the last thing of its stage, and never again.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -28,7 +28,17 @@ from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, all_runs, evaluates_on_the_way
 from stepjepa.training.options import RunOptions
-from stepjepa.utils.files import LOCK, check_writable, checksum, digest, json_bytes, read_json, write_json, write_whole
+from stepjepa.utils.files import (
+    LOCK,
+    check_writable,
+    checksum,
+    digest,
+    json_bytes,
+    read_json,
+    remove_tree,
+    write_json,
+    write_whole,
+)
 from stepjepa.version import __version__
 
 _NAME = Names(StudyOptions, Study)
@@ -97,11 +107,12 @@ class StudyRunFolder:
     def tidy(self, keep_weights: bool) -> None:
         """Remove what only a resumed training would read, and the weights unless they are kept; the records stay."""
         self.job.unlink(missing_ok=True)
+        if self.model.is_symlink():
+            return
         for entry in self.model.glob("checkpoint-*" if keep_weights else "*"):
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            elif entry.name not in _MODEL_RECORDS:
-                entry.unlink()
+            if entry.name not in _MODEL_RECORDS:
+                with suppress(OSError):
+                    remove_tree(entry)
 
 
 @dataclass(eq=False)
@@ -221,10 +232,7 @@ def clear_folder(folder: Path) -> None:
     """Remove what a study has written, and nothing else."""
     figures = [entry for entry in folder.glob("study*") if entry.suffix in (".png", ".svg")]
     for entry in [*(folder / name for name in _OWN_FILES), *figures, *(folder / "data").glob("builtin*/")]:
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
+        remove_tree(entry)
 
 
 def write_builtin(data: Data, folder: Path) -> None:

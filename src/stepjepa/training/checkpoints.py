@@ -6,7 +6,6 @@ import json
 import logging
 import platform
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,10 +35,20 @@ from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.encoding import StreamedExamples
 from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
-from stepjepa.training.run_folder import BROKEN, LOG_STATE, Cut, ResumeRecord, RunFolder, on_main, recorded_steps
+from stepjepa.training.run_folder import (
+    BROKEN,
+    LOG_STATE,
+    Cut,
+    ResumeRecord,
+    RunFolder,
+    begin_checkpoint,
+    on_main,
+    recorded_steps,
+    remove_checkpoint,
+)
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import read_json, share, write_json, write_manifest, write_whole
+from stepjepa.utils.files import read_json, remove_tree, share, write_json, write_manifest, write_whole
 from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
@@ -159,6 +168,7 @@ class CheckpointedTrainer(Trainer):
         Raises:
             ConfigError, RunError: as `train`.
         """
+        on_main(lambda: self._folder.check_checkpoints(checkpoint))
         done, planned = (0, None) if checkpoint is None else self.check_resumable(checkpoint)
         steps = self.requested_steps
         if self.at_equal_compute:
@@ -312,8 +322,9 @@ class CheckpointedTrainer(Trainer):
         if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, f"the weights are not finite, so {folder.name} is not written")
             return
-        if self.args.should_save and folder.exists():
-            shutil.rmtree(folder)  # cut short or damaged, or of an earlier start: nothing of it may stay
+        if self.args.should_save:
+            with writing(folder, _RESUME):
+                begin_checkpoint(folder, self.resume_record)
         self.accelerator.wait_for_everyone()
         limit, self.args.save_total_limit = self.args.save_total_limit, None  # the Trainer removes none
         try:
@@ -325,11 +336,10 @@ class CheckpointedTrainer(Trainer):
                     torch.save(self.args, folder / TRAINING_ARGS_NAME)
                     state = folder / TRAINER_STATE_NAME
                     write_json(state, read_json(state))  # a loss that is NaN is null
-                    self.resume_record.write(folder)
                     write_manifest(folder)
         except BaseException:
             if self.args.should_save:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_checkpoint(folder)
             raise
         finally:
             self.args.save_total_limit = limit
@@ -473,7 +483,7 @@ class CheckpointedTrainer(Trainer):
             self.init_hf_repo(token=token, private=private)
         folder = self._folder.path / ".upload"
         if self.is_world_process_zero():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
         try:
             self.save_model(str(folder))
             if not self.is_world_process_zero():
@@ -491,7 +501,8 @@ class CheckpointedTrainer(Trainer):
                 )
         finally:
             if self.is_world_process_zero():
-                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    remove_tree(folder)
 
 
 @contextmanager

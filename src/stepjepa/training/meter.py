@@ -54,6 +54,18 @@ _PAUSE = 0.1  # seconds between two drawings of the bar
 _TRAINING, _EVALUATION = "", "eval "  # the bars, by what stands in front of their numbers
 
 
+def evaluation_names(parts: Sequence[str], scored: Sequence[str]) -> list[str]:
+    """What an evaluation is called by in the log, without ``eval_``.
+
+    Args:
+        parts: of the loss besides the LM loss; none where no pairs are compared.
+        scored: metrics of answers.
+    """
+    pairs = (*parts, "num_pairs", *MEANS) if parts else ()
+    answers = (*scored, "did_not_stop") if scored else ()
+    return ["loss", LM, *pairs, *answers, "runtime", "samples_per_second", "steps_per_second"]
+
+
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
     """``sum of weight * part / count``, all parts but the LM loss times lambda: () float32.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.errors import ConfigError, RunError, StepJepaError
 from stepjepa.modeling.card import CARD, is_card
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import (
@@ -29,6 +28,7 @@ from stepjepa.utils.files import (
     mismatch,
     read_json,
     read_object,
+    remove_tree,
     write_json,
 )
 
@@ -237,7 +237,8 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds something else and overwriting was not asked for.
         """
-        own = checkpoint is not None and checkpoint.resolve().parent == self.path.resolve()
+        self.check_checkpoints(checkpoint)
+        own = checkpoint is not None and self._holds(checkpoint)
         if overwrite or own or not self.path.is_dir():
             return
         again = resuming and checkpoint is None  # one that was named is another run's here
@@ -251,6 +252,28 @@ class RunFolder:
                 f"with --{_NAME.resume_from_checkpoint} true, or start over with --{_NAME.overwrite_output_dir}"
             )
 
+    def check_checkpoints(self, checkpoint: Path | None = None) -> None:
+        """Refuse a folder where the name of a checkpoint is taken by something that a run neither removes nor writes over: a
+        file, a folder that no run of this library has begun, or a symbolic link. Links up to the checkpoint that the run
+        resumes from may stay, since no later checkpoint gets their names.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        entries = self.path.glob("checkpoint-*") if self.path.is_dir() else ()
+        last = _CHECKPOINT.search(checkpoint.name) if checkpoint is not None and self._holds(checkpoint) else None
+        for entry in sorted(entries):
+            number = _CHECKPOINT.match(entry.name)
+            if number is None or _is_own(entry):
+                continue
+            if entry.is_symlink() and last is not None and int(number[1]) <= int(last[1]):
+                continue
+            what = "is a symbolic link" if entry.is_symlink() else f"has no {RESUME_RECORD} of a run"
+            raise ConfigError(
+                f"--{_NAME.output_dir} {self.path}: {entry.name} {what}, so the run does not remove it or write to it; move "
+                f"it away, or give another --{_NAME.output_dir}"
+            )
+
     def clear(self) -> None:
         """Remove what a run writes (checkpoints, model, records) and nothing else."""
         for name in _OWN_FILES:
@@ -260,7 +283,7 @@ class RunFolder:
         for entry in self.path.glob("model-*.safetensors"):
             entry.unlink()
         for _, folder in self._numbered():
-            _remove(folder)
+            remove_checkpoint(folder)
 
     # Checkpoints
 
@@ -317,21 +340,25 @@ class RunFolder:
             resumed: the run resumes from it, and a kill may have come before the others were removed; those after it stay.
                 Else it was just written, and those with a higher number are of an earlier start: they go first.
         """
-        numbers = {folder.resolve(): number for number, folder in self._numbered()}
-        step = numbers.get(checkpoint.resolve())
+        numbers = {folder.name: number for number, folder in self._numbered() if _is_own(folder)}
+        step = numbers.get(checkpoint.name) if self._holds(checkpoint) else None
         if step is None:
             return
-        for folder in [folder for folder, number in numbers.items() if number < step and _cut_short(folder)]:
-            del numbers[folder]
-            _remove(folder)
+        for name in [name for name, number in numbers.items() if number < step and _cut_short(self.path / name)]:
+            del numbers[name]
+            remove_checkpoint(self.path / name)
         if limit is None or limit < 1 or (resumed and max(numbers.values()) > step):
             return
         best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
-        kept = {checkpoint.resolve(), *([(self.path / Path(best).name).resolve()] if best else [])}
-        others = sorted((number <= step, number, folder) for folder, number in numbers.items() if folder not in kept)
-        room = max(limit - sum(folder.is_dir() for folder in kept), 0)
-        for _, _, folder in others[: max(len(others) - room, 0)]:
-            _remove(folder)
+        kept = {checkpoint.name, *([Path(best).name] if best else [])}
+        others = sorted((number <= step, number, name) for name, number in numbers.items() if name not in kept)
+        room = max(limit - len(kept.intersection(numbers)), 0)
+        for _, _, name in others[: max(len(others) - room, 0)]:
+            remove_checkpoint(self.path / name)
+
+    def _holds(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is an entry of this folder, which may be a link to elsewhere."""
+        return checkpoint.parent.resolve() == self.path.resolve()
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()
@@ -386,11 +413,46 @@ def _problem(folder: Path) -> str | None:
     return problem
 
 
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; its manifest first, so that one that is removed in part is not taken for a damaged one."""
-    (checkpoint / MANIFEST).unlink(missing_ok=True)
-    (checkpoint / _STATE).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint, ignore_errors=True)
+def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
+    """Make the folder of a checkpoint and write the record, its first file, by which the folder is known as a run's own.
+
+    What is there under this name (a checkpoint that was cut short or damaged, or one of an earlier start) is removed.
+
+    Raises:
+        RunError: something else is there.
+    """
+    if os.path.lexists(checkpoint) and not _is_own(checkpoint):
+        raise RunError(f"{checkpoint}: was not written by this run, and is not removed; move it away, then resume")
+    remove_checkpoint(checkpoint)
+    checkpoint.mkdir(parents=True)
+    record.write(checkpoint)
+
+
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Remove a checkpoint that a run of this library has begun; anything else, and what a link points to, stays.
+
+    The manifest goes first, so that a checkpoint that is removed in part is not taken for a damaged one. The record goes
+    last, so that the rest is still known as a run's own.
+    """
+    if not _is_own(checkpoint):
+        return
+    entries = sorted(checkpoint.iterdir(), key=lambda entry: (entry.name != MANIFEST, entry.name != _STATE, entry.name))
+    with suppress(OSError):  # what cannot be removed stays, and keeps the record
+        for entry in entries:
+            if entry.name != RESUME_RECORD:
+                remove_tree(entry)
+        (checkpoint / RESUME_RECORD).unlink(missing_ok=True)
+        checkpoint.rmdir()
+
+
+def _is_own(checkpoint: Path) -> bool:
+    """Whether a run of this library has begun the folder of a checkpoint: it has a file that only such a run writes, or was
+    made by one that was killed before it wrote the first."""
+    if checkpoint.is_symlink() or not checkpoint.is_dir():
+        return False
+    if (checkpoint / RESUME_RECORD).is_file() or (checkpoint / LOG_STATE.format(0)).is_file():
+        return True
+    return all(entry.name == f".{RESUME_RECORD}.tmp" for entry in checkpoint.iterdir())
 
 
 def _left_over(entry: Path) -> bool:
@@ -398,4 +460,4 @@ def _left_over(entry: Path) -> bool:
     if entry.name in _BEGUN or entry.name.startswith(".stepjepa-"):
         return True
     temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
-    return temporary or (entry.name.startswith("checkpoint-") and _cut_short(entry))
+    return temporary or (_CHECKPOINT.match(entry.name) is not None and _is_own(entry) and _cut_short(entry))

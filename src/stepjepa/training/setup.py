@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepjepa.config.option import Names
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
@@ -24,6 +25,7 @@ from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.batches import DrawnExamples
+from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import Sources, StreamedExamples
 from stepjepa.training.options import JEPAOptions
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 logger = logging.getLogger("stepjepa")
+_NAME = Names(JEPAConfig)
 Collator = Callable[[list[Example]], Batch]
 
 
@@ -163,10 +166,22 @@ def tokenizer_for(name: str, train_dataset: object, options: JEPAOptions) -> tup
     return load_tokenizer(name, texts_of(sources, options.columns)), train_dataset
 
 
-def planned_steps(args: TrainingArguments, examples: int, processes: int) -> int:
-    """Optimizer steps of a run as `transformers.Trainer` counts them."""
-    if args.max_steps > 0:
+def planned_steps(args: TrainingArguments, examples: int | None, processes: int) -> int:
+    """Optimizer steps of a run as `transformers.Trainer` counts them; `examples` of an epoch, None of a stream.
+
+    Raises:
+        ConfigError: an epoch has no batch, because its only one is not full and is dropped.
+    """
+    if examples is None:
         return args.max_steps
     rounded = math.floor if args.dataloader_drop_last else math.ceil
-    batches = rounded(examples / (args.per_device_train_batch_size * processes))
+    size = args.per_device_train_batch_size * processes
+    batches = rounded(examples / size)
+    if not batches:
+        raise ConfigError(
+            f"--{_NAME.dataloader_drop_last} drops all {examples} examples, which do not fill a batch of {size}; leave it "
+            f"out, or lower --{_NAME.per_device_train_batch_size}"
+        )
+    if args.max_steps > 0:
+        return args.max_steps
     return math.ceil(args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))

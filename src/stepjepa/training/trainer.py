@@ -37,6 +37,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset, load_model, max_positions
 from stepjepa.modeling.parts import has_experts
 from stepjepa.modeling.sharding import gathered
+from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import EpochSampler
 from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
@@ -48,6 +49,7 @@ from stepjepa.training.meter import (
     LossMeter,
     Predictions,
     RunDisplay,
+    evaluation_names,
     lbd_at,
     over_processes,
     precise_dtype,
@@ -153,6 +155,8 @@ class JEPATrainer(CheckpointedTrainer):
         reader = self._reader = ExampleReader(processing_class, args, max_positions(trained))
         self.data_reports, self.score_answers = reader.reports, score_answers
         train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
+        if kwargs.get("compute_metrics") is None:  # whose names are not known
+            self._check_best_metric(args, evaluation)
         device = args.device.type
         launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
         if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
@@ -192,6 +196,25 @@ class JEPATrainer(CheckpointedTrainer):
         self._view = RunDisplay(bool(args.disable_tqdm), metrics, args.keep_losses)
         self.add_callback(self._view)
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
+
+    def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
+        """Refuse a metric for the best model that no evaluation gives.
+
+        Raises:
+            ConfigError: see above.
+        """
+        scored = () if self.score_answers is None else getattr(self.score_answers, "metrics", None)
+        if args.metric_for_best_model is None or args.eval_strategy == "no" or evaluation is None or scored is None:
+            return
+        objective, known = objective_of(args), list[str]()
+        sets = {f"{key}_": f"eval_{key}" for key in evaluation} if type(evaluation) is dict else {"": "eval"}
+        for prefix, name in sets.items():
+            report = self.data_reports.get(name)
+            parts = objective.part_names if objective.makes_pairs and (report is None or report.pairs) else ()
+            known += [f"{prefix}{one}" for one in evaluation_names(parts, scored)]
+        name = str(args.metric_for_best_model).removeprefix("eval_")
+        if name not in known:
+            raise ConfigError(f"{_NAME.metric_for_best_model} is {name}; an evaluation has {', '.join(known)}")
 
     def _set_up_sharding(self, model: Any) -> None:
         """Fit the run to weights that are sharded over the processes (FSDP2).
@@ -389,7 +412,7 @@ class JEPATrainer(CheckpointedTrainer):
         if self.at_equal_compute:
             steps, ratio = self.equal_compute
             return max(1, round(steps / ratio))
-        size = 0 if isinstance(dataset, StreamedExamples) else len(dataset)
+        size = None if isinstance(dataset, StreamedExamples) else len(dataset)
         return planned_steps(self.args, size, self.accelerator.num_processes)
 
     # The log

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -88,11 +89,23 @@ def sync(path: Path) -> None:
             os.close(handle)
 
 
+def remove_tree(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, and of a symbolic link the link alone; nothing where nothing is.
+
+    Raises:
+        OSError: something could not be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def share(folder: Path) -> None:
     """Let whoever may read a folder read the files in it; safetensors writes them for their owner alone."""
     readers = folder.stat().st_mode & 0o444
     for path in folder.rglob("*"):
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():
             path.chmod(path.stat().st_mode | readers)
 
 
@@ -346,6 +359,8 @@ def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
     """What a folder's manifest lists, by name; None where there is no manifest that can be read."""
     try:
         files = read_json(folder / MANIFEST)["files"].items()
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name, _ in files):
+            return None
         return {name: {"bytes": index(one["bytes"]), "sha256": one["sha256"]} for name, one in files}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
