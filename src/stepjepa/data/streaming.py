@@ -36,17 +36,19 @@ class Cursor(NamedTuple):
 
 class StreamStart(NamedTuple):
     """Where window number `window` begins: the cursors of every group before its first chunk, of which `dropped` examples
-    belong to the window before."""
+    belong to the window before; and the records of the reports on what was read before that chunk."""
 
     window: int
     cursors: tuple[Cursor, ...]
     dropped: int
+    counted: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of_record(cls, record: Sequence[Any]) -> StreamStart:
         """What `list` of a start, written as JSON, holds."""
-        window, cursors, dropped = record
-        return cls(int(window), tuple(Cursor(*map(int, cursor)) for cursor in cursors), int(dropped))
+        window, cursors, dropped, *counted = record
+        reports = tuple(counted[0]) if counted else ()  # version 0.2.0 had none
+        return cls(int(window), tuple(Cursor(*map(int, cursor)) for cursor in cursors), int(dropped), reports)
 
 
 class Streamed(NamedTuple):
@@ -170,13 +172,18 @@ class ExampleStream:
         Raises:
             DataError: the data cannot be read, or a complete pass gave no example.
         """
-        window, cursors, dropped = start or self.rows.start()
+        window, cursors, dropped, records = start or self.rows.start()
+        counted = list(map(DataReport.from_dict, records)) or [DataReport(one.name) for one in self.rows.sources]
         held: list[Streamed] = []  # of the window that is being filled
-        begin, most = (cursors, dropped), size
-        for before, ended, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
+        begin, most = (cursors, dropped, records), size
+        for before, ended, reports, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
             used, dropped = dropped, 0
+            records = tuple(report.to_dict() for report in counted)
+            for source, report in reports.items():
+                counted[source].add(report)
+                self.reports[source].add(report)
             if not held:
-                begin = before, used
+                begin = before, used, records
             while there := len(held) + len(chunk) - used:
                 if ended:
                     most = min(most, -(-there // step) * step)
@@ -185,15 +192,15 @@ class ExampleStream:
                 taken = most - len(held)
                 yield StreamStart(window, *begin), held + chunk[used : used + taken]
                 window, used, held, most = window + 1, used + taken, [], size
-                begin = before, used
+                begin = before, used, records
             held += chunk[used:]
             if all(cursor.passes for cursor in before) and not any(report.examples for report in self.reports):
                 max(self.reports, key=lambda report: report.rows_read).require(False)
 
     def _encoded(
         self, rows: int, cursors: Sequence[Cursor]
-    ) -> Iterator[tuple[tuple[Cursor, ...], bool, list[Streamed]]]:
-        """The examples of `RowStream.chunks`, in the rows' order."""
+    ) -> Iterator[tuple[tuple[Cursor, ...], bool, dict[int, DataReport], list[Streamed]]]:
+        """The examples of `RowStream.chunks`, in the rows' order, with the reports on them by the data set's number."""
 
         def by_source(chunk: list[_Row]) -> dict[int, list[PlacedRow]]:
             parts: dict[int, list[PlacedRow]] = {}
@@ -205,8 +212,6 @@ class ExampleStream:
         encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for *_, chunk in ahead)
         encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc)
         for parts, (before, ended, chunk) in zip(encoded, chunks, strict=False):
-            for source, part in parts.items():
-                self.reports[source].add(part.report)
             counts = {source: iter(part.counts) for source, part in parts.items()}
             stores = {source: iter(part.store) for source, part in parts.items()}
             examples = [
@@ -214,4 +219,4 @@ class ExampleStream:
                 for source, passes, number, _ in chunk
                 for index in range(next(counts[source]))
             ]
-            yield before, ended, examples
+            yield before, ended, {source: part.report for source, part in parts.items()}, examples

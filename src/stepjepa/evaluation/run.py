@@ -39,7 +39,7 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import EvaluationResult, record_lines
 from stepjepa.evaluation.questions import Question, QuestionSet, SystemPrompt
 from stepjepa.generation import Generator, Request, local, seed_of, vllm
-from stepjepa.generation.store import Output, Paths, Record, Replies
+from stepjepa.generation.store import Output, Paths, Record, Replies, reading_record
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.terminal import Bar
@@ -222,9 +222,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         target = paths.results[0 if metrics else 1]
         files = [target, paths.record]
         if output.complete is not None:
-            done = output.complete
-            parts = done["metrics"], done["generation"], done["rows"]
-            return EvaluationResult(*parts, record=done, files=files, already=True)
+            with reading_record(output.paths.record):
+                return written_before(output.complete, files)
         sampling = options.temperature, options.seed, options.samples_per_question
         task, answers = Task(asked, metrics, None, None, *sampling, bar), Answers(output)
         earlier = _take_earlier(task, answers, output)
@@ -263,6 +262,18 @@ def _take_earlier(task: Task, answers: Answers, output: Output) -> EarlierAnswer
     earlier = EarlierAnswers.read(output.outdated, output.paths, task.samples)
     answers.replies, answers.losses, answers.seconds = earlier.replies, earlier.losses, earlier.seconds
     return earlier
+
+
+def written_before(record: Record, files: list[Path]) -> EvaluationResult:
+    """The result of an evaluation that was complete before, which can be printed.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError: the record is damaged.
+    """
+    parts = record["metrics"], record["generation"], record["rows"]
+    result = EvaluationResult(*parts, record=record, files=files, already=True)
+    str(result)
+    return result
 
 
 def record_of(result: EvaluationResult, model: Opened, output: Output) -> Record:

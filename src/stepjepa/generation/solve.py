@@ -28,7 +28,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, text_of
 from stepjepa.generation.options import FOUND, KNOWN, OVERWRITE, QUESTION, GenerateOptions
-from stepjepa.generation.store import Output, Paths, Record, Replies, json_line
+from stepjepa.generation.store import Output, Paths, Record, Replies, json_line, reading_record
 from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
@@ -211,22 +211,24 @@ def generate(options: GenerateOptions) -> GenerationResult:
     )
     if not options.resume and (output.begun or output.complete is not None):
         raise ConfigError(f"{path} exists, and --no_{_NAME.resume} forbids to resume it; {OVERWRITE} replaces it")
-    already = output.complete is not None
     if output.complete is not None:
-        summary = output.complete["summary"]
-    else:
-        with Bar() as bar:
-            generator, description = load_generator(options, bar.say)
-            solver = Solver(problems, options, output)
-            with output.opened(solver.take):
-                bar.say(f"model    {options.model_name} ({description})")
-                resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
-                bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
-                solver.solve(generator, bar)
-                summary = solver.summary()
-                record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-                output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
-    return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already)
+        with reading_record(meta):
+            summary = output.complete["summary"]
+            result = GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already=True)
+            str(result)  # which reads the rest of the record
+            return result
+    with Bar() as bar:
+        generator, description = load_generator(options, bar.say)
+        solver = Solver(problems, options, output)
+        with output.opened(solver.take):
+            bar.say(f"model    {options.model_name} ({description})")
+            resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
+            bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
+            solver.solve(generator, bar)
+            summary = solver.summary()
+            record = {"stepjepa": __version__, "state": "complete", "settings": settings}
+            output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
+    return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]})
 
 
 def _identity(record: Record) -> tuple[Record, Record]:

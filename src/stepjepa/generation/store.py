@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.generation import Generator, Reply, Request
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.utils.files import json_bytes, locked, no_links, parse_object, read_json, write_whole
@@ -27,6 +27,7 @@ from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 Record = dict[str, Any]
+_ADVICE = f"choose another output, or {OVERWRITE} to replace it"
 _SHOWN = 40  # characters of a setting in messages
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
 
@@ -58,6 +59,20 @@ def saying_where(path: Path) -> Iterator[None]:
         raise DataError(
             f"{path}: cannot be written ({why}); what was written before is kept, and the same command resumes from it"
         ) from None
+
+
+@contextlib.contextmanager
+def reading_record(path: Path) -> Iterator[None]:
+    """Turn what a damaged record of complete work lacks, or holds in another form, into one line.
+
+    Raises:
+        ConfigError: in place of the error that reading it raised.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {said(error)[:100]}"
+        raise ConfigError(f"{path}: the record is damaged ({what}); {_ADVICE}") from None
 
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
@@ -243,9 +258,6 @@ class Output:
         if self._file is not None:
             self._file.close()  # Windows removes no open file
         self.paths.partial.unlink(missing_ok=True)
-
-
-_ADVICE = f"choose another output, or {OVERWRITE} to replace it"
 
 
 def _refuse_other(path: Path, other: Record, mine: Record) -> None:

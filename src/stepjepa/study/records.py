@@ -87,7 +87,12 @@ class StudyRunFolder:
 
     def done(self, stage: str) -> dict[str, Any] | None:
         """The record of a stage, None where it is not done."""
-        if stage not in self._done and (record := read_record(self.record(stage))) is not None:
+        path = self.record(stage)
+        if stage not in self._done and (record := read_record(path)) is not None:
+            kind = int if stage == "train" else dict
+            held = record.get("steps" if stage == "train" else "metrics")
+            if not isinstance(held, kind) or not isinstance(record.get("at"), str):
+                raise DataError(f"{path}: the record is damaged; delete it, and its stage is done again")
             self._done[stage] = record
         return self._done.get(stage)
 

@@ -42,6 +42,7 @@ from stepjepa.training.run_folder import (
     ResumeRecord,
     RunFolder,
     begin_checkpoint,
+    loading,
     on_main,
     recorded_steps,
     remove_checkpoint,
@@ -169,44 +170,62 @@ class CheckpointedTrainer(Trainer):
             ConfigError, RunError: as `train`.
         """
         on_main(lambda: self._folder.check_checkpoints(checkpoint))
-        done, planned = (0, None) if checkpoint is None else self.check_resumable(checkpoint)
-        steps = self.requested_steps
-        if self.at_equal_compute:
-            self.args.max_steps = steps
         if checkpoint is not None:
-            if self._was_to_stop(checkpoint):
-                self.args.max_steps = steps = planned = done
-            before = ResumeRecord.read(checkpoint).cut
-            if before != self.cut and self.is_world_process_zero():
-                logger.warning(
-                    "%s was written with %s examples a step, this run takes %s: the same examples in the same order, but "
-                    "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
-                    *(checkpoint, before, self.cut),
-                )
-            if planned != steps and self.is_world_process_zero():
-                logger.warning(
-                    "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
-                    "and of the target encoder are recomputed",
-                    *(checkpoint, planned, steps),
-                )
-            if self.args.should_save:
-                self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
-        if isinstance(self.train_dataset, StreamedExamples):
-            self.train_dataset.resume(checkpoint, done)
+            with loading(checkpoint):
+                self._follow(checkpoint)
+        else:
+            steps = self.requested_steps
+            if self.at_equal_compute:
+                self.args.max_steps = steps
+            if isinstance(self.train_dataset, StreamedExamples):
+                self.train_dataset.resume(None)
         if self.args.should_save:
             (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
+        evaluated = self.args.eval_on_start
         if checkpoint is not None:
             self.add_callback(ResumeLog(self, checkpoint))
+            self.args.eval_on_start = False  # its start was that of the run
         try:
             result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
             self._view.close()
             self.remove_callback(ResumeLog)
+            self.args.eval_on_start = evaluated
         self._check_finite()
         if self._watch.found is None and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
         return result._replace(training_loss=result.metrics["train_loss"])
+
+    def _follow(self, checkpoint: Path) -> None:
+        """Check and set up what must be known of a checkpoint before the Trainer loads it.
+
+        Raises:
+            ConfigError: as `check_resumable`.
+        """
+        done, planned = self.check_resumable(checkpoint)
+        steps = self.requested_steps
+        if self.at_equal_compute:
+            self.args.max_steps = steps
+        if self._was_to_stop(checkpoint):
+            self.args.max_steps = steps = planned = done
+        before = ResumeRecord.read(checkpoint).cut
+        if before != self.cut and self.is_world_process_zero():
+            logger.warning(
+                "%s was written with %s examples a step, this run takes %s: the same examples in the same order, but "
+                "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
+                *(checkpoint, before, self.cut),
+            )
+        if planned != steps and self.is_world_process_zero():
+            logger.warning(
+                "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
+                "and of the target encoder are recomputed",
+                *(checkpoint, planned, steps),
+            )
+        if self.args.should_save:
+            self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
+        if isinstance(self.train_dataset, StreamedExamples):
+            self.train_dataset.resume(checkpoint, done)
 
     def check_resumable(self, checkpoint: Path) -> tuple[int, int]:
         """The step of a checkpoint, and how many its run was to have. With other micro-batches or another number of
@@ -215,9 +234,11 @@ class CheckpointedTrainer(Trainer):
         Raises:
             ConfigError: its run had other settings, other data or another batch, or it has more steps than are asked for.
         """
-        before = ResumeRecord.read(checkpoint)
-        self.args.gradient_accumulation_steps = self.resume_record.check_same(before, checkpoint)
-        done, planned = recorded_steps(checkpoint)
+        with loading(checkpoint):
+            before = ResumeRecord.read(checkpoint)
+            self.args.gradient_accumulation_steps = self.resume_record.check_same(before, checkpoint)
+            done, planned = recorded_steps(checkpoint)
+            TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         if done > self.requested_steps:
             raise ConfigError(
                 f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {done} steps and only {self.requested_steps} are "
@@ -282,16 +303,18 @@ class CheckpointedTrainer(Trainer):
 
     def resume_log(self, checkpoint: Path) -> None:
         """Continue the log where the checkpoint left it."""
-        paths = [checkpoint / LOG_STATE.format(number) for number in range(ResumeRecord.read(checkpoint).cut.processes)]
-        states = [torch.load(path, map_location=self.args.device.type, weights_only=True) for path in paths]
-        own, state = slice(self.args.process_index, None, self.args.world_size), states[0]
-        self._meter = LossMeter.of_states(self._meter.names, states, own)
-        # The Trainer takes the mean over the processes.
-        loss = sum(one["loss"] for one in states[own]) * (self.args.world_size / len(states))
-        self._tr_loss = torch.tensor(loss, device=self.args.device)
-        self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
+        with loading(checkpoint):
+            processes = ResumeRecord.read(checkpoint).cut.processes
+            paths = [checkpoint / LOG_STATE.format(number) for number in range(processes)]
+            states = [torch.load(path, map_location=self.args.device.type, weights_only=True) for path in paths]
+            own, state = slice(self.args.process_index, None, self.args.world_size), states[0]
+            self._meter = LossMeter.of_states(self._meter.names, states, own)
+            # The Trainer takes the mean over the processes.
+            loss = sum(one["loss"] for one in states[own]) * (self.args.world_size / len(states))
+            self._tr_loss = torch.tensor(loss, device=self.args.device)
+            self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
+            last = self._last_step = LastStep(*state["last_step"])
         at_end = self.state.global_step >= self.state.max_steps
-        last = self._last_step = LastStep(*state["last_step"])
         if not last.epoch_ended and (at_end or float(self.state.epoch or 0).is_integer()):
             # The checkpoint was written at the last step of an epoch, before what happens when an epoch ends.
             self.control._new_step()
@@ -300,7 +323,12 @@ class CheckpointedTrainer(Trainer):
             self._maybe_log_save_evaluate(self._tr_loss, last.grad_norm, self.model_wrapped, None, *rest)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        else:
+            with loading(Path(checkpoint)):
+                super()._load_optimizer_and_scheduler(checkpoint)
+                check_moments(cast(torch.optim.Optimizer, self.optimizer))
         scheduler = self.lr_scheduler
         if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
@@ -363,8 +391,14 @@ class CheckpointedTrainer(Trainer):
         torch.save({**self._meter.state(), **log}, Path(output_dir) / LOG_STATE.format(self.args.process_index))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        load_extras(self.accelerator.unwrap_model(self.model), resume_from_checkpoint)
+        with loading(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            load_extras(self.accelerator.unwrap_model(self.model), resume_from_checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            with loading(Path(checkpoint)):
+                super()._load_rng_state(checkpoint)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -372,12 +406,19 @@ class CheckpointedTrainer(Trainer):
             load_extras(self.accelerator.unwrap_model(self.model), self.state.best_model_checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As the Trainer's, but tied weights, which are saved once under one of their names, are not missing."""
+        """Refuse weights that are not those of the model, which the Trainer only warns of. Tied weights are saved once under
+        one of their names, and are not missing.
+
+        Raises:
+            ConfigError: tensors are missing, or not the model's.
+        """
         missing = load_result.missing_keys
         tensors = dict(cast(torch.nn.Module, self.model).named_parameters(remove_duplicate=False))
         loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
         missing = [name for name in missing if id(tensors.get(name)) not in loaded]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+        for what, names in (("lacks", missing), ("has a tensor that is not the model's:", load_result.unexpected_keys)):
+            if names:
+                raise ConfigError(f"the checkpoint {what} {names[0]} ({len(names)} in all); resume from another one")
 
     # What is not finite
 
@@ -516,6 +557,19 @@ def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
         yield
     except Exception as error:  # huggingface_hub's, httpx's, the system's
         raise RunError(f"{failed}: {said(error)}{then}") from None
+
+
+def check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Check that the moments that an optimizer was given have the shapes of its parameters.
+
+    Raises:
+        ValueError: one has another shape.
+    """
+    for parameter, state in optimizer.state.items():
+        for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+            moment = state.get(name)
+            if isinstance(moment, torch.Tensor) and moment.shape != parameter.shape:
+                raise ValueError(f"{name} has shape {tuple(moment.shape)} for a parameter of {tuple(parameter.shape)}")
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

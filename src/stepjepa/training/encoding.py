@@ -3,6 +3,7 @@ but for the loader of a stream."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -146,6 +147,7 @@ class StreamedExamples:
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
         self.stream, self.draw, self.args = stream, draw, args
         self._seen, self._shares = 0, args.world_size
+        self._unread = copy.deepcopy(stream.reports)
         # Of each share: steps before a window -> where the window begins.
         self._resumed: dict[int, tuple[int, StreamStart]] = {}
         self._starts: dict[int, dict[int, StreamStart]] = {}
@@ -158,8 +160,7 @@ class StreamedExamples:
         """
         seen, accumulation, process = self._seen, self.args.gradient_accumulation_steps, self.args.process_index
         own = size * accumulation  # examples of a step
-        each = own * self.args.world_size // self._shares
-        shares = range(process * own // each, ((process + 1) * own - 1) // each + 1)
+        shares, each = self._own_shares(own)
         skipped = process * own - shares.start * each  # of the first share, which other processes take
         self._starts.clear()
         for number, parts in enumerate(zip(*(self._steps(share, each) for share in shares), strict=True), 1):
@@ -171,6 +172,11 @@ class StreamedExamples:
                 for one in [one for part in parts for one in part][skipped : skipped + own]
             ]
             yield from (examples[first : first + size] for first in range(0, own, size))
+
+    def _own_shares(self, own: int) -> tuple[range, int]:
+        """The shares that this process reads for its `own` examples of an optimizer step, and the examples of each."""
+        first, each = self.args.process_index * own, own * self.args.world_size // self._shares
+        return range(first // each, (first + own - 1) // each + 1), each
 
     def _steps(self, share: int, size: int) -> Iterator[list[Streamed]]:
         """What a share gives to every optimizer step: `size` examples, nothing before the window where it resumes."""
@@ -227,14 +233,21 @@ class StreamedExamples:
                 write_json(Path(folder) / _STREAM.format(share), record, indent=None)
 
     def resume(self, folder: str | Path | None, steps: int = 0) -> None:
-        """Begin after so many optimizer steps of the run that wrote the checkpoint `folder`; None begins at the first."""
+        """Begin after so many optimizer steps of the run that wrote the checkpoint `folder`; None begins at the first. The
+        reports count on from those of that run."""
         self._seen, self._shares, self._resumed = steps, self.args.world_size, {}
+        for report, unread in zip(self.stream.reports, self._unread, strict=True):
+            vars(report).update(vars(copy.deepcopy(unread)))
         if folder is not None:
             self._shares = read_json(Path(folder) / _STREAM.format(0))["shares"]
             records = [read_json(Path(folder) / _STREAM.format(share)) for share in range(self._shares)]
             self._resumed = {
                 n: (one["first_step"], StreamStart.of_record(one["start"])) for n, one in enumerate(records)
             }
+            shares, _ = self._own_shares(self.args.train_batch_size * self.args.gradient_accumulation_steps)
+            for share in shares:
+                for report, record in zip(self.stream.reports, self._resumed[share][1].counted, strict=False):
+                    report.add(DataReport.from_dict(record))
 
 
 class ExampleReader:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError, RunError, StepJepaError
+from stepjepa.errors import ConfigError, RunError, StepJepaError, said
 from stepjepa.modeling.card import CARD, is_card
 from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.utils.failures import is_out_of_memory
 from stepjepa.utils.files import (
     LOCK,
     MANIFEST,
@@ -94,7 +96,7 @@ class ResumeRecord:
     def read(cls, checkpoint: Path) -> ResumeRecord:
         """What `write` wrote."""
         record = read_json(checkpoint / RESUME_RECORD)
-        return cls(record["settings"], record["data"], Cut(*record["cut"]))
+        return cls(dict(record["settings"]), dict(record["data"]), Cut(*map(index, record["cut"])))
 
     def check_same(self, before: ResumeRecord, where: Path) -> int:
         """Refuse to resume the run in `where`, whose record is `before`, with other data, settings or another batch.
@@ -368,7 +370,27 @@ class RunFolder:
 def recorded_steps(checkpoint: Path) -> tuple[int, int]:
     """The step that a checkpoint was written at, and how many steps its run was to have."""
     state = read_json(checkpoint / _STATE)
-    return state["global_step"], state["max_steps"]
+    return index(state["global_step"]), index(state["max_steps"])
+
+
+@contextmanager
+def loading(checkpoint: Path) -> Iterator[None]:
+    """Within this context, files that fit the manifest of a checkpoint and cannot be resumed from are one line.
+
+    Raises:
+        ConfigError: something in the checkpoint cannot be used.
+    """
+    try:
+        yield
+    except StepJepaError:
+        raise
+    except Exception as error:  # json's, pickle's, safetensors', torch's, and those of code that meets other content
+        if is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"--{_NAME.resume_from_checkpoint} {checkpoint}: what its files hold cannot be resumed from "
+            f"({type(error).__name__}: {said(error, lines=1)[:200]}); move it away, and an older one is taken"
+        ) from error
 
 
 def on_main(work: Callable[[], T]) -> T:
@@ -408,6 +430,11 @@ def _problem(folder: Path) -> str | None:
     problem, files = mismatch(folder), listed_files(folder) or {}
     if problem is None and "cut" not in read_object(folder / RESUME_RECORD):
         problem = f"written by an earlier version, whose {RESUME_RECORD} is another; this version cannot resume from it"
+    if problem is None:
+        try:
+            ResumeRecord.read(folder), recorded_steps(folder)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            problem = f"its records cannot be read ({type(error).__name__}: {said(error, lines=1)[:200]})"
     if problem is None and LOG_STATE.format(0) not in files:
         problem = "written with save_only_model, without the optimizer's state; no run can resume from it"
     return problem

@@ -36,6 +36,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 2**15  # of a large file of a model
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is refused before all of it is read
 _SKIPPED_AT_ONCE = 2**20
 _MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
+_MOST_NESTED = 100  # lists and objects inside each other in JSON
 
 
 @contextmanager
@@ -168,10 +169,26 @@ def parse_json(text: str | bytes) -> object:
     Raises:
         ValueError: it is none, or one that no program reads well: nested too deeply, a whole number beyond all floats.
     """
+    text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8-sig"))
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    # What the decoder still reads, code that walks through it may not. Few texts have so many brackets.
+    if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _depth(value: object) -> int:
+    """How deeply lists and objects are nested in each other, at most one more than is read."""
+    level, depth = [value], 0
+    while level and depth <= _MOST_NESTED:
+        inner: list[object] = []
+        for one in level:
+            inner += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        level, depth = [one for one in inner if isinstance(one, (dict, list))], depth + 1
+    return depth
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
