@@ -44,7 +44,9 @@ def test_the_report_of_a_resumed_stream_counts_the_complete_run(tmp_path):
     expected = of_run(run)
     report = expected["report"]["train"]
     assert report["rows_read"] > 40 and report["rows_skipped"] == {"content_not_text": 3}
-    assert len(report["first_skipped"]) == 1 and f"{report['rows_read']:,} row" in expected["card"]
+    assert len(report["first_skipped"]) == 1 and any(
+        f"{report['rows_read']} rows read" in line for line in expected["card"]
+    )
     for number, after in enumerate((10, 5)):
         assert resumed(run, tmp_path / f"resumed-{number}", STREAM, after) == expected
 

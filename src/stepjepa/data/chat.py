@@ -57,6 +57,8 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 # A chat beyond these is no row to train on, but a file that is read wrongly; finding its messages takes minutes.
 MOST_MESSAGES, MOST_CHARACTERS = 2_000, 10_000_000  # of a chat; of a message
 TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
+TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
+_BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
 _CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
@@ -320,12 +322,17 @@ class ChatRenderer:
     ) -> list[str]:
         """`apply` to each of several chats: by one call of the tokenizer, which costs half as much as one for each."""
         messages = sum(map(len, chats))
-        with _time_limit(seconds, f"the chat template does not end: {messages} messages took more than {seconds} s"):
+        written = sum(len(str(message.get("content", ""))) for chat in chats for message in chat)
+        room = TEMPLATE_BYTES + _BYTES_A_CHARACTER * written
+        with (
+            _time_limit(seconds, f"the chat template does not end: {messages} messages took more than {seconds} s"),
+            _memory_limit(room, f"the chat template takes more than {room >> 20:,} MiB for {messages} messages"),
+        ):
             try:
                 return self._tokenizer.apply_chat_template(
                     list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
                 )
-            except ConfigError:
+            except (ConfigError, MemoryError):
                 raise
             except Exception as error:  # jinja2 raises its own and the template's errors
                 raise RowError("template_refused", f"the chat template refuses this chat: {said(error)}") from None
@@ -456,7 +463,7 @@ def _time_limit(seconds: float, words: str) -> Iterator[None]:
         return
 
     def stop(number: int, frame: object) -> None:
-        raise ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
+        raise _unusable(words)
 
     before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
@@ -465,6 +472,41 @@ def _time_limit(seconds: float, words: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+@contextlib.contextmanager
+def _memory_limit(room: int, words: str) -> Iterator[None]:
+    """Raise ConfigError where this process takes so many bytes more. There is no limit outside of the main thread, and on
+    systems other than Linux."""
+    limits = _address_space() if threading.current_thread() is threading.main_thread() else None
+    if limits is None:
+        yield
+        return
+    resource, held, (soft, hard) = limits
+    ends = [one for one in (held + room, soft, hard) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(ends), hard))
+    try:
+        yield
+    except MemoryError:
+        raise _unusable(words) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space() -> tuple[Any, int, tuple[int, int]] | None:
+    """The module that sets limits, the bytes of address space that this process has, and its limits; None elsewhere than on
+    Linux."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+        return resource, pages * resource.getpagesize(), resource.getrlimit(resource.RLIMIT_AS)
+    except (ImportError, OSError, ValueError):
+        return None
+
+
+def _unusable(words: str) -> ConfigError:
+    return ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
 
 
 def _mark(index: int) -> str:

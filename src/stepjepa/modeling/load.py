@@ -32,16 +32,17 @@ from transformers import (
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
-from stepjepa.errors import ConfigError, said
+from stepjepa.errors import ConfigError, RunError, StepJepaError, said
 from stepjepa.modeling.options import LoRAOptions, ModelOptions
 from stepjepa.modeling.parts import embedding_rows, idle_parts, name_of, text_config, vocabulary_size
-from stepjepa.utils.failures import library
+from stepjepa.utils.failures import is_out_of_memory, library
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
 ATTENTION_ASKED = "_stepjepa_attention_asked"  # on the model
-MODEL, _TARGETS = f"--{Names(ModelOptions).model_name}", f"--{Names(LoRAOptions).lora_target_modules}"
+_NAME = Names(ModelOptions, LoRAOptions)
+MODEL, _TARGETS = f"--{_NAME.model_name}", f"--{_NAME.lora_target_modules}"
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
@@ -225,7 +226,12 @@ def load_model(
     return model if quantized is None else prepared(model)
 
 
-def _not_loaded(what: str, name: str, error: Exception) -> ConfigError:
+def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
+    if is_out_of_memory(error):
+        return RunError(
+            f"{MODEL} {name}: out of memory while the {what} was loaded ({said(error, lines=1)[:200]}); use a smaller "
+            f"model, or weights of fewer bytes (--{_NAME.dtype} bfloat16)"
+        )
     hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
     return ConfigError(f"{MODEL} {name}: the {what} cannot be loaded ({said(error, lines=1)}){hint}")
 
@@ -286,6 +292,8 @@ def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: st
                 base.resize_token_embeddings(rows, mean_resizing=False)
             adapted = PeftModel.from_pretrained(base, str(folder))
     except Exception as error:  # peft, safetensors and torch raise their own
+        if is_out_of_memory(error):
+            raise _not_loaded("adapter", name, error) from None
         raise ConfigError(f"{name}: the adapter does not fit {base_name} ({said(error)})") from None
     check_finite(adapted, name, part="lora_")  # the base was looked at when it was loaded
     return adapted

@@ -119,6 +119,7 @@ class Objective:
     def __init__(self, options: Topic | None = None, **own: Any):
         self.options: Any = options
         self.own: Any = options
+        options_with_defaults(type(self))
         if self.Options is None or not isinstance(options, self.Options):
             carried = None if options is None or is_built_in(type(self)) else cast(Any, options).objective_options
             self.own = self._checked({**(carried or {}), **own})

@@ -14,14 +14,29 @@ from typing import Any, cast, get_args
 import torch
 import transformers
 from accelerate.utils import parse_flag_from_env
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from stepjepa.config.option import Names, option, options_of, public_values
+from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.utils.files import parse_object, read_json
 
 _MOST = 2**32 - 1  # of any number: the largest seed that all generators take
 _TRAINER = "options of transformers.TrainingArguments"
+# Keys of options of `TrainingArguments` that hold several settings. Those of FSDP are the ones that transformers reads; it
+# ignores any other.
+_FSDP = (
+    *("version", "reshard_after_forward", "cpu_offload", "activation_checkpointing", "cpu_ram_efficient_loading"),
+    *("state_dict_type", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "xla", "xla_fsdp_v2"),
+    *("xla_fsdp_settings", "xla_fsdp_grad_ckpt", "forward_prefetch", "backward_prefetch", "use_orig_params"),
+    *("sync_module_states", "limit_all_gathers"),
+)
+_CHECKPOINTING = (
+    *("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"),
+    *("every_n_layers", "offload"),
+)
 # How the names of inherited options begin that leave the trained weights alone: a run may be resumed with others.
 _BESIDES_TRAINING = (
     *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
@@ -74,6 +89,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
     def __post_init__(self) -> None:
         self.check()
+        self._check_mappings()
         self._check_inherited()
         self._check_sizes()
         if not torch.accelerator.is_available() and (self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1):
@@ -91,6 +107,32 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     def settled_learning_rate(self, from_scratch: bool) -> float:
         """The learning rate of a run, by whether its model starts from random weights."""
         return self.learning_rate if self.learning_rate is not None else 1e-3 if from_scratch else 2e-5
+
+    def _check_mappings(self) -> None:
+        """Read the options that hold several settings, each a mapping or the path of a JSON file, and check their keys.
+
+        Raises:
+            ConfigError: a file that cannot be read, or a key that does not exist.
+        """
+        checkpointing = (_NAME.activation_checkpointing_kwargs, _NAME.gradient_checkpointing_kwargs)
+        known: dict[str, tuple[str, ...]] = {
+            _NAME.accelerator_config: tuple(options_of(AcceleratorConfig)),
+            _NAME.fsdp_config: (*_FSDP, *(f"fsdp_{key}" for key in _FSDP)),
+            **{name: _CHECKPOINTING for name in checkpointing if hasattr(self, name)},
+        }
+        for name, keys in known.items():
+            given = getattr(self, name)
+            if isinstance(given, str):
+                try:
+                    given = parse_object(given) if given.lstrip().startswith("{") else read_json(given)
+                except (OSError, ValueError) as error:
+                    raise ConfigError(
+                        f"{name} {given[:200]}: cannot be read as a JSON object ({said(error)})"
+                    ) from None
+                setattr(self, name, given)
+            for key in given if isinstance(given, dict) else ():
+                if key not in keys:
+                    raise ConfigError(f"{name} has no key {key!r}; did you mean {nearest(str(key), keys)!r}?")
 
     def _check_inherited(self) -> None:
         """Refuse options of `TrainingArguments` that would be ignored, or that leave no second backward pass.

@@ -42,6 +42,8 @@ def why_not_written(error: BaseException) -> str | None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the host or on a device."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     failed = isinstance(error, RuntimeError) and any(part in str(error) for part in _MEMORY_TEXTS)
     return failed or isinstance(error, MemoryError)
 
@@ -73,6 +75,8 @@ def explaining(lower: str, then: str) -> Iterator[None]:
             if not is_out_of_memory(error):
                 raise
         words = said(error, lines=1) if str(error).strip() else "an allocation failed"
+        if isinstance(error, OSError):  # whose text names a file
+            words = str(error.strerror)
         raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
 
 
@@ -85,7 +89,7 @@ def saying_out_of_memory(message: str) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
         raise ConfigError(message) from None

@@ -51,14 +51,15 @@ def mapped(
         sent.write(pickle.dumps(function))
         given = Connection(os.dup(sent.fileno()), writable=False)
         pool = WorkerPool(processes, multiprocessing.get_context("spawn"), _begin, (given,))
+        exhausted = False
         try:
             yield from _in_turn(partial(pool.submit, _call), arguments, processes, Future.result)
+            exhausted = True
         except BrokenProcessPool:
             what = f"a worker process was killed (the memory may have been full): try a smaller {option}"
             raise DataError(f"{what}; a script must start under if __name__ == '__main__'") from None
         finally:
-            with _uninterrupted():  # or the processes could wait for ever for work
-                pool.shutdown(wait=True, cancel_futures=True)
+            pool.end(at_once=not exhausted)
 
 
 class WorkerPool(ProcessPoolExecutor):
@@ -68,6 +69,14 @@ class WorkerPool(ProcessPoolExecutor):
         """May start a process."""
         with _uninterrupted():
             return super().submit(function, *arguments, **more)
+
+    def end(self, at_once: bool) -> None:
+        """End the processes and wait for that: after what they work at, or `at_once`, since an argument may take minutes and
+        its result is not wanted any more."""
+        with _uninterrupted():  # or the processes could wait for ever for work
+            for process in list((self._processes or {}).values()) if at_once else ():
+                process.kill()
+            self.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
