@@ -244,7 +244,7 @@ class StreamedExamples:
             self._resumed = {
                 n: (one["first_step"], StreamStart.of_record(one["start"])) for n, one in enumerate(records)
             }
-            shares, _ = self._own_shares(self.args.train_batch_size * self.args.gradient_accumulation_steps)
+            shares, _ = self._own_shares(self._shares)  # the same for any number of examples
             for share in shares:
                 for report, record in zip(self.stream.reports, self._resumed[share][1].counted, strict=False):
                     report.add(DataReport.from_dict(record))
