@@ -478,31 +478,24 @@ def _time_limit(seconds: float, words: str) -> Iterator[None]:
 def _memory_limit(room: int, words: str) -> Iterator[None]:
     """Raise ConfigError where this process takes so many bytes more. There is no limit outside of the main thread, and on
     systems other than Linux."""
-    limits = _address_space() if threading.current_thread() is threading.main_thread() else None
-    if limits is None:
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+    except (ImportError, OSError):
+        pages = 0
+    if not pages or threading.current_thread() is not threading.main_thread():
         yield
         return
-    resource, held, (soft, hard) = limits
-    ends = [one for one in (held + room, soft, hard) if one != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(ends), hard))
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + room
+    resource.setrlimit(resource.RLIMIT_AS, (limit if before == resource.RLIM_INFINITY else min(limit, before), hard))
     try:
         yield
     except MemoryError:
         raise _unusable(words) from None
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _address_space() -> tuple[Any, int, tuple[int, int]] | None:
-    """The module that sets limits, the bytes of address space that this process has, and its limits; None elsewhere than on
-    Linux."""
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
-        return resource, pages * resource.getpagesize(), resource.getrlimit(resource.RLIMIT_AS)
-    except (ImportError, OSError, ValueError):
-        return None
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
 
 
 def _unusable(words: str) -> ConfigError:

@@ -324,13 +324,12 @@ class CheckpointedTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
+            return
+        with loading(Path(checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)
-        else:
-            with loading(Path(checkpoint)):
-                super()._load_optimizer_and_scheduler(checkpoint)
-                check_moments(cast(torch.optim.Optimizer, self.optimizer))
+            check_moments(cast(torch.optim.Optimizer, self.optimizer))
         scheduler = self.lr_scheduler
-        if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+        if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
         if recorded_steps(Path(checkpoint))[1] != self.state.max_steps:
             # The rates that were loaded are those of the old schedule.

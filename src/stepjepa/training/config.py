@@ -114,12 +114,13 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         Raises:
             ConfigError: a file that cannot be read, or a key that does not exist.
         """
-        checkpointing = (_NAME.activation_checkpointing_kwargs, _NAME.gradient_checkpointing_kwargs)
-        known: dict[str, tuple[str, ...]] = {
-            _NAME.accelerator_config: tuple(options_of(AcceleratorConfig)),
-            _NAME.fsdp_config: (*_FSDP, *(f"fsdp_{key}" for key in _FSDP)),
-            **{name: _CHECKPOINTING for name in checkpointing if hasattr(self, name)},
+        known = {
+            _NAME.accelerator_config: list(options_of(AcceleratorConfig)),
+            _NAME.fsdp_config: [*_FSDP, *(f"fsdp_{key}" for key in _FSDP)],
         }
+        for name in options_of(JEPAConfig):  # one of the two names is the old one
+            if name.endswith("_checkpointing_kwargs"):
+                known[name] = list(_CHECKPOINTING)
         for name, keys in known.items():
             given = getattr(self, name)
             if isinstance(given, str):

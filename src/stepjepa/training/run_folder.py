@@ -96,7 +96,7 @@ class ResumeRecord:
     def read(cls, checkpoint: Path) -> ResumeRecord:
         """What `write` wrote."""
         record = read_json(checkpoint / RESUME_RECORD)
-        return cls(dict(record["settings"]), dict(record["data"]), Cut(*map(index, record["cut"])))
+        return cls(dict(record["settings"]), dict(record["data"]), Cut(*record["cut"]))
 
     def check_same(self, before: ResumeRecord, where: Path) -> int:
         """Refuse to resume the run in `where`, whose record is `before`, with other data, settings or another batch.
@@ -430,11 +430,6 @@ def _problem(folder: Path) -> str | None:
     problem, files = mismatch(folder), listed_files(folder) or {}
     if problem is None and "cut" not in read_object(folder / RESUME_RECORD):
         problem = f"written by an earlier version, whose {RESUME_RECORD} is another; this version cannot resume from it"
-    if problem is None:
-        try:
-            ResumeRecord.read(folder), recorded_steps(folder)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            problem = f"its records cannot be read ({type(error).__name__}: {said(error, lines=1)[:200]})"
     if problem is None and LOG_STATE.format(0) not in files:
         problem = "written with save_only_model, without the optimizer's state; no run can resume from it"
     return problem

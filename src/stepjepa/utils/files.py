@@ -172,23 +172,18 @@ def parse_json(text: str | bytes) -> object:
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
         value = _DECODER.decode(text)
+        # What the decoder still reads, code that walks through it may not. Few texts have so many brackets.
+        if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
+            raise RecursionError
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # What the decoder still reads, code that walks through it may not. Few texts have so many brackets.
-    if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
-        raise ValueError("nested too deeply")
     return value
 
 
 def _depth(value: object) -> int:
-    """How deeply lists and objects are nested in each other, at most one more than is read."""
-    level, depth = [value], 0
-    while level and depth <= _MOST_NESTED:
-        inner: list[object] = []
-        for one in level:
-            inner += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        level, depth = [one for one in inner if isinstance(one, (dict, list))], depth + 1
-    return depth
+    """How deeply lists and objects are nested in each other."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
