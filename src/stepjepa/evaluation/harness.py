@@ -23,7 +23,7 @@ from stepjepa.errors import ConfigError, said
 from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
-from stepjepa.evaluation.run import open_model, open_output, output_paths, record_of, written_before
+from stepjepa.evaluation.run import open_model, open_output, output_paths, record_of
 from stepjepa.generation import digest_of, local
 from stepjepa.generation.store import reading_record
 from stepjepa.utils.failures import library
@@ -136,7 +136,7 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
                     output.finish({target: record_lines(target, answers)}, record)
                 done.already = False
             with reading_record(output.paths.record):
-                written_before(record, done.files)
+                str(EvaluationResult(record["metrics"], {}, done.rows))  # a damaged record cannot be printed
             done.record[task] = record
             done.metrics |= {f"{task} {name}": one for name, one in record["metrics"].items()}
             done.files += [target, output.paths.record]
