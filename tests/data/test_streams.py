@@ -10,7 +10,7 @@ import pytest
 from stepjepa.data.chat import ChatRenderer, plain_template, row_to_messages
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.options import PairColumns
-from stepjepa.data.tokens import stream_ids
+from stepjepa.data.token_rows import stream_row
 from stepjepa.errors import ConfigError, DataError, RowError
 from support.encoding import settings_of, views_of
 from support.tokenizers import byte_bpe_tokenizer, fresh
@@ -19,26 +19,26 @@ from support.tokenizers import byte_bpe_tokenizer, fresh
 @pytest.mark.parametrize("fixture", ["llama3_tokenizer", "mistral_tokenizer", "tekken_tokenizer", "bpe_tokenizer"])
 def test_text_has_its_bos_and_eos_once(request, fixture):
     tokenizer = request.getfixturevalue(fixture)
-    ids = stream_ids({"text": "It is 17.\n\nYes."}, tokenizer).tolist()
+    ids = stream_row({"text": "It is 17.\n\nYes."}, tokenizer).ids.tolist()
     own = tokenizer("It is 17.\n\nYes.")["input_ids"]
     assert ids == own + [tokenizer.eos_token_id]
     assert ids.count(tokenizer.eos_token_id) == 1
 
 
 def test_token_ids_are_taken_as_they_are(bpe_tokenizer):
-    assert stream_ids({"input_ids": [5, 6, 7]}, bpe_tokenizer).tolist() == [5, 6, 7]
+    assert stream_row({"input_ids": [5, 6, 7]}, bpe_tokenizer).ids.tolist() == [5, 6, 7]
     size = len(bpe_tokenizer)
     for wrong in ([5, size], [-1, 5]):
         with pytest.raises(RowError) as caught:
-            stream_ids({"input_ids": wrong}, bpe_tokenizer)
+            stream_row({"input_ids": wrong}, bpe_tokenizer)
         assert caught.value.reason == "unknown_token"
     for wrong in ("abc", [], [1.5], [True, 1]):
         with pytest.raises(RowError) as caught:
-            stream_ids({"input_ids": wrong}, bpe_tokenizer)
+            stream_row({"input_ids": wrong}, bpe_tokenizer)
         assert caught.value.reason == "content_not_text"
     for wrong in (7, ["a"], "\ud800", "  "):
         with pytest.raises(RowError):
-            stream_ids({"text": wrong}, bpe_tokenizer)
+            stream_row({"text": wrong}, bpe_tokenizer)
 
 
 @pytest.mark.parametrize(("tokens", "lengths"), [(25, [10, 10, 5]), (21, [10, 10]), (2, [2])])

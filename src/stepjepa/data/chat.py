@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
+from stepjepa.data.columns import TRAINED, dialogue, history_of, squad_answer, switched_on, system_of
 from stepjepa.data.options import (
+    ANSWER_COLUMNS,
     CHAT_COLUMNS,
-    FORMS,
+    CHOSEN,
+    QUESTION_COLUMNS,
     ColumnOptions,
     PairColumns,
     TemplateOptions,
@@ -51,7 +55,7 @@ _CALLS = ("tool_calls", "function_call")  # in a message of the assistant
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}  # columns next to a chat
 _TEXT_ALONE = "models are trained on text alone; leave such rows out, or train on their text without"
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
-_PAIRS = ", ".join(f"{form.question}/{form.answer}" for form in FORMS)
+_PAIRS = f"a question ({', '.join(QUESTION_COLUMNS)}) with an answer ({', '.join(ANSWER_COLUMNS)}), text with code"
 KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {_FLAGS}"
 
 # A chat beyond these is no row to train on, but a file that is read wrongly; finding its messages takes minutes.
@@ -59,6 +63,7 @@ MOST_MESSAGES, MOST_CHARACTERS = 2_000, 10_000_000  # of a chat; of a message
 TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
 _BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
+_RENDERERS = 100  # that are kept, of rows with their own template arguments
 _CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
@@ -92,16 +97,20 @@ class RenderedChat(NamedTuple):
 def row_to_messages(
     row: object, system_prompt: str | None = None, columns: PairColumns | None = None
 ) -> list[dict[str, str]]:
-    """The checked chat of one row; `system_prompt` is put in front of one that has no system message.
+    """The checked chat of one row; its own column of a system message, else `system_prompt`, is put in front of one that has
+    none.
 
     Raises:
         RowError: none of the known columns, images or sound next to the chat, or a chat that `check_messages` refuses.
     """
     row = as_object(row)
     messages = _known_chat(row) if columns is None else _from_named(row, columns)
-    if system_prompt and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system_prompt}, *messages]
-    return messages
+    if messages[0]["role"] == "system":
+        return messages
+    own = system_of(row)
+    if own is not None:
+        return check_messages([{"role": "system", "content": own}, *messages])
+    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
 def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, str]:
@@ -120,13 +129,14 @@ def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
             raise RowError("not_text_alone", f"column {name!r} goes with the chat, and {_TEXT_ALONE} that column")
     held = chat_column(row)
     if held is not None:
-        return check_messages(_as_list(row[held]), held)
+        return check_messages(dialogue(row[held]) if held == CHOSEN else _as_list(row[held]), held)
     form = form_of(row)
     if form.question in row and form.answer in row:
-        asked, answer = asked_in(row, form.question, form.context), row[form.answer]
+        asked, answer = asked_in(row, form), squad_answer(row[form.answer])
         if isinstance(asked, list) and isinstance(answer, list):
             return check_messages([*asked, *answer])
-        return check_messages([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}])
+        turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        return check_messages([*history_of(row), *turn])
     if any(name in row for name in CHAT_COLUMNS):
         return check_messages(None)
     raise RowError("no_known_columns", f"columns found: {listed_columns(row)}; expected {KNOWN_CHATS}")
@@ -166,7 +176,8 @@ def _as_list(messages: Any) -> Any:
 
 
 def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
-    """Check one chat, of the column `name`, and return it as a list of ``{"role", "content"}``.
+    """Check one chat, of the column `name`, and return it as a list of ``{"role", "content"}``; messages that a row switches
+    off have a further ``trained``, which is false.
 
     Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``.
 
@@ -206,7 +217,10 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
                 "broken_text",
                 f"message {number} ({role}) holds {half} without its other half, which is no character; remove it",
             )
-        checked.append({"role": role, "content": content})
+        one = {"role": role, "content": content}
+        if not switched_on(message, f"message {number} ({role})"):
+            one[TRAINED] = False
+        checked.append(one)
     if all(message["role"] != "assistant" for message in checked):
         raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")
     return checked
@@ -300,13 +314,37 @@ class ChatRenderer:
                 "as enable_thinking"
             )
         self._tokenizer: Any = tokenizer
+        self._of_rows: dict[str, ChatRenderer] = {}
         self.kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
-        template = template_of(tokenizer)
+        self._template = template = template_of(tokenizer)
         if "strftime_now" in template:  # write `DEFAULT_DATE` in place of today's date
             day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
             self.kwargs["chat_template"] = macro + template
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+
+    def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
+        """The renderer for a row that comes with its own template arguments; itself where there are none.
+
+        Raises:
+            RowError: they name what is not the template's.
+        """
+        if not template_kwargs:
+            return self
+        key = json.dumps(template_kwargs, sort_keys=True, default=str)
+        if key not in self._of_rows:
+            if len(self._of_rows) == _RENDERERS:
+                self._of_rows.clear()
+            own = {name: value for name, value in self.kwargs.items() if name != "chat_template"}
+            try:
+                self._of_rows[key] = ChatRenderer(self._tokenizer, {**own, **template_kwargs})
+            except ConfigError as error:
+                raise RowError("bad_template_kwargs", str(error)) from None
+        return self._of_rows[key]
+
+    def reads(self, name: str) -> bool:
+        """Whether the template mentions an argument."""
+        return name in self._template
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
         """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.

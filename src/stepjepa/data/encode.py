@@ -15,26 +15,29 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, attempted, row_to_messages
+from stepjepa.data.columns import LeftOver, is_trained, last_trained, left_over, template_kwargs_of
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import (
     DataOptions,
     ReadingOptions,
     answer_column,
+    as_object,
     is_stream,
     listed_columns,
     listed_steps,
     target_text,
 )
-from stepjepa.data.report import DataReport, StepCounts
+from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
+from stepjepa.data.token_rows import StreamRow, stream_row
 from stepjepa.data.tokens import (
     TokenisedText,
     check_tokenizer,
+    cut_spans,
     encode_cut,
     encode_texts,
     label_spans,
-    stream_ids,
     template_turn_end,
     token_span,
     turn_marks,
@@ -138,12 +141,15 @@ class ReadChat(NamedTuple):
         messages, rendered: checked, and as the template writes them.
         steps: of its answers, by their characters in `rendered`; None where none are needed.
         target: the text of the column of target views; an error where the row has none, None where there is no column.
+        template_kwargs, rest: see `CheckedChat`.
     """
 
     messages: list[dict[str, str]]
     rendered: RenderedChat
     steps: RowSteps | None
     target: str | RowError | None = None
+    template_kwargs: Mapping[str, Any] = {}
+    rest: LeftOver = LeftOver()
 
     @property
     def answers(self) -> list[MessageSpan]:
@@ -155,15 +161,28 @@ class ReadChat(NamedTuple):
         """The messages, and the steps and the target's text where they matter."""
         parts: Any = self.messages if self.steps is None else [self.messages, self.steps.spans]
         parts = [parts, self.target] if isinstance(self.target, str) else parts
+        parts = [parts, self.template_kwargs] if self.template_kwargs else parts
         return json.dumps(parts).encode()
 
 
 class CheckedChat(NamedTuple):
-    """The checked chat of a row, the texts of its answers, and, if asked for, their steps, or why there are none."""
+    """The checked chat of a row, the texts of its answers, and, if asked for, their steps, or why there are none.
+
+    Attributes:
+        template_kwargs: what the chat template gets for this row.
+        rest: what of the row is not trained.
+    """
 
     messages: list[dict[str, str]]
     answers: list[str]
     steps: RowSteps | RowError | None
+    template_kwargs: dict[str, Any]
+    rest: LeftOver
+
+    @property
+    def trained(self) -> list[bool]:
+        """Whether each answer is trained."""
+        return [is_trained(message) for message in self.messages if message["role"] == "assistant"]
 
     @classmethod
     def of(cls, row: object, options: EncodeOptions, steps: bool) -> CheckedChat:
@@ -173,28 +192,43 @@ class CheckedChat(NamedTuple):
         if rules.required and isinstance(row, Mapping) and (answer := answer_column(row)) not in row:
             given = {**row, answer: join_steps(listed_steps(row, str(rules.column)))}
         messages = row_to_messages(given, options.system_prompt, options.columns)
+        if options.train_on == "last":
+            messages = last_trained(messages)
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        return cls(messages, answers, attempted(steps_of, row, answers, rules) if steps else None)
+        rest = LeftOver()
+        if options.columns is None:
+            named = None if options.objective is None else options.objective.target_column
+            rest = left_over(as_object(row), messages, {rules.column, named})
+        found = attempted(steps_of, row, answers, rules) if steps else None
+        chat = cls(messages, answers, found, template_kwargs_of(row), rest)
+        if not any(chat.trained):
+            raise RowError("switched_off", "every answer that could be trained is switched off (weight 0 or the like)")
+        return chat
 
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
     """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
     chat = CheckedChat.of(row, options, options.needs_steps)
-    return _read(row, chat, renderer.render(chat.messages), options)
+    return _read(row, chat, renderer.using(chat.template_kwargs).render(chat.messages), options)
 
 
 def read_chats(
     rows: Sequence[object], checked: Sequence[CheckedChat | RowError], renderer: ChatRenderer, options: EncodeOptions
 ) -> Iterator[ReadChat | RowError]:
     """`read_chat` of each of several rows, which are `checked`, or its error."""
-    rendered = renderer.render_all([chat.messages for chat in checked if isinstance(chat, CheckedChat)])
+    usable = [chat for chat in checked if isinstance(chat, CheckedChat)]
+    rendered = renderer.render_all([chat.messages for chat in usable if not chat.template_kwargs])
     for row, chat in zip(rows, checked, strict=True):
+        if isinstance(chat, CheckedChat) and chat.template_kwargs:
+            yield attempted(read_chat, row, renderer, options)
+            continue
         told = chat if isinstance(chat, RowError) else next(rendered)
         yield told if isinstance(told, RowError) else attempted(_read, row, chat, told, options)
 
 
 def _read(row: object, chat: CheckedChat, rendered: RenderedChat, options: EncodeOptions) -> ReadChat:
-    read, objective = ReadChat(chat.messages, rendered, None), options.objective
+    objective = options.objective
+    read = ReadChat(chat.messages, rendered, None, None, chat.template_kwargs, chat.rest)
     if objective is not None and objective.target_column:
         read = read._replace(target=target_text(row, objective.target_column))
     if not options.needs_steps:
@@ -267,21 +301,20 @@ class RowEncoder:
     def __call__(self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None) -> Encoded:
         """The examples of a chunk, of which the chats may be `checked`; an unusable row is an error with `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
-        digests, work = list[bytes](), list[tuple[int, str, np.ndarray | ReadChat]]()
+        digests, work = list[bytes](), list[tuple[int, str, StreamRow | ReadChat]]()
         plain = [self.streams and is_stream(row) for _, row in rows]
         told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
         if checked is None:
             checked = [attempted(CheckedChat.of, row, self.options, self.options.needs_steps) for row in told]
         chats = read_chats(told, checked, self.chats, self.options) if told else iter(())
         for index, (place, row) in enumerate(rows):
-            item = attempted(stream_ids, row, self.tokenizer) if plain[index] else next(chats)
+            item = attempted(stream_row, row, self.tokenizer) if plain[index] else next(chats)
             if isinstance(item, RowError):
                 report.skip(item, place, self.options.strict_data)
                 continue
             work.append((index, place, item))
             if self.digests:
-                content = item.content if isinstance(item, ReadChat) else item.tobytes()
-                digests.append(hashlib.sha256(content).digest())
+                digests.append(hashlib.sha256(item.content).digest())
         # All texts of a chunk are tokenised in one call.
         texts = [self._text_of(chat) for *_, chat in work if isinstance(chat, ReadChat)]
         tokens = zip(texts, encode_texts(self.tokenizer, texts) if texts else [], strict=True)
@@ -294,7 +327,8 @@ class RowEncoder:
                 else:
                     made = attempted(self._text, item, report)
                 if isinstance(made, RowError):
-                    report.skip(made, place, self.options.strict_data)
+                    # Rows that the user asked to leave out are no fault of the data.
+                    report.skip(made, place, self.options.strict_data and made.reason != LONGER)
                     continue
                 counts[index] = len(made)
                 yield from made
@@ -312,18 +346,27 @@ class RowEncoder:
         rendered = chat.rendered
         return rendered.text[: rendered.spans[-1].end] if self._appends_eos(rendered) else rendered.text
 
-    def _text(self, ids: np.ndarray, report: DataReport) -> list[Example]:
+    def _text(self, row: StreamRow, report: DataReport) -> list[Example]:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
-        block of one token, which predicts nothing, is left out. RowError where no block is left."""
-        objective, limit = self.options.objective, self.options.max_length
+        block of one token, which predicts nothing, is left out. A row that says which of its tokens are labelled is cut as a
+        chat is. RowError where nothing is left."""
+        objective, limit, ids = self.options.objective, self.options.max_length, row.ids
         limit = min(limit, self.options.max_positions or limit)
-        blocks = [block for start in range(0, len(ids), limit) if len(block := ids[start : start + limit]) > 1]
-        if not blocks:
-            raise RowError("nothing_to_learn", "the text has fewer than two tokens")
+        report.see_left_over(row.rest)
+        if row.labels is None:
+            blocks = [ids[start : start + limit] for start in range(0, len(ids), limit)]
+            labelled = [(block, cut_spans([Span(1, len(block))], limit)) for block in blocks if len(block) > 1]
+        else:
+            self._refuse_longer(ids)
+            labels = cut_spans(row.labels, limit)
+            labelled = [(ids[:limit], labels)] if labels else []
+            report.answers_truncated += bool(labels) and row.labels[-1].stop > limit
+        if not labelled:
+            raise RowError("nothing_to_learn", "no token to learn: fewer than two tokens, or none that is labelled")
         examples = []
-        for block in blocks:
+        for block, spans in labelled:
             found = PairsFound() if objective is None else objective.pairs_of_text(block)
-            examples.append(self._paired(Example(block, (Span(1, len(block)),), found.segments), found, report))
+            examples.append(self._paired(Example(block, spans, found.segments), found, report))
         return examples
 
     def _chat(self, place: str, chat: ReadChat, text: str, tokens: TokenisedText, report: DataReport) -> list[Example]:
@@ -335,10 +378,11 @@ class RowEncoder:
             if any(last[token_span(last, end, end).start - 1] != end - 1 for end in ends):
                 ids, last = encode_cut(self.tokenizer, text, ends)
         limit, objective = self.options.max_length, self.options.objective
-        turns, ids, end_id = self._turns(chat, ids, last, report)
+        turns, context, ids, end_id = self._turns(chat, ids, last, report)
+        self._refuse_longer(ids)
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
         answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
-        labels = label_spans(self.options.labels or "assistant", ids, answers, ended_by, limit)
+        labels = label_spans(self.options.labels or "assistant", ids, answers, ended_by, limit, context)
         if not labels:
             first = turns[0].answer.start
             if first < limit:
@@ -364,6 +408,9 @@ class RowEncoder:
             report.steps.count(place, chat.steps)
         report.system_folded += chat.rendered.folded_system
         report.see_system_prompt(chat.messages)
+        report.see_left_over(chat.rest)
+        unread = (name for name in chat.template_kwargs if not self.chats.reads(name))
+        report.unread.update(f"{name!r} for the chat template, which does not read it," for name in unread)
         return [self._paired(Example(trunk, labels, found.segments), found, report)]
 
     def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:
@@ -391,19 +438,28 @@ class RowEncoder:
         kept = example.with_pairs(pairs)
         return kept._replace(view_spans=tuple(views)) if views else kept
 
+    def _refuse_longer(self, ids: np.ndarray) -> None:
+        """RowError for a row of more tokens than `max_length`, where such rows are left out."""
+        limit = self.options.max_length
+        if self.options.drop_longer and len(ids) > limit:
+            raise RowError(LONGER, f"{len(ids):,} tokens, and {_NAME.max_length} is {limit:,}")
+
     def _appends_eos(self, chat: RenderedChat) -> bool:
         return chat.spans[-1].role == "assistant" and self.eos is not None and not self.template_ends_turns
 
     def _turns(
         self, row: ReadChat, ids: np.ndarray, last: list[int], report: DataReport
-    ) -> tuple[list[Turn], np.ndarray, int | None]:
-        """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
-        token that ends a turn, which the report names."""
+    ) -> tuple[list[Turn], list[Span], np.ndarray, int | None]:
+        """The assistant turns in tokens that are trained, the messages that are not, the ids with an EOS after them where
+        the template writes no end of turn, and the token that ends a turn, which the report names."""
         chat, turns, eos = row.rendered, list[Turn](), self.eos
+        context, answers = list[Span](), 0
+        # A system message that the template does not show has no span.
+        messages = row.messages[-len(chat.spans) :]
         user: tuple[Span | None, int] = (None, 0)
         end_id, what = None, ""
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
-        for span, begins in zip(chat.spans, following, strict=True):
+        for span, begins, message in zip(chat.spans, following, messages, strict=True):
             content = token_span(last, span.start, span.end)
             after = ids[content.stop : begins].tolist()
             mark = next((place for place, index in enumerate(after, content.stop) if index in self.marks), None)
@@ -413,6 +469,9 @@ class RowEncoder:
             close = content.stop if mark is None else mark + 1
             if span.role == "user":
                 user = (content, close)
+            trained = is_trained(message)
+            if not trained:
+                context.append(Span(content.start, close))
             if span.role != "assistant":
                 continue
             if mark is not None:
@@ -420,13 +479,16 @@ class RowEncoder:
             elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
-            found = row.steps.spans[len(turns)] if row.steps is not None else []
+            answers += 1
+            if not trained:
+                continue
+            found = row.steps.spans[answers - 1] if row.steps is not None else []
             steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in found])
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))
             report.end_of_turn = report.end_token + what
-        return turns, ids, end_id
+        return turns, context, ids, end_id
 
 
 def encode_dataset(

@@ -14,6 +14,10 @@ from stepjepa.utils.text import escaped, lone_surrogate
 VIEWS, DATA = "views", "data"
 _SHOWN_COLUMNS = 20
 STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
+TOTAL_COLUMN = "total_steps"
+CHOSEN = "chosen"  # of a preference pair: an answer, or a complete chat
+SQUAD_ANSWERS = "answers"  # an object with the list of `text`
+_DIALOGUE = "\n\nHuman:"  # how a chat in one text begins (hh-rlhf)
 
 
 class PairColumns(NamedTuple):
@@ -30,22 +34,36 @@ class PairColumns(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Two columns that hold a question and its answer, and one that follows the question after a blank line."""
+    """Two columns that hold a question and its answer, and those whose texts come before or after the question."""
 
     question: str
     answer: str
-    context: str = ""
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
+def _form(question: str, answer: str) -> Form:
+    """The form of two columns. Dolly's context follows its instruction, SQuAD's precedes its question; Alpaca's input
+    follows the instruction."""
+    if question == "instruction":
+        return Form(question, answer, after=("context", "input"))
+    return Form(question, answer, ("context",), () if question == "input" else ("input",))
+
+
+QUESTION_COLUMNS = ("question", "prompt", "problem", "instruction", "query", "input")
+ANSWER_COLUMNS = ("answer", "completion", "solution", "output", "response", "code", CHOSEN, SQUAD_ANSWERS)
+# Those that are looked for first; a solution ends in the answer that may stand next to it.
+_FIRST_FORMS = (
+    ("question", "solution"),
+    ("question", "answer"),
+    ("prompt", "completion"),
+    ("problem", "solution"),
+    ("instruction", "output"),
+)
 FORMS = (
-    Form("question", "answer"),
-    Form("prompt", "completion"),
+    *(_form(*names) for names in _FIRST_FORMS),
     Form("text", "code"),
-    Form("problem", "solution"),
-    Form("instruction", "output", "input"),  # Alpaca
-    Form("instruction", "answer"),
-    Form("instruction", "response"),
-    Form("prompt", "response"),
+    *(_form(question, answer) for question in QUESTION_COLUMNS for answer in ANSWER_COLUMNS),
 )
 CHAT_COLUMNS = ("messages", "conversations")  # the second one is ShareGPT's
 # A column that makes a row a chat, or one that lacks a part; text alone does not.
@@ -115,7 +133,13 @@ def target_text(row: object, name: str) -> str | RowError:
 
 def chat_column(row: Mapping[str, object]) -> str | None:
     """The column that holds a row's chat as messages, None without one."""
-    return next((name for name in CHAT_COLUMNS if row.get(name) is not None), None)
+    name = next((name for name in CHAT_COLUMNS if row.get(name) is not None), None)
+    chosen = row.get(CHOSEN)
+    if name is None and isinstance(chosen, str) and chosen.startswith(_DIALOGUE):
+        return CHOSEN
+    if name is None and isinstance(chosen, list) and not isinstance(row.get("prompt"), list):
+        return CHOSEN
+    return name
 
 
 def answer_column(row: Mapping[str, object]) -> str:
@@ -133,14 +157,18 @@ def form_of(row: Mapping[str, object]) -> Form:
         return form.question in row and form.answer in row, row.get(form.question) is not None
 
     filled = (form for form in FORMS if row.get(form.question) is not None and row.get(form.answer) is not None)
-    return next(filled, None) or max(FORMS, key=fit)
+    return next(filled, None) or max((_form("question", "answer"), *FORMS), key=fit)
 
 
-def asked_in(row: Mapping[str, object], question: str, context: str) -> object:
-    """The question of a row, with its context."""
-    asked, more = column_value(row, question), column_value(row, context)
-    texts = [text for text in (asked, more) if isinstance(text, str) and text.strip()]
-    return "\n\n".join(texts) if texts and isinstance(asked, str) else asked
+def asked_in(row: Mapping[str, object], form: Form) -> object:
+    """The question of a row, with the texts that belong to it, a blank line between them."""
+    asked = column_value(row, form.question)
+    if not isinstance(asked, str):
+        return asked
+    before = [column_value(row, name) for name in form.before]
+    after = [column_value(row, name) for name in form.after]
+    texts = [text for text in (*before, asked, *after) if isinstance(text, str) and text.strip()]
+    return "\n\n".join(texts) or asked
 
 
 @dataclass
@@ -198,6 +226,15 @@ class DataOptions(TemplateOptions, ColumnOptions):
     )
     max_length: int = option(
         1024, "Longest chat in tokens; longer ones are cut on the right and counted.", DATA, at_least=2
+    )
+    train_on: Literal["all", "last"] = option(
+        "all",
+        "Answers that are trained: all of a chat, or the last one alone; the others are context. Messages that a row "
+        "switches off (weight 0, train false) are context too.",
+        DATA,
+    )
+    drop_longer: bool = option(
+        False, "Leave out rows that are longer than max_length, and count them, instead of cutting them.", DATA
     )
     system_prompt: str | None = option(None, "System message for chats that have none.", DATA)
     strict_data: bool = option(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
+from stepjepa.data.columns import LeftOver
 from stepjepa.data.options import DataOptions, StepsOptions
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
 from stepjepa.errors import DataError, RowError, no_rows, said
@@ -18,8 +19,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NAME = Names(DataOptions, StepsOptions)
+LONGER = "longer_than_max_length"
 REASONS = {
     "not_an_object": "the row is no object with columns",
+    "unknown_switch": "a message's switch (weight, train) is neither on nor off",
+    "switched_off": "every answer is switched off",
+    "bad_template_kwargs": "chat_template_kwargs or tools that no template could take",
+    "no_answer": "the question has no answer",
+    "contradicting_columns": "columns of token ids contradict each other",
+    LONGER: f"longer than {_NAME.max_length}, left out by {_NAME.drop_longer}",
     "no_known_columns": "none of the columns that make a chat",
     "no_such_choice": "the choice column names none of the target's texts",
     "unknown_token": "a token id that the tokenizer does not have",
@@ -56,6 +64,21 @@ REASONS = {
     "beyond_positions": "the views need positions that the model has not",
 }
 
+# What rows have that is not trained, after their number, and what to do about it.
+NOTES = {
+    "preference_pairs": (
+        "hold a rejected answer, which is not read; the other one (messages, answer or chosen) is trained",
+        "right for fine-tuning on the preferred answers; a preference loss such as DPO is another method",
+    ),
+    "ends_on_user": (
+        "end on a message of the user, which is context; the answers before it are trained",
+        "right if the chats were cut there; else add the answers, or remove the last messages",
+    ),
+}
+_UNREAD_ADVICE = (
+    "write it into the question or the answer if the model needs it, or remove it; "
+    f"--{_NAME.source_column} and --{_NAME.target_column} name other columns"
+)
 _SYSTEM_PROMPTS = 8  # kept, however many there are
 _SHOWN_FILES = 6
 
@@ -168,12 +191,42 @@ class RowCounts(Counts):
         source: file or data set, as messages name it.
         rows_read: rows; `rows_skipped`: reason -> those that cannot be used.
         first_skipped: reason -> the first such row's place and what is wrong with it.
+        unread: what holds texts that nobody reads (a column, a key of the messages) -> rows.
+        other_columns: column of ids, categories, scores and the like -> rows.
+        notes: key of `NOTES` -> rows.
     """
 
     source: str
     rows_read: int = field(default=0, kw_only=True)
     rows_skipped: Counter[str] = field(default_factory=Counter, kw_only=True)
     first_skipped: dict[str, str] = field(default_factory=dict, kw_only=True)
+    unread: Counter[str] = field(default_factory=Counter, kw_only=True)
+    other_columns: Counter[str] = field(default_factory=Counter, kw_only=True)
+    notes: Counter[str] = field(default_factory=Counter, kw_only=True)
+
+    def see_left_over(self, rest: LeftOver) -> None:
+        """Count what of a row is not trained."""
+        self.unread.update(rest.texts)
+        self.other_columns.update(rest.others)
+        self.notes.update(rest.notes)
+
+    def row_warnings(self) -> Iterator[tuple[str, int, str, str]]:
+        """What of the rows is not trained: a short key, how many rows, what is so, and what to do about it."""
+        for what, rows in self.unread.most_common():
+            yield "unread", rows, f"{what} of {counted(rows, 'row')} holds text that is not read", _UNREAD_ADVICE
+        for name, rows in self.notes.most_common():
+            what, advice = NOTES[name]
+            yield name, rows, f"{counted(rows, 'row')} {what}", advice
+
+    def other_lines(self) -> list[str]:
+        """The columns that describe the rows, in one line; none without any."""
+        names = sorted(name for name in self.other_columns if f"column {name!r}" not in self.unread)
+        return [f"columns not read (ids, categories and the like): {', '.join(map(escaped, names))}"] if names else []
+
+    def row_lines(self) -> list[str]:
+        """What of the rows is not trained, one fact a line."""
+        warnings = [f"warning: {text}: {advice}" for _, _, text, advice in self.row_warnings()]
+        return [*warnings, *self.other_lines()]
 
     def skip(self, error: RowError, place: str, strict: bool = False) -> None:
         """Count a row that cannot be used; with `strict` a DataError."""
@@ -281,10 +334,12 @@ class DataReport(RowCounts):
             lines.append(f"  files: {listed_files(self.files)}")
         if self.examples > self.rows_kept:
             lines.append(f"  {self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}")
-        lines += [f"  {line}" for line in (*self.skipped_lines(), *self.steps.lines())]
+        lines += [f"  {line}" for line in (*self.skipped_lines(), *self.row_lines(), *self.steps.lines())]
         for reason, count in self.examples_without_pairs.most_common():
             first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
             lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}{first}")
+            if reason == "fewer_than_two_steps" and 2 * count > self.rows_kept:
+                lines.append("  most answers have one step: llm_jepa needs no steps")
         for reason, count in self.pairs_dropped.most_common():
             lines.append(f"  {counted(count, 'pair')} dropped: {REASONS.get(reason, reason)}")
         if self.answers_truncated:

@@ -1,4 +1,4 @@
-"""Where rows come from: JSONL, CSV and Parquet files, Hub data sets, `datasets.Dataset` objects, lists of dicts.
+"""Where rows come from: files of JSON, CSV and Parquet, Hub data sets, `datasets.Dataset` objects, lists of dicts.
 
 How a row becomes a chat is in `stepjepa.data.chat`; a row of ``text`` or ``input_ids`` alone is plain text.
 """
@@ -19,7 +19,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import PairColumns, check_split_name, is_stream
 from stepjepa.errors import DataError, RowError, said
-from stepjepa.utils.files import MAX_LINE_BYTES, digest, line_text, line_value, read_lines, unchanged
+from stepjepa.utils.files import MAX_LINE_BYTES, digest, line_text, line_value, parse_json, read_lines, unchanged
 from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
@@ -118,7 +118,7 @@ class RowSource:
             self._rows = list(source) if isinstance(source, Iterator) else source
         else:
             raise DataError(f"data of type {self.name} cannot be read; give a file, a data set or a list of rows")
-        self.by_line = self.file is not None and self.file.suffix.lower() != ".parquet"
+        self.by_line = self.file is not None and self.file.suffix.lower() != ".parquet" and not _is_array(self.file)
 
     def place(self, index: int) -> str:
         """The place of row `index` (as `__iter__` numbers it), for messages."""
@@ -222,6 +222,7 @@ def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
         DataError: the file cannot be read, is broken, or changes.
     """
     read = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _json_lines)
+    read = _json_array if _is_array(path) else read
     with reading(path), unchanged(path):
         yield from read(path, part)
 
@@ -245,6 +246,27 @@ def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
             except RowError as error:
                 raise DataError(f"{path} line {number}: {error}") from None
             yield number, row
+
+
+def _is_array(path: Path) -> bool:
+    """Whether a ``.json`` file holds one array of rows, not a row a line."""
+    return path.suffix.lower() == ".json" and first_byte(path) == b"["
+
+
+def first_byte(path: Path) -> bytes:
+    """The first byte of a file that is no white space."""
+    with reading(path), open(path, "rb") as file:
+        starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
+        return next(filter(None, starts), b"")[:1]
+
+
+def _json_array(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+    """The entries of an array, all of which are read at once."""
+    try:
+        rows: Any = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: broken JSON ({said(error, lines=1)})") from None
+    yield from ((number, row) for number, row in enumerate(rows) if number in part)
 
 
 def _csv(path: Path, part: Part) -> Iterator[tuple[int, Any]]:

@@ -25,7 +25,6 @@ from stepjepa.data.chat import ChatRenderer, attempted, with_template
 from stepjepa.data.options import DataOptions
 from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError, RowError
-from stepjepa.utils.text import lone_surrogate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -238,10 +237,11 @@ class Prompter:
         end = attempted(template_turn_end, tokenizer, self.renderer)
         self.end_of_turn = None if isinstance(end, RowError) else end
 
-    def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The prompt of a chat that the assistant is to answer; ConfigError where the template refuses it."""
+    def ids(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+        """The prompt of a chat that the assistant is to answer, whose row comes with these template arguments; ConfigError
+        where the template refuses it."""
         try:
-            text = self.renderer.prompt(messages)
+            text = self.renderer.using(template_kwargs or {}).prompt(messages)
         except RowError as error:
             raise ConfigError(f"{error}; see --{_NAME.system_prompt} none") from None
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -259,7 +259,12 @@ class Prompter:
 
 
 def label_spans(
-    mode: str, ids: np.ndarray, answers: Sequence[Span], ends: Iterable[int], limit: int
+    mode: str,
+    ids: np.ndarray,
+    answers: Sequence[Span],
+    ends: Iterable[int],
+    limit: int,
+    context: Sequence[Span] = (),
 ) -> tuple[Span, ...]:
     """Which tokens the LM loss is computed on.
 
@@ -273,51 +278,27 @@ def label_spans(
         ids: (T,) the trunk, of which `limit` tokens are kept.
         answers: each with the end of its turn.
         ends: ids of end-of-turn and padding tokens (``reference``).
+        context: messages that are not trained, which no mode labels.
     """
     length = min(len(ids), limit)
     if mode == "assistant":
-        spans = [Span(max(start, 1), min(stop, length)) for start, stop in answers]
-        return tuple([span for span in spans if span.start < span.stop])
-    if mode == "all":
-        return (Span(1, length),) if length > 1 else ()
-    labelled = ~np.isin(ids[:length], np.fromiter(ends, np.int64))
-    labelled[0] = False
+        return cut_spans(answers, length)
+    labelled = np.ones(length, bool)
+    if mode == "reference":
+        labelled = ~np.isin(ids[:length], np.fromiter(ends, np.int64))
+    for span in context:
+        labelled[span.start : span.stop] = False
+    return spans_of(labelled)
+
+
+def spans_of(labelled: np.ndarray) -> tuple[Span, ...]:
+    """The spans of a mask of labelled tokens, (T,) bool, without the first token, which nothing predicts."""
+    labelled[:1] = False
     edges = np.flatnonzero(np.diff(labelled, prepend=False, append=False)).reshape(-1, 2).tolist()
     return tuple(Span(start, stop) for start, stop in edges)
 
 
-def stream_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """The tokens of a row of plain text or token ids, (T,) int32: the text as the tokenizer writes it by itself (its BOS
-    once), closed with its EOS; RowError as `stream_content`."""
-    text = stream_content(row, len(tokenizer))
-    if not isinstance(text, str):
-        return text
-    ids = np.asarray(tokenizer(text, return_attention_mask=False)["input_ids"], dtype=np.int32)
-    end = tokenizer.eos_token_id
-    return ids if end is None or (len(ids) and ids[-1] == end) else np.append(ids, np.int32(end))
-
-
-def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | np.ndarray:
-    """What a row of plain text or token ids holds: the text, or the ids (T,) int32; RowError where it holds no text, or ids
-    that a tokenizer of so many tokens does not have."""
-    if row.get("input_ids") is not None:
-        return _checked_ids(row["input_ids"], vocabulary)
-    text = row["text"]
-    if not isinstance(text, str):
-        raise RowError("content_not_text", f"'text' has type {type(text).__name__}; it must be text")
-    half = lone_surrogate(text)
-    if half is not None:
-        raise RowError("broken_text", f"'text' holds {half} without its other half, which is no character; remove it")
-    if not text.strip():
-        raise RowError("nothing_to_learn", "'text' is empty")
-    return text
-
-
-def _checked_ids(values: Any, vocabulary: int) -> np.ndarray:
-    listed = isinstance(values, (list, tuple, np.ndarray)) and len(values)
-    if not listed or any(type(value) is bool or not isinstance(value, (int, np.integer)) for value in values):
-        raise RowError("content_not_text", "'input_ids' is no list of token ids, which are whole numbers")
-    wrong = min(values) if min(values) < 0 else max(values)
-    if not 0 <= wrong < vocabulary:
-        raise RowError("unknown_token", f"'input_ids' holds {wrong}; the tokenizer has ids 0 to {vocabulary - 1}")
-    return np.asarray(values, dtype=np.int32)
+def cut_spans(spans: Sequence[Span], limit: int) -> tuple[Span, ...]:
+    """What of spans is labelled among the first `limit` tokens."""
+    cut = [Span(max(start, 1), min(stop, limit)) for start, stop in spans]
+    return tuple([span for span in cut if span.start < span.stop])

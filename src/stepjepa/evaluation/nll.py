@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from stepjepa.config.option import Names
+from stepjepa.data.columns import TEMPLATE_KWARGS
 from stepjepa.data.encode import EncodeOptions, RowEncoder
 from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
@@ -70,7 +71,8 @@ class AnswerLikelihood:
         positions = max_positions(causal_lm(model)) or NO_LIMIT
         options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
         encoder = RowEncoder(questions.source, prompter.tokenizer, prompter.renderer, options, streams=False)
-        encoded = encoder([(one.place, {"messages": one.chat}) for one in questions.questions])
+        rows = [{"messages": one.chat, TEMPLATE_KWARGS: one.template_kwargs} for one in questions.questions]
+        encoded = encoder([(one.place, row) for one, row in zip(questions.questions, rows, strict=True)])
         kept = [one.index for one, count in zip(questions.questions, encoded.counts, strict=True) if count]
         encoded.report.require(kept, f"have an answer for {NLL}")
         self.examples: dict[int, Example] = dict(zip(kept, encoded.store, strict=True))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import row_to_messages
+from stepjepa.data.columns import is_trained, template_kwargs_of
 from stepjepa.data.options import PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
@@ -59,6 +60,11 @@ class Question:
     row: dict[str, Any]
 
     @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template gets for this row alone."""
+        return template_kwargs_of(self.row)
+
+    @property
     def text(self) -> str:
         """The user's last message."""
         return self.prompt[-1]["content"]
@@ -99,7 +105,9 @@ def read_questions(
     def question(row: Any, index: int, number: int) -> Question:
         messages = row_to_messages(row, None, columns)
         found.own_system_prompts += messages[0]["role"] == "system"
-        last, asked = last_answer(messages), last_question(messages)
+        template_kwargs_of(row)  # refuses what no template could take
+        last = last_answer(messages)
+        asked = last_question(messages[: last + 1])
         chat = system.apply(messages[: last + 1])
         seen = {**row, "messages": messages[: last + 1]}
         if columns is not None:  # what metrics look for by its usual name
@@ -111,8 +119,10 @@ def read_questions(
 
 
 def last_answer(messages: list[dict[str, str]]) -> int:
-    """The position of the last answer in a checked chat, which has one."""
-    return max(number for number, message in enumerate(messages) if message["role"] == "assistant")
+    """The position of the last answer in a checked chat, which has one: of the last one that is trained, where one is."""
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    trained = [number for number in answers if is_trained(messages[number])]
+    return max(trained or answers)
 
 
 def last_question(messages: list[dict[str, str]]) -> int:

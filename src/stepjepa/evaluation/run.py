@@ -302,7 +302,10 @@ def answer(task: Task, answers: Answers) -> None:
             task.bar.step(len(losses))
     if task.generator is not None:
         numbered = task.numbered()
-        requests = [Request(row, one.prompt, task.temperature, seed_of(task.seed, row)) for row, one in numbered]
+        requests = [
+            Request(row, one.prompt, task.temperature, seed_of(task.seed, row), one.template_kwargs)
+            for row, one in numbered
+        ]
         answers.ask(task.generator, requests, "answers", task.bar)
 
 
@@ -345,7 +348,7 @@ def drop_useless(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompt
     kept = [] if metrics else asked.questions
     for one in asked.questions if metrics else ():
         try:
-            prompt = prompter.ids(one.prompt)
+            prompt = prompter.ids(one.prompt, one.template_kwargs)
         except ConfigError as error:
             asked.skip(RowError("template_refused", str(error)), one.place)
             continue

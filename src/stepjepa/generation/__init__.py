@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -34,12 +34,14 @@ class Request:
         messages: the chat up to where the model answers.
         temperature: 0 is greedy.
         seed: of the sampling, see `seed_of`.
+        template_kwargs: what the chat template gets for this chat alone.
     """
 
     row: int
     messages: Sequence[Mapping[str, str]]
     temperature: float
     seed: int
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def with_room(
     prompter: Prompter, requests: Sequence[Request], longest: int | None, done: Collection[int]
 ) -> tuple[dict[int, list[int]], list[Reply]]:
     """Row -> token ids of the prompts that the model has room for, and refusals of the others that are not done yet."""
-    prompts = {request.row: prompter.ids(request.messages) for request in requests}
+    prompts = {request.row: prompter.ids(request.messages, request.template_kwargs) for request in requests}
     too_long = {} if longest is None else {row: len(ids) for row, ids in prompts.items() if len(ids) > longest}
     refused = [
         Reply(row, "", False, refused=f"the prompt has {size} tokens, and the model has room for {longest}")

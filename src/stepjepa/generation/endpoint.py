@@ -14,6 +14,7 @@ from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from stepjepa.config.option import Names
+from stepjepa.data.columns import TRAINED
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Reply, Request, mended
 from stepjepa.generation.options import GenerateOptions
@@ -159,7 +160,7 @@ class EndpointGenerator:
         fields = {"max_tokens": options.max_new_tokens, _NAME.top_p: options.top_p}
         fields |= {_NAME.temperature: request.temperature, _NAME.seed: request.seed, **(options.extra_body or {})}
         body = {name: value for name, value in fields.items() if value is not None}
-        messages = [dict(one) for one in request.messages]
+        messages = [{key: one[key] for key in one if key != TRAINED} for one in request.messages]
         try:
             answer: Any = await client.chat_completion(messages, model=options.model_name, extra_body=body)
             choice, usage = answer.choices[0], answer.usage

@@ -22,7 +22,7 @@ from typing import Any
 from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.options import FORMS, as_object, asked_in, chat_column, column_value, form_of, listed_columns
+from stepjepa.data.options import Form, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.report import skipped_lines
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, RowError
@@ -40,6 +40,7 @@ VERDICTS = {
     "no_answer": "no final answer",
     "refused": "request refused",
 }
+_NAMED_FORM = Form("question", "answer")  # where one of the two columns is named
 _REFUSALS = 5  # so many and no response: the request itself is wrong, not the questions
 _LONGEST_BARE_ANSWER = 60
 
@@ -94,9 +95,9 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     if left is not None:
         _, question, answer = one_turn(row_to_messages(row))
     else:
-        form = form_of(row) if named == (None, None) else FORMS[0]
-        left, right = (name or usual for name, usual in zip(named, form, strict=False))
-        question, answer = asked_in(row, left, form.context), text_of(column_value(row, right))
+        form = form_of(row) if named == (None, None) else _NAMED_FORM
+        left, right = options.question_column or form.question, options.answer_column or form.answer
+        question, answer = asked_in(row, form._replace(question=left)), text_of(column_value(row, right))
         if options.answer_column is not None and column_value(row, right, MISSING) is MISSING:
             raise RowError(
                 "no_ground_truth", f"no column {right!r} (columns found: {columns}); see --{_NAME.answer_column}"

@@ -119,7 +119,8 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
     elif report.first_without_target:
         advice = f"name a column that holds text with --{_NAME.jepa_target_column}"
     elif find_objective(options.objective)(options).needs_steps:
-        advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {plain}"
+        other = f"--{_NAME.objective} llm_jepa, which needs no steps"
+        advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {other}, or with {plain}"
     else:
         advice = f"raise --{_NAME.max_length}, or train with {plain}"
     return DataError(f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}")

@@ -134,7 +134,16 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     if trainer.args.streaming:  # only now is known what the rows hold
         for name, report in trainer.data_reports.items():
             if name.startswith("train"):
-                parts.append(("data", [f"{report.source}: {report.rows_read:,} rows read", *report.steps.lines()]))
+                parts.append(
+                    (
+                        "data",
+                        [
+                            f"{report.source}: {report.rows_read:,} rows read",
+                            *report.row_lines(),
+                            *report.steps.lines(),
+                        ],
+                    )
+                )
     done = [f"{counted(trainer.state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
     if stopped:
         done.append(f"{trainer.args.metric_for_best_model} has reached --{_NAME.stop_at} {run.stop_at:g}")

@@ -22,7 +22,7 @@ from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
 from stepjepa.data.report import REASONS as CHAT_REASONS
-from stepjepa.data.sources import FILE_SUFFIXES, JSON_ARRAY, JSON_SUFFIXES, RowSource, csv_rows, reading
+from stepjepa.data.sources import FILE_SUFFIXES, JSON_ARRAY, JSON_SUFFIXES, RowSource, csv_rows, first_byte, reading
 from stepjepa.errors import ConfigError, DataError, RowError, no_rows
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
@@ -278,8 +278,6 @@ class _RawRows(RowSource):
     def __init__(self, source: object, options: PrepareOptions):
         super().__init__(source, options.dataset_split, any_file=True)
         suffix = "" if self.file is None else self.file.suffix.lower()
-        if self.file is not None and suffix not in FILE_SUFFIXES - JSON_SUFFIXES:
-            _refuse_array(self.file)
         self._csv = suffix == ".csv"
 
     def unchanged(self) -> AbstractContextManager[object]:
@@ -333,12 +331,3 @@ class _RawRows(RowSource):
         else:
             with reading(self.name), open(self.file, "rb") as file:
                 yield from enumerate(read_lines(file, LINE_BYTES), 1)
-
-
-def _refuse_array(path: Path) -> None:
-    """Raises DataError: the file's first byte that is no white space opens a JSON array."""
-    with reading(path), open(path, "rb") as file:
-        starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
-        first = next(filter(None, starts), b"")[:1]
-    if first == b"[":
-        raise DataError(f"{path}: {JSON_ARRAY}")

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import MISSING, Names, options_of
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.options import absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
+from stepjepa.data.columns import system_of
+from stepjepa.data.options import Form, absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.steps import LISTED
 from stepjepa.errors import DataError, RowError
@@ -41,7 +42,7 @@ class RawFormat(NamedTuple):
     answer: str = ""
     response: str = ""
     ground_truth: str = "ground_truth"
-    context: str = ""
+    asked: Form | None = None
     why: str = "as given"
 
 
@@ -124,8 +125,8 @@ def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
         if response is None and isinstance(text, str) and _split_final(text)[1] is not None:
             name = "gsm8k"
     response = response or (RESPONSE_COLUMN if name == "teacher" else answer)
-    context = "" if options.question_column else usual.context
-    return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth", context)
+    form = None if options.question_column else usual
+    return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth", form)
 
 
 def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawExample:
@@ -138,8 +139,10 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
     if form.name == "chats":
         system, question, answer = one_turn(row_to_messages(row))
         row = {**row, form.question: question, form.answer: answer}
-    elif form.context:
-        row = {**row, form.question: asked_in(row, form.question, form.context)}
+    else:
+        system = system_of(row)
+        if form.asked is not None and form.question in row:
+            row = {**row, form.question: asked_in(row, form.asked)}
     question, pieces = _text(row, form.question), None
     if form.name == "gsm8k":
         answer = _text(row, form.answer)

@@ -23,6 +23,7 @@ from stepjepa.config.gone import replacement
 from stepjepa.config.option import Names
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.options import STEPS_COLUMN as STEPS_COLUMN
+from stepjepa.data.options import TOTAL_COLUMN as TOTAL_COLUMN
 from stepjepa.data.options import PairColumns, StepsOptions, column_value, listed_steps
 from stepjepa.data.steps.marked import numbered
 from stepjepa.data.steps.text import CharSpan as CharSpan
@@ -33,7 +34,6 @@ from stepjepa.errors import ConfigError, RowError
 SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
 STYLES = (*SPLITTERS, "sentence", "regex", "auto")  # all that `make_splitter` knows
 PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
-TOTAL_COLUMN = "total_steps"
 LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
 _NAME = Names(StepsOptions)
 _SAMPLED_ROWS, _MOST = 200, 10**9  # that a splitter is chosen by; a larger number is none of steps

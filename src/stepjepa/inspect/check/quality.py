@@ -330,6 +330,8 @@ def _of_chats(found: TextStatistics) -> Iterator[_Finding]:
 
 
 def _of_rows(found: TextStatistics) -> Iterator[_Finding]:
+    for name, rows, text, advice in found.row_warnings():
+        yield _Count(name, rows, found.rows_read), text, advice
     repeats, leak = found.repeats, found.leak
     where = _first(found, *(repeats.first or ()))
     never = "and never split them over training and evaluation"

@@ -10,18 +10,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, attempted, row_to_messages
+from stepjepa.data.columns import left_over
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
 from stepjepa.data.options import PairColumns, is_stream
 from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.report import RowCounts, StepCounts, listed_files
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import RowSteps, StepSplitter, rules_for
-from stepjepa.data.tokens import stream_content
+from stepjepa.data.token_rows import stream_content
 from stepjepa.errors import RowError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats, RowKeys, row_keys
 from stepjepa.objectives.base import built_in
@@ -155,7 +156,8 @@ class TextStatistics(RowCounts):
             served = f"finds them in {self.other_splitters[better]:,}: {self.use_better}"
             return f"{none}; the splitter that auto chooses, {better}, {served}"
         if not self.ready:
-            return f"not for step_jepa: {none}; give --{_NAME.step_separator} or another --{_NAME.objective}"
+            other = f"train with --{_NAME.objective} llm_jepa, which needs no steps"
+            return f"not for step_jepa: {none}; give --{_NAME.step_separator}, or {other}"
         rest = f"; the other {usable - found:,} would train as plain language modelling" if found < usable else ""
         return f"ready for step_jepa: {found:,} of {usable:,} rows have two or more steps{rest}"
 
@@ -193,6 +195,7 @@ class TextStatistics(RowCounts):
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
         for line, (reason, _) in zip(self.skipped_lines(), self.rows_skipped.most_common(), strict=True):
             lines += [f"    {printable(line)}", f"      the row begins: {escaped(self.skipped_texts[reason])}"]
+        lines += [f"  {line}" for line in self.other_lines()]
         if self.text_rows:
             lines.append(f"  Plain text: {counted(self.text_rows, 'row')}, {counted(self.characters, 'character')}")
         if self.id_rows:
@@ -269,9 +272,12 @@ class _TextCounter:
             return chat
         if not isinstance(chat.steps, RowSteps):
             return chat.steps
-        messages, answers, spans = chat.messages, chat.answers, chat.steps.spans
-        roles, steps = [message["role"] for message in messages], list(map(len, spans))
+        found.see_left_over(chat.rest)
         found.steps.count(place, chat.steps)
+        spans = list(compress(chat.steps.spans, chat.trained))
+        chat = chat._replace(answers=list(compress(chat.answers, chat.trained)))
+        messages, answers = chat.messages, chat.answers
+        roles, steps = [message["role"] for message in messages], list(map(len, spans))
         for name in found.other_splitters:
             found.other_splitters[name] += any(len(self.usual.spans(answer)) >= 2 for answer in answers)
         found.signs.count(place, chat, spans, found.plain_separator)
@@ -294,9 +300,10 @@ class _TextCounter:
     def _count_text(self, found: TextStatistics, place: str, row: Mapping[str, Any]) -> RowKeys | None:
         """Count a row of plain text; its hashes. RowError if it cannot be used."""
         text = _asked(row, True, None)
+        found.see_left_over(left_over(row, ()))
         if row.get("input_ids") is not None:
             found.id_rows += 1
-            found.ids += len(row["input_ids"])
+            found.ids += len(text.split())
         else:
             found.text_rows += 1
             found.characters += len(text)
@@ -381,7 +388,7 @@ def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
     """What a row asks; of plain text the text itself. RowError if it cannot be used."""
     if plain_text and is_stream(row):
         held = stream_content(row)
-        return held if isinstance(held, str) else " ".join(map(str, held.tolist()))
+        return held if isinstance(held, str) else " ".join(map(str, held.ids.tolist()))
     return question_of(row_to_messages(row, None, columns))
 
 

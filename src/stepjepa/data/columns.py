@@ -1,0 +1,195 @@
+"""What else a row says next to its question and answer: switches, a system message, earlier turns, tools; and what of it
+nobody reads.
+
+Every command reads these columns through `stepjepa.data.chat`. What is left over is reported, never dropped in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stepjepa.data.options import (
+    CHOSEN,
+    SQUAD_ANSWERS,
+    STEPS_COLUMN,
+    TOTAL_COLUMN,
+    chat_column,
+    form_of,
+)
+from stepjepa.errors import RowError
+from stepjepa.utils.files import parse_json
+
+TRAINED = "trained"  # False in a checked message that is context alone
+SYSTEM_COLUMNS = ("system", "system_prompt")
+HISTORY, TOOLS, TEMPLATE_KWARGS = "history", "tools", "chat_template_kwargs"
+TEMPLATE_COLUMNS = (TOOLS, TEMPLATE_KWARGS)
+REJECTED = "rejected"
+MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # of token ids: 1 where a token is labelled
+# Keys of a message that say whether it is trained: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's and others.
+_SWITCHES = (TRAINED, "weight", "train", "training", "loss", "loss_mask", "trainable")
+_MESSAGE_KEYS = {"role", "content", "from", "value", "tool_calls", "function_call", *_SWITCHES}
+# Columns that other parts of the library read.
+_READ_ELSEWHERE = {STEPS_COLUMN, TOTAL_COLUMN, "ground_truth", TOOLS, TEMPLATE_KWARGS, CHOSEN, REJECTED}
+# Columns that describe a row; a sentence in one of them is no text to train on.
+_DESCRIPTIONS = set(
+    "answer author categories category created dataset date difficulty domain extra_info generator hash id ids idx index "
+    "info label labels lang language level license link meta metadata model name path provenance rating score scores "
+    "source split subject tag tags task timestamp title topic topics type url uuid".split()
+)
+_SENTENCE = 5  # words; a text of no more is a label
+_UNSPACED = 30  # characters of a text in a script that writes no spaces
+
+
+class LeftOver(NamedTuple):
+    """What of a row is not trained.
+
+    Attributes:
+        texts: columns, and keys of messages, that hold texts which nobody reads, as a warning names them.
+        others: columns that hold ids, categories, scores and the like.
+        notes: keys of `report.NOTES`.
+    """
+
+    texts: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def switched_on(message: Mapping[str, Any], where: str) -> bool:
+    """Whether a message is trained, as its own switches say; RowError for one that is neither on nor off."""
+    switches = {name: message[name] for name in _SWITCHES if message.get(name) is not None}
+    for name, value in switches.items():
+        if value not in (0, 1):
+            raise RowError("unknown_switch", f"{where} has {name} {value!r}; known are 0 and 1, or false and true")
+    return all(switches.values())
+
+
+def is_trained(message: Mapping[str, Any]) -> bool:
+    """Whether a checked message is trained, as far as its role is."""
+    return message.get(TRAINED, True)
+
+
+def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A checked chat of which the last answer alone is trained."""
+    *_, last = (message for message in messages if message["role"] == "assistant")
+    return [one if one is last or one["role"] != "assistant" else {**one, TRAINED: False} for one in messages]
+
+
+def system_of(row: Mapping[str, Any]) -> str | None:
+    """The system message in a column of a row, None without one."""
+    texts = [row.get(name) for name in SYSTEM_COLUMNS]
+    return next((text for text in texts if isinstance(text, str) and text.strip()), None)
+
+
+def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns before the question of a row, which are pairs of a question and its answer; none in any other form, which is
+    left over."""
+    held = _parsed(row.get(HISTORY))
+    if not isinstance(held, (list, tuple)):
+        return []
+    if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in held):
+        return []
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for turn in held for role, text in zip(roles, turn, strict=True)]
+
+
+def template_kwargs_of(row: object) -> dict[str, Any]:
+    """What the chat template gets for one row: its `chat_template_kwargs` and its tools; empty for most rows.
+
+    Raises:
+        RowError: they are no object, or no list.
+    """
+    if not isinstance(row, Mapping):
+        return {}
+    kwargs, tools = (_parsed(row.get(name)) for name in (TEMPLATE_KWARGS, TOOLS))
+    if not isinstance(kwargs or {}, Mapping) or not isinstance(tools or [], list):
+        raise RowError(
+            "bad_template_kwargs", f"{TEMPLATE_KWARGS!r} must be an object, and {TOOLS!r} a list of functions"
+        )
+    found = dict(kwargs or {})
+    if tools:
+        found[TOOLS] = _without_nulls(tools)
+    return found
+
+
+def squad_answer(value: object) -> object:
+    """The first text of an object of SQuAD's answers; RowError where it has none."""
+    if not isinstance(value, Mapping):
+        return value
+    texts = value.get("text")
+    if not isinstance(texts, (list, tuple)) or not texts:
+        raise RowError("no_answer", f"{SQUAD_ANSWERS!r} holds no text; leave out questions without an answer")
+    return texts[0]
+
+
+def dialogue(value: object) -> object:
+    """The messages of a chat that is one text, as hh-rlhf writes it; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    _, *parts = re.split(r"\n\n(Human|Assistant):", value)
+    turns = zip(parts[::2], parts[1::2], strict=True)
+    return [{"role": "user" if who == "Human" else "assistant", "content": text.strip()} for who, text in turns]
+
+
+def left_over(
+    row: Mapping[str, Any], messages: Sequence[Mapping[str, str]], also: Iterable[str | None] = ()
+) -> LeftOver:
+    """What is not trained of a row that became a chat, or is plain text, which has no messages.
+
+    Args:
+        also: columns that options name.
+    """
+    chat = chat_column(row)
+    read = {*_READ_ELSEWHERE, *also, chat}
+    if not messages:
+        read |= {"text", "input_ids", "labels", "attention_mask", *MASKS}
+    elif chat is None:
+        form = form_of(row)
+        contexts = (name for name in (*form.before, *form.after) if isinstance(row.get(name), str))
+        read |= {form.question, form.answer, *contexts, HISTORY if history_of(row) else None}
+    texts, others = list[str](), list[str]()
+    for name, value in row.items():
+        if name in read or value in (None, "", [], {}):
+            continue
+        if name.lower() in _DESCRIPTIONS or not _is_text(value):
+            others.append(name)
+        elif not any(isinstance(value, str) and value.strip() in message["content"] for message in messages):
+            texts.append(f"column {name!r}")
+    held = row[chat] if chat is not None else ()
+    for message in held if isinstance(held, list) else ():
+        texts += [
+            f"key {name!r} of messages" for name in message if name not in _MESSAGE_KEYS and _is_text(message[name])
+        ]
+    notes = ["preference_pairs"] if row.get(REJECTED) is not None else []
+    if messages and messages[-1]["role"] == "user":
+        notes.append("ends_on_user")
+    return LeftOver(tuple(dict.fromkeys(texts)), tuple(others), tuple(notes))
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a sentence or more, or holds one; not an id, a label, a number, a link."""
+    if isinstance(value, str):
+        long = len(value.split(None, _SENTENCE)) > _SENTENCE
+        return long or (not value.isascii() and len(value) > _UNSPACED)
+    if isinstance(value, Mapping):
+        return any(map(_is_text, value.values()))
+    if isinstance(value, (list, tuple)):
+        return _is_text(" ".join(one for one in value if isinstance(one, str))) or any(map(_is_text, value))
+    return False
+
+
+def _parsed(value: Any) -> Any:
+    """A value that a table stores as a text of JSON; the text where it is none."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError):
+            return parse_json(value)
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the keys that a table has filled up with null."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,135 @@
+"""Rows that are no chats: plain text, and token ids with the columns that say which of them are labelled.
+
+The columns mean what they mean to transformers and TRL:
+
+    input_ids        7  8  9  4  5  2  0  0
+    attention_mask   1  1  1  1  1  1  0  0     0: padding, which is taken out
+    labels        -100 -100 -100 4  5  2 -100 -100   -100: not labelled; else the token itself (the model shifts them)
+    completion_mask  0  0  0  1  1  1  0  0     1: labelled; so assistant_masks and loss_mask
+
+A token is labelled where every mask labels it, as in TRL. Labels that are a copy of the ids leave the choice to the masks.
+
+Shapes: T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from stepjepa.data.columns import MASKS, LeftOver, left_over
+from stepjepa.data.tokens import spans_of
+from stepjepa.data.types import Span
+from stepjepa.errors import RowError
+from stepjepa.utils.text import lone_surrogate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ATTENTION, LABELS, NOT_LABELLED = "attention_mask", "labels", -100
+
+
+class StreamRow(NamedTuple):
+    """A row of plain text or token ids.
+
+    Attributes:
+        ids: (T,) int32, without padding.
+        labels: the spans that the row labels; None where it does not say, and all are.
+        rest: what of the row is not read.
+    """
+
+    ids: np.ndarray
+    labels: tuple[Span, ...] | None = None
+    rest: LeftOver = LeftOver()
+
+    @property
+    def content(self) -> bytes:
+        """What training reads of it."""
+        return self.ids.tobytes() + (b"" if self.labels is None else repr(self.labels).encode())
+
+
+def stream_row(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> StreamRow:
+    """A row in tokens: its ids, or its text as the tokenizer writes it by itself (its BOS once), closed with its EOS;
+    RowError as `stream_content`."""
+    content = stream_content(row, len(tokenizer))
+    rest = left_over(row, ())
+    if isinstance(content, StreamRow):
+        return content._replace(rest=rest)
+    ids = np.asarray(tokenizer(content, return_attention_mask=False)["input_ids"], dtype=np.int32)
+    end = tokenizer.eos_token_id
+    closed = end is None or (len(ids) and ids[-1] == end)
+    return StreamRow(ids if closed else np.append(ids, np.int32(end)), rest=rest)
+
+
+def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | StreamRow:
+    """What a row of plain text or token ids holds: the text, or the ids.
+
+    Raises:
+        RowError: no text, ids that a tokenizer of so many tokens does not have, or columns that contradict each other.
+    """
+    if row.get("input_ids") is not None:
+        return _token_row(row, vocabulary)
+    text = row["text"]
+    if not isinstance(text, str):
+        raise RowError("content_not_text", f"'text' has type {type(text).__name__}; it must be text")
+    half = lone_surrogate(text)
+    if half is not None:
+        raise RowError("broken_text", f"'text' holds {half} without its other half, which is no character; remove it")
+    if not text.strip():
+        raise RowError("nothing_to_learn", "'text' is empty")
+    return text
+
+
+def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
+    ids = _numbers(row, "input_ids", 0, vocabulary - 1)
+    attended, *masks = (_mask(row, name, ids) for name in (ATTENTION, *MASKS))
+    kept = np.flatnonzero(attended)
+    if not len(kept) or kept[-1] - kept[0] >= len(kept):
+        raise _contradiction(
+            f"{ATTENTION!r} takes out all tokens, or some between others; it is for padding at the ends"
+        )
+    tokens = ids[kept].astype(np.int32)
+    if all(row.get(name) is None for name in (LABELS, *MASKS)):
+        return StreamRow(tokens)
+
+    masked = np.logical_and.reduce(masks)
+    labels = ids if row.get(LABELS) is None else _numbers(row, LABELS, NOT_LABELLED, vocabulary - 1, len(ids))
+    named = labels != NOT_LABELLED
+    if (labels != ids)[named].any():
+        known = f"the token of 'input_ids' itself, or {NOT_LABELLED}"
+        raise _contradiction(f"{LABELS!r} holds other tokens; a label is {known}")
+    if named[attended].all():  # a copy of the ids, which leaves it to the masks
+        named = masked & attended if masked.all() else masked
+    elif not masked.all() and not np.array_equal(named, masked):
+        raise _contradiction(f"{LABELS!r} and the masks of the row label different tokens; leave one of them")
+    if (named & ~attended).any():
+        raise _contradiction(f"a token that {ATTENTION!r} takes out is labelled")
+    return StreamRow(tokens, spans_of(named[kept]))
+
+
+def _contradiction(words: str) -> RowError:
+    return RowError("contradicting_columns", words)
+
+
+def _mask(row: Mapping[str, Any], name: str, ids: np.ndarray) -> np.ndarray:
+    """A column of zeros and ones as (T,) bool; all ones where there is none."""
+    return np.ones(len(ids), bool) if row.get(name) is None else _numbers(row, name, 0, 1, len(ids)) == 1
+
+
+def _numbers(row: Mapping[str, Any], name: str, least: int, most: int, length: int | None = None) -> np.ndarray:
+    """A column of whole numbers as (T,) int64, which must be within bounds, and so many."""
+    values = row[name]
+    listed = isinstance(values, (list, tuple, np.ndarray)) and len(values)
+    # A mask may hold false and true.
+    if not listed or not all(
+        isinstance(one, (int, np.integer)) and (most == 1 or type(one) is not bool) for one in values
+    ):
+        raise RowError("content_not_text", f"{name!r} is no list of whole numbers")
+    wrong = min(values) if min(values) < least else max(values)
+    if not least <= wrong <= most:
+        raise RowError("unknown_token", f"{name!r} holds {wrong}; {least} to {most} are known")
+    if length not in (None, len(values)):
+        raise _contradiction(f"{name!r} has {len(values):,} entries for {length:,} of 'input_ids'")
+    return np.asarray(values, dtype=np.int64)
