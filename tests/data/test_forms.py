@@ -100,7 +100,7 @@ CALL = [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]
         (
             {"text": "a", "id": 1},
             "no_known_columns",
-            "columns found: text, id; expected messages, conversations, question/answer",
+            "columns found: text, id; expected messages, conversations, a question (question, prompt,",
         ),
         ({"messages": "hello"}, "no_messages", "not a non-empty list"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),

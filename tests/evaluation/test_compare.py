@@ -192,10 +192,10 @@ def test_broken_files(tmp_path):
         "[]": "holds no predictions",
         '{"question": "a"}\n': "line 1: is no prediction: it has no text 'generated_response'",
         f'{{{good}, "tokens": "3"}}\n': "tokens is '3'",
-        f'[{{{good}, "correct": 1}}]': "entry 0: is no prediction: correct is 1",
-        f'[{{{good}, "scores": null}}]': "entry 0: is no prediction: scores is None",
+        f'[{{{good}, "correct": 1}}]': "row 0: is no prediction: correct is 1",
+        f'[{{{good}, "scores": null}}]': "row 0: is no prediction: scores is None",
         f'[{{{good}, "scores": {{"exact": "1"}}}}]': "scores is {'exact': '1'}",
-        "[1]": "entry 0: is no prediction",
+        "[1]": "row 0: is no prediction",
         "[{": "broken JSON",
         f"{{{good}}}\n": "is called right or wrong",
     }.items():

@@ -55,7 +55,7 @@ def test_everything_is_counted():
         (
             [BLANK, *["one"] * 10],
             "not for step_jepa: only 1 of 11 rows have two steps (found by --step_splitter separator); give "
-            "--step_separator or another --objective",
+            "--step_separator, or train with --objective llm_jepa, which needs no steps",
         ),
     ],
 )

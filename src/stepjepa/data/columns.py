@@ -149,6 +149,8 @@ def left_over(
         form = form_of(row)
         contexts = (name for name in (*form.before, *form.after) if isinstance(row.get(name), str))
         read |= {form.question, form.answer, *contexts, HISTORY if history_of(row) else None}
+    if messages:
+        read |= {name for name in SYSTEM_COLUMNS if row.get(name) == messages[0]["content"]}
     texts, others = list[str](), list[str]()
     for name, value in row.items():
         if name in read or value in (None, "", [], {}):

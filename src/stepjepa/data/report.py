@@ -67,12 +67,12 @@ REASONS = {
 # What rows have that is not trained, after their number, and what to do about it.
 NOTES = {
     "preference_pairs": (
-        "hold a rejected answer, which is not read; the other one (messages, answer or chosen) is trained",
+        "with a rejected answer, which is not read; the other one (messages, answer or chosen) is trained",
         "right for fine-tuning on the preferred answers; a preference loss such as DPO is another method",
     ),
     "ends_on_user": (
-        "end on a message of the user, which is context; the answers before it are trained",
-        "right if the chats were cut there; else add the answers, or remove the last messages",
+        "with a message of the user at the end, which is context; the answers before it are trained",
+        "right if the chats were cut there; else add the answer, or remove the message",
     ),
 }
 _UNREAD_ADVICE = (

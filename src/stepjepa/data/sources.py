@@ -24,10 +24,6 @@ from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
-JSON_ARRAY = (
-    "this looks like one JSON array; write one object per line (JSONL), as jq -c '.[]' FILE does, or Python's pandas: "
-    "read_json(FILE).to_json(OUT, orient='records', lines=True)"
-)
 _SAMPLED_BYTES = 2**16
 
 
@@ -228,19 +224,13 @@ def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
 
 
 def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
-    first = True
     with open(path, "rb") as file:
         for number, raw in enumerate(read_lines(file), 1):
-            if not first and number not in part:
+            if number not in part:
                 continue
             try:
                 text = line_text(raw)
                 if not text:
-                    continue
-                if first and text[0] == "[":
-                    raise RowError("json_array", JSON_ARRAY)
-                first = False
-                if number not in part:
                     continue
                 row = line_value(text, raw)
             except RowError as error:
@@ -249,15 +239,12 @@ def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
 
 
 def _is_array(path: Path) -> bool:
-    """Whether a ``.json`` file holds one array of rows, not a row a line."""
-    return path.suffix.lower() == ".json" and first_byte(path) == b"["
-
-
-def first_byte(path: Path) -> bytes:
-    """The first byte of a file that is no white space."""
+    """Whether a file of JSON holds one array of rows, not a row a line."""
+    if path.suffix.lower() in FILE_SUFFIXES - JSON_SUFFIXES:
+        return False
     with reading(path), open(path, "rb") as file:
         starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
-        return next(filter(None, starts), b"")[:1]
+        return next(filter(None, starts), b"").startswith(b"[")
 
 
 def _json_array(path: Path, part: Part) -> Iterator[tuple[int, Any]]:

@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.data.sources import file_rows
+from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean, share
 from stepjepa.evaluation.metrics import NLL, Metric, Verdict
 from stepjepa.generation import Reply
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.store import json_line
-from stepjepa.utils.files import json_bytes, parse_json
+from stepjepa.utils.files import json_bytes
 from stepjepa.utils.text import one_line
 
 if TYPE_CHECKING:  # torch
@@ -96,18 +96,12 @@ def read_predictions(path: Path, every_sample: bool = False) -> list[Prediction]
     """
     if not path.is_file():
         raise DataError(f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}")
-    with open(path, "rb") as file:
-        is_array = file.read(64).lstrip().startswith(b"[")
-    try:
-        array: Any = parse_json(path.read_bytes()) if is_array else None
-        rows: Iterable[tuple[int, Any]] = enumerate(array) if is_array else file_rows(path)
-    except ValueError as error:
-        raise DataError(f"{path}: broken JSON ({error})") from None
+    rows = RowSource(path, any_file=True)
     found: list[Prediction] = []
     for number, row in rows:
         trouble = _trouble(row)
         if trouble:
-            raise DataError(f"{path} {'entry' if is_array else 'line'} {number}: is no prediction: {trouble}")
+            raise DataError(f"{rows.place(number)}: is no prediction: {trouble}")
         if isinstance(row.get("sample"), int) and row["sample"] > 1 and not every_sample:
             continue
         known: dict[str, Any] = {one.name: row[one.name] for one in fields(Prediction) if row.get(one.name) is not None}

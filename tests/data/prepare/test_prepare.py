@@ -296,10 +296,8 @@ def test_a_line_of_fifty_megabytes(tmp_path):
     [
         (b"", "raw.jsonl: the file or data set is empty; it needs at least one row"),
         (b"\n \n\xef\xbb\xbf\n", "the file or data set is empty"),
-        (
-            b'[\n{"question": "q"}]',
-            "raw.jsonl: this looks like one JSON array; write one object per line (JSONL), as jq -c",
-        ),
+        (b'[\n{"question": "q"}]', "raw.jsonl: format not recognised (columns found: question)"),
+        (b'[\n{"question": "q"},]', "raw.jsonl: broken JSON (Expecting value: line 2 column 19"),
         (LINE.decode().encode("utf-16"), "raw.jsonl line 1: not UTF-8 text (invalid start byte)"),
         (
             b"\x80\x04\x95\x10",

@@ -22,7 +22,7 @@ from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
 from stepjepa.data.report import REASONS as CHAT_REASONS
-from stepjepa.data.sources import FILE_SUFFIXES, JSON_ARRAY, JSON_SUFFIXES, RowSource, csv_rows, first_byte, reading
+from stepjepa.data.sources import RowSource, csv_rows, reading
 from stepjepa.errors import ConfigError, DataError, RowError, no_rows
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
@@ -272,7 +272,7 @@ class _RawRows(RowSource):
     """Raw rows; of a file of lines the bytes of each, so that what is wrong with one stays a fault of its own.
 
     Raises:
-        DataError: nothing that can be read, or one JSON array.
+        DataError: nothing that can be read.
     """
 
     def __init__(self, source: object, options: PrepareOptions):

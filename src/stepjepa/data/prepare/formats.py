@@ -109,7 +109,8 @@ def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
     usual, response = form_of(row), options.response_column
     question, answer = options.question_column or usual.question, options.answer_column or usual.answer
     asked = column_value(row, question)
-    chat = isinstance(asked, list) or (asked is None and chat_column(row))
+    unpaired = asked is None or (response is None and column_value(row, answer) is None)
+    chat = isinstance(asked, list) or (unpaired and chat_column(row))
     if name == "chats" or (name == "auto" and chat and not options.question_column):
         return RawFormat("chats", "question", "answer", "answer", options.ground_truth_column or "ground_truth")
     if response is None and name in ("auto", "teacher"):

@@ -1,0 +1,442 @@
+"""Rows as public data sets hold them: what is read, and what is reported as not read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import stepjepa
+from stepjepa.cli.main import main
+from stepjepa.data.chat import ChatRenderer, row_to_messages
+from stepjepa.data.columns import left_over
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.prepare.formats import read_example, recognise
+from stepjepa.data.prepare.options import PrepareOptions
+from stepjepa.data.report import DataReport
+from stepjepa.errors import DataError, RowError
+from stepjepa.training.encoding import encode as encode_for_training
+from stepjepa.training.options import JEPAOptions
+from support.encoding import settings_of
+from support.rows import write
+from support.tokenizers import byte_bpe_tokenizer, fresh
+
+Q, A, S = (
+    "How many legs do three cats have in all?",
+    "Three cats have\n\n3 * 4 = \\boxed{12}",
+    "You are a patient teacher.",
+)
+LONG = "A second way to see it is to count the legs of each cat one by one."
+USER, ANSWER, SYSTEM = (
+    {"role": role, "content": text} for role, text in (("user", Q), ("assistant", A), ("system", S))
+)
+SHARED = [{"from": "human", "value": Q}, {"from": "gpt", "value": A}]
+CHAT = [USER, ANSWER]
+
+
+def asked(text):
+    return [{"role": "user", "content": text}, ANSWER]
+
+
+# name: row, chat, what a warning names, columns that describe the row
+ROWS = {
+    "gsm8k": ({"question": Q, "answer": A}, CHAT, [], []),
+    "dolly": (
+        {"instruction": Q, "context": LONG, "response": A, "category": "closed_qa"},
+        asked(f"{Q}\n\n{LONG}"),
+        [],
+        ["category"],
+    ),
+    "dolly without context": ({"instruction": Q, "context": "", "response": A, "category": "qa"}, CHAT, [], ["category"]),
+    "squad": (
+        {"id": "57", "title": "Cats", "context": LONG, "question": Q, "answers": {"text": [A, "12"], "answer_start": [3]}},
+        asked(f"{LONG}\n\n{Q}"),
+        [],
+        ["id", "title"],
+    ),
+    "sql-create-context": ({"answer": A, "question": Q, "context": LONG}, asked(f"{LONG}\n\n{Q}"), [], []),
+    "hotpot": (
+        {"question": Q, "answer": A, "type": "bridge", "context": {"title": ["Cats"], "sentences": [[LONG]]}},
+        CHAT,
+        ["column 'context'"],
+        ["type"],
+    ),
+    "alpaca": ({"instruction": Q, "input": LONG, "output": A}, asked(f"{Q}\n\n{LONG}"), [], []),
+    "alpaca with text": (
+        {"instruction": Q, "input": "", "output": A, "text": f"### Instruction:\n{Q}\n\n### Response:\n{A}"},
+        CHAT,
+        ["column 'text'"],
+        [],
+    ),
+    "instruction, input, answer": ({"instruction": Q, "input": LONG, "answer": A}, asked(f"{Q}\n\n{LONG}"), [], []),
+    "input, output": ({"input": Q, "output": A}, CHAT, [], []),
+    "input, response": ({"input": Q, "response": A}, CHAT, [], []),
+    "question, input, answer": ({"question": Q, "input": LONG, "answer": A}, asked(f"{Q}\n\n{LONG}"), [], []),
+    "openorca": ({"id": "cot.1", "system_prompt": S, "question": Q, "response": A}, [SYSTEM, *CHAT], [], ["id"]),
+    "slimorca": (
+        {"conversations": [{"from": "system", "value": S, "weight": None}, *({**one, "weight": None} for one in SHARED)]},
+        [SYSTEM, *CHAT],
+        [],
+        [],
+    ),
+    "sharegpt with weight": (
+        {"conversations": [*({**one, "weight": 0.0} for one in SHARED), SHARED[0], {**SHARED[1], "weight": 1.0}]},
+        [{**USER, "trained": False}, {**ANSWER, "trained": False}, *CHAT],
+        [],
+        [],
+    ),
+    "openai with weight": (
+        {"messages": [SYSTEM, USER, {**ANSWER, "weight": 0}, USER, {**ANSWER, "weight": 1}]},
+        [SYSTEM, USER, {**ANSWER, "trained": False}, *CHAT],
+        [],
+        [],
+    ),
+    "axolotl train": (
+        {"messages": [USER, {**ANSWER, "train": False}, USER, {**ANSWER, "train": True}]},
+        [USER, {**ANSWER, "trained": False}, *CHAT],
+        [],
+        [],
+    ),
+    "axolotl training and detail": (
+        {"messages": [USER, {**ANSWER, "training": True, "train_detail": [{"note": LONG}]}]},
+        CHAT,
+        ["key 'train_detail' of messages"],
+        [],
+    ),
+    "ms-swift loss": (
+        {"messages": [USER, {**ANSWER, "loss": False}, USER, {**ANSWER, "loss": True}]},
+        [USER, {**ANSWER, "trained": False}, *CHAT],
+        [],
+        [],
+    ),
+    "ultrachat": ({"prompt": Q, "prompt_id": "a7f0", "messages": CHAT}, CHAT, [], ["prompt_id"]),
+    "openhermes": (
+        {"conversations": SHARED, "source": "airoboros2.2", "category": "orca", "system_prompt": S, "model": None},
+        [SYSTEM, *CHAT],
+        [],
+        ["category", "source"],
+    ),
+    "numinamath": (
+        {"source": "cn_k12", "problem": Q, "solution": A, "messages": CHAT},
+        CHAT,
+        [],
+        ["source"],
+    ),
+    "numinamath 1.5": (
+        {"problem": Q, "solution": A, "answer": "12", "problem_type": "Algebra", "problem_is_valid": "Yes"},
+        CHAT,
+        [],
+        ["answer", "problem_is_valid", "problem_type"],
+    ),
+    "metamath": (
+        {"type": "GSM_Rephrased", "query": Q, "original_question": LONG, "response": A},
+        CHAT,
+        ["column 'original_question'"],
+        ["type"],
+    ),
+    "s1k": (
+        {
+            "solution": A,
+            "question": Q,
+            "cot_type": "math",
+            "source_type": "qfq/openaimath/Algebra",
+            "metadata": "{'level': 'Level 5', 'type': 'Algebra', 'split': 'of the data set'}",
+            "cot": None,
+            "thinking_trajectories": [LONG],
+        },
+        CHAT,
+        ["column 'thinking_trajectories'"],
+        ["cot_type", "metadata", "source_type"],
+    ),
+    "openthoughts": ({"system": S, "conversations": SHARED}, [SYSTEM, *CHAT], [], []),
+    "limo": ({"question": Q, "solution": A, "answer": "12"}, CHAT, [], ["answer"]),
+    "openr1": (
+        {"problem": Q, "solution": LONG, "answer": "12", "generations": [A], "correctness": [True], "messages": CHAT},
+        CHAT,
+        ["column 'generations'", "column 'solution'"],
+        ["answer", "correctness"],
+    ),
+    "tulu": ({"id": "x", "messages": CHAT, "source": "ai2-adapt-dev/flan"}, CHAT, [], ["id", "source"]),
+    "hh-rlhf": (
+        {"chosen": f"\n\nHuman: {Q}\n\nAssistant: {A}", "rejected": f"\n\nHuman: {Q}\n\nAssistant: {LONG}"},
+        CHAT,
+        [],
+        [],
+    ),
+    "ultrafeedback": (
+        {"prompt": Q, "chosen": CHAT, "rejected": [USER, {**ANSWER, "content": LONG}], "score_chosen": 8.0},
+        CHAT,
+        [],
+        ["score_chosen"],
+    ),
+    "orca dpo": ({"system": S, "question": Q, "chosen": A, "rejected": LONG}, [SYSTEM, *CHAT], [], []),
+    "trl preference": ({"prompt": [USER], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": LONG}]}, CHAT, [], []),
+    "mbpp": (
+        {"task_id": 2, "prompt": Q, "code": A, "test_list": ["assert legs(3) == 12 and legs(0) == 0"]},
+        CHAT,
+        ["column 'test_list'"],
+        ["task_id"],
+    ),
+    "llama-factory": (
+        {"instruction": Q, "input": "", "output": A, "system": S, "history": [["Hello", "Hello!"]]},
+        [SYSTEM, {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}, *CHAT],
+        [],
+        [],
+    ),
+    "named messages": (
+        {"messages": [{**USER, "name": "Ada"}, {**ANSWER, "comment": LONG}]},
+        CHAT,
+        ["key 'comment' of messages"],
+        [],
+    ),
+    "prepared": (
+        {"question": Q, "answer": LONG, "ground_truth": "12", "steps": A.split("\n\n"), "total_steps": 2, "messages": CHAT},
+        CHAT,
+        [],
+        ["answer"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_is_read_and_what_is_not(name):
+    row, chat, texts, others = ROWS[name]
+    messages = row_to_messages(row)
+    assert messages == chat
+    rest = left_over(row, messages, {"steps"})
+    assert sorted(rest.texts) == texts and sorted(rest.others) == others
+    assert ("preference_pairs" in rest.notes) == ("rejected" in row)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, chat, *_) in ROWS.items() if len(chat) < 4])
+def test_prepare_reads_the_same(name):
+    """`prepare` takes the question with its context and the system message from the same columns."""
+    row, chat, *_ = ROWS[name]
+    if name in ("squad", "ultrafeedback", "prepared"):  # an object of answers; its own columns of another command
+        return
+    options = PrepareOptions()
+    example = read_example(row, recognise([row], options, "rows"), options)
+    assert example.question == chat[-2]["content"]
+    assert example.system == (S if chat[0] == SYSTEM else None)
+
+
+def encode(rows, **options):
+    tokenizer = byte_bpe_tokenizer()
+    store, report = encode_dataset(
+        rows, tokenizer, ChatRenderer(tokenizer), settings_of(**{"objective": "regular", **options})
+    )
+    return [tokenizer, list(store), report]
+
+
+def labelled(tokenizer, example):
+    return [tokenizer.decode(example.trunk[start:stop]) for start, stop in example.labels]
+
+
+TURNS = [USER, {"role": "assistant", "content": "Twelve."}, {"role": "user", "content": "And five?"}, ANSWER]
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"weight": 0},
+        {"train": False},
+        {"training": False},
+        {"loss": False},
+        {"loss_mask": 0},
+        {"trainable": False},
+        {"weight": 0.0},
+    ],
+)
+@pytest.mark.parametrize("labels", ["assistant", "all", "reference"])
+def test_a_message_that_is_switched_off_is_context(switch, labels):
+    turns = [TURNS[0], {**TURNS[1], **switch}, *TURNS[2:]]
+    tokenizer, (example,), report = encode([{"messages": turns}], labels=labels)
+    plain = encode([{"messages": TURNS}], labels=labels)[1][0]
+    assert example.trunk.tolist() == plain.trunk.tolist()  # it is there, and not labelled
+    texts = "".join(labelled(tokenizer, example))
+    assert "Twelve." not in texts and A in texts
+    assert ("And five?" in texts) == (labels != "assistant")
+    assert "Twelve." in "".join(labelled(tokenizer, plain))
+    assert report.labelled_tokens < sum(stop - start for start, stop in plain.labels)
+
+
+def test_a_message_of_the_user_that_is_switched_off():
+    tokenizer, (example,), _ = encode([{"messages": [{**USER, "weight": 0}, ANSWER]}], labels="all")
+    assert Q not in "".join(labelled(tokenizer, example)) and A in "".join(labelled(tokenizer, example))
+
+
+def test_context_makes_no_pairs():
+    steps = "One.\n\nTwo.\n\nThree."
+    turns = [USER, {"role": "assistant", "content": steps, "weight": 0}, *TURNS[2:]]
+    for objective in ("step_jepa", "llm_jepa"):
+        _, (example,), report = encode([{"messages": turns}], objective=objective)
+        (only,) = encode([{"messages": turns[2:]}], objective=objective)[1]
+        assert len(example.pairs) == len(only.pairs) == report.pairs > 0
+        start = example.labels[0].start
+        targets = [example.view_on_trunk(pair.target) for pair in example.pairs]
+        assert all(view.start >= start for view in targets)
+
+
+def test_check_counts_what_is_trained():
+    steps = "One.\n\nTwo.\n\nThree."
+    turns = [USER, {"role": "assistant", "content": steps, "weight": 0}, *TURNS[2:]]
+    report = stepjepa.check([{"messages": turns}], step_splitter="separator")
+    assert report.texts.pairs_all == 1 and report.texts.step_counts == {2: 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "words"),
+    [
+        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "unknown_switch", "message 2 (assistant) has weight 0.5; known"),
+        ({"messages": [USER, {**ANSWER, "loss_mask": [1, 0]}]}, "unknown_switch", "has loss_mask [1, 0]"),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "switched_off", "every answer that could be trained"),
+        ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "'answers' holds no text"),
+        ({"question": Q, "answer": A, "chat_template_kwargs": [1]}, "bad_template_kwargs", "must be an object"),
+        ({"question": Q, "answer": A, "tools": {"a": 1}}, "bad_template_kwargs", "a list of functions"),
+        ({"question": Q, "answer": A, "chat_template_kwargs": {"tokenize": 1}}, "bad_template_kwargs", "cannot be set"),
+        ({"chosen": A, "rejected": LONG}, "no_known_columns", "columns found: chosen, rejected"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_refused(row, reason, words):
+    _, _, report = encode([row, {"messages": CHAT}])
+    assert report.rows_skipped == {reason: 1} and words in report.first_skipped[reason]
+    json.dumps(report.to_dict())
+
+
+def test_train_on_last():
+    rows = [{"messages": TURNS}, {"messages": [*TURNS, USER]}]
+    tokenizer, examples, _ = encode(rows, train_on="last")
+    for example in examples:
+        assert [text.removesuffix("<|im_end|>") for text in labelled(tokenizer, example)] == [A]
+    tokenizer, examples, _ = encode(rows)
+    assert [len(example.labels) for example in examples] == [2, 2]
+    _, (both, _), report = encode(rows, objective="llm_jepa")
+    _, (last, _), alone = encode(rows, objective="llm_jepa", train_on="last")
+    assert (len(both.pairs), len(last.pairs)) == (2, 1) and alone.pairs == 2 < report.pairs
+    row = {"messages": [*TURNS[:3], {**ANSWER, "weight": 0}]}
+    assert encode([row, *rows], train_on="last")[2].rows_skipped == {"switched_off": 1}
+
+
+def test_drop_longer():
+    rows = [{"messages": CHAT}, {"messages": [USER, {**ANSWER, "content": "12 " * 200}]}]
+    _, examples, report = encode(rows, max_length=100)
+    assert len(examples) == 2 and report.answers_truncated == 1
+    # Rows that are left out on request are no fault of the data.
+    for strict in (False, True):
+        _, examples, report = encode(rows, max_length=100, drop_longer=True, strict_data=strict)
+        assert len(examples) == 1 and report.rows_skipped == {"longer_than_max_length": 1}
+        assert any(
+            line.startswith("  skipped 1: longer than max_length, left out by drop_longer") for line in report.lines()
+        )
+    assert len(encode([{"text": "a b c " * 200}, {"text": "d e f"}], max_length=100, drop_longer=True)[1]) > 2  # blocks
+
+
+def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
+    rows = [{"id": f"r{n}", "question": Q, "answer": A, "hint": LONG, "level": "easy"} for n in range(3)]
+    rows += [{"question": Q, "answer": A}, {"messages": [*CHAT, USER]}, {"prompt": Q, "chosen": A, "rejected": LONG}]
+    report = stepjepa.check(rows)
+    found = {warning.name: (warning.count, warning.text) for warning in report.warnings}
+    assert found["unread"] == (3, "column 'hint' of 3 rows holds text that is not read")
+    assert found["preference_pairs"][0] == found["ends_on_user"][0] == 1
+    assert "columns not read (ids, categories and the like): id, level" in str(report)
+    _, _, data = encode(rows)
+    lines = "\n".join(data.lines())
+    assert (
+        "  warning: column 'hint' of 3 rows holds text that is not read: write it into the question or the answer"
+        in lines
+    )
+    assert "  warning: 1 row with a rejected answer, which is not read; the other one" in lines
+    assert "  warning: 1 row with a message of the user at the end, which is context; the answers" in lines
+    assert lines.count("warning:") == 3 and lines.count("columns not read") == 1
+    assert DataReport.from_dict(json.loads(json.dumps(data.to_dict()))).lines() == data.lines()
+    # Two columns that are named are a choice.
+    named = stepjepa.check(rows[:3], source_column="question", target_column="answer")
+    assert "unread" not in {warning.name for warning in named.warnings}
+    file = write(tmp_path / "rows.jsonl", rows)
+    assert main(["check", str(file), "--model_name", "micro", "--regular"]) == 0
+    assert "column 'hint' of 3 rows holds text that is not read" in capsys.readouterr().out
+
+
+def test_a_long_column_of_plain_text_is_reported():
+    _, _, report = encode([{"text": f"{LONG} {LONG}", "abstract": LONG, "url": "https://a.org/b"}], objective="split")
+    assert report.unread == {"column 'abstract'": 1} and report.other_columns == {"url": 1}
+
+
+TOOLS = [{"type": "function", "function": {"name": "legs", "description": "Counts legs", "parameters": None}}]
+TEMPLATE = (
+    "{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'user' and brief %}(short) {% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def with_tools():
+    tokenizer = fresh(byte_bpe_tokenizer())
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def test_template_arguments_of_a_row():
+    tokenizer = with_tools()
+    rows = [
+        {"messages": CHAT},
+        {"messages": CHAT, "tools": TOOLS},
+        {"messages": CHAT, "tools": json.dumps(TOOLS), "chat_template_kwargs": {"brief": True}},
+        {"messages": CHAT, "chat_template_kwargs": {"brief": False, "unknown_word": 1}},
+        {"messages": CHAT},
+    ]
+    store, report = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of("regular"))
+    cleaned = [{"type": "function", "function": {"name": "legs", "description": "Counts legs"}}]
+    for row, example in zip(rows, store, strict=True):
+        kwargs = row.get("chat_template_kwargs", {}) | ({"tools": cleaned} if "tools" in row else {})
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False, **kwargs)
+        assert tokenizer.decode(example.trunk) == text
+        assert labelled(tokenizer, example) == [f"{A}<|im_end|>"]
+    assert report.unread == {"'unknown_word' for the chat template, which does not read it,": 1}
+    plain = byte_bpe_tokenizer()
+    _, report = encode_dataset(rows, plain, ChatRenderer(plain), settings_of("regular"))
+    assert report.unread["'tools' for the chat template, which does not read it,"] == 2
+
+
+def test_evaluation_asks_with_the_template_arguments_of_a_row():
+    from stepjepa.data.sources import RowSource
+    from stepjepa.data.tokens import Prompter
+    from stepjepa.evaluation.questions import SystemPrompt, read_questions
+
+    tokenizer = with_tools()
+    rows = [{"messages": CHAT, "tools": TOOLS}, {"messages": [*TURNS[:2], TURNS[2], {**ANSWER, "weight": 0}]}]
+    first, second = read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
+    ids = Prompter(tokenizer).ids(first.prompt, first.template_kwargs)
+    (example,) = encode_dataset(rows[:1], tokenizer, ChatRenderer(tokenizer), settings_of("regular"))[0]
+    assert ids == example.trunk[: example.labels[0].start].tolist() and "[TOOLS]" in tokenizer.decode(ids)
+    # An answer that is switched off is not what the model learned.
+    assert (second.text, second.chat[-1]["content"]) == (Q, "Twelve.")
+
+
+def test_rows_with_calls_of_tools_are_still_refused():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "legs", "arguments": {}}}]}
+    with pytest.raises(RowError, match="chats with tools cannot be trained on"):
+        row_to_messages({"messages": [USER, call], "tools": TOOLS})
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_a_file_of_one_array(tmp_path, name, indent):
+    rows = [{"question": f"{Q} {n}", "solution": f"{LONG}\n\n{LONG}\n\n\\boxed{{12}}"} for n in range(3)]
+    (tmp_path / name).write_text("\n" + json.dumps(rows, indent=indent))
+    assert stepjepa.check(tmp_path / name).texts.rows_usable == 3
+    (tmp_path / "bad.json").write_text(json.dumps([*rows, {"question": Q}]))
+    assert "bad.json row 3: " in str(stepjepa.check(tmp_path / "bad.json"))
+    out = tmp_path / "out.jsonl"
+    assert main(["prepare", str(tmp_path / name), "--output_file", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 3
+
+
+def test_one_step_answers_advise_llm_jepa():
+    rows = [{"question": f"{Q} {n}", "answer": "Twelve."} for n in range(3)]
+    verdict = stepjepa.check(rows).texts.verdict
+    assert verdict.endswith("or train with --objective llm_jepa, which needs no steps")
+    with pytest.raises(DataError, match="train with --objective llm_jepa, which needs no steps"):
+        encode_for_training(rows, byte_bpe_tokenizer(), JEPAOptions(objective="step_jepa"))
+    _, _, report = encode([*rows, {"question": Q, "answer": A}], objective="step_jepa")
+    assert "  most answers have one step: llm_jepa needs no steps" in report.lines()

@@ -1,0 +1,128 @@
+"""Rows of token ids that say which of their tokens are labelled; the right values come from transformers alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import stepjepa
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.token_rows import stream_row
+from stepjepa.errors import RowError
+from stepjepa.evaluation.nll import answer_losses
+from support.encoding import settings_of
+
+IDS = [11, 12, 13, 14, 15, 16]
+FORMS = {
+    "labels": {"labels": [-100, -100, 13, 14, -100, 16]},
+    "masks": {"completion_mask": [0, 0, 1, 1, 1, 1], "assistant_masks": [0, 1, 1, 1, 0, 1]},
+    "loss mask": {"loss_mask": [False, False, True, True, False, True]},
+    "copied labels": {"labels": IDS, "loss_mask": [0, 0, 1, 1, 0, 1]},
+    "labels and the same mask": {"labels": [-100, -100, 13, 14, -100, 16], "completion_mask": [0, 0, 1, 1, 0, 1]},
+    "array": {"labels": np.array([-100, -100, 13, 14, -100, 16])},
+}
+PADDED = {
+    "right": ([*IDS, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0], [-100, -100, 13, 14, -100, 16, -100, -100]),
+    "left": ([0, 0, *IDS], [0, 0, 1, 1, 1, 1, 1, 1], [-100, -100, -100, -100, 13, 14, -100, 16]),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_labels_the_same(bpe_tokenizer, name):
+    row = stream_row({"input_ids": IDS, **FORMS[name]}, bpe_tokenizer)
+    assert row.ids.tolist() == IDS and row.labels == ((2, 4), (5, 6)) and row.rest == ((), (), ())
+
+
+@pytest.mark.parametrize("side", PADDED)
+def test_padding_is_taken_out(bpe_tokenizer, side):
+    ids, attention, labels = PADDED[side]
+    row = stream_row({"input_ids": ids, "attention_mask": attention, "labels": labels}, bpe_tokenizer)
+    assert row.ids.tolist() == IDS and row.labels == ((2, 4), (5, 6))
+    # Labels that copy the ids, padding included, as scripts for causal models write them.
+    row = stream_row({"input_ids": ids, "attention_mask": attention, "labels": ids}, bpe_tokenizer)
+    assert row.labels == ((1, 6),)
+    row = stream_row({"input_ids": ids, "attention_mask": attention}, bpe_tokenizer)
+    assert row.ids.tolist() == IDS and row.labels is None
+
+
+def test_the_first_token_is_never_predicted(bpe_tokenizer):
+    assert stream_row({"input_ids": IDS, "labels": IDS}, bpe_tokenizer).labels == ((1, 6),)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"labels": [12, 13, 14, 15, 16, -100]}, "'labels' holds other tokens; a label is the token of"),
+        ({"labels": IDS[:5]}, "'labels' has 5 entries for 6 of 'input_ids'"),
+        ({"completion_mask": [0, 1]}, "'completion_mask' has 2 entries for 6"),
+        ({"loss_mask": [0, 0, 2, 1, 1, 1]}, "'loss_mask' holds 2; 0 to 1 are known"),
+        ({"loss_mask": "111111"}, "'loss_mask' is no list of whole numbers"),
+        ({"labels": [-100, -100, 13, 14, 15, 16], "loss_mask": [0, 0, 0, 1, 1, 1]}, "label different tokens"),
+        ({"attention_mask": [1, 1, 0, 1, 1, 1]}, "takes out all tokens, or some between others"),
+        ({"attention_mask": [0, 0, 0, 0, 0, 0]}, "takes out all tokens"),
+        (
+            {"attention_mask": [1, 1, 1, 1, 1, 0], "labels": [-100, -100, -100, -100, -100, 16]},
+            "a token that 'attention_mask' takes out is labelled",
+        ),
+        ({"attention_mask": [1, 1, 1, 1, 1, 0], "completion_mask": [0, 0, 0, 0, 1, 1]}, "takes out is labelled"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(bpe_tokenizer, more, words):
+    with pytest.raises(RowError) as caught:
+        stream_row({"input_ids": IDS, **more}, bpe_tokenizer)
+    assert words in str(caught.value)
+
+
+def encode(tokenizer, rows, **options):
+    return encode_dataset(rows, tokenizer, None, settings_of("regular", **options))
+
+
+def test_such_a_row_is_cut_as_a_chat_is(bpe_tokenizer):
+    rows = [{"input_ids": IDS, "labels": [-100, 12, 13, 14, 15, 16]}, {"input_ids": IDS, "labels": [-100] * 5 + [16]}]
+    store, report = encode(bpe_tokenizer, rows, max_length=4)
+    (example,) = store
+    assert example.trunk.tolist() == IDS[:4] and example.labels == ((1, 4),)
+    assert report.answers_truncated == 1 and report.rows_skipped == {"nothing_to_learn": 1}
+    assert report.labelled_tokens == 3
+    with pytest.raises(stepjepa.errors.DataError, match="longer than max_length, left out by drop_longer"):
+        encode(bpe_tokenizer, rows, max_length=4, drop_longer=True)
+
+
+def test_other_lists_are_reported(bpe_tokenizer):
+    store, report = encode(
+        bpe_tokenizer, [{"input_ids": IDS, "position_ids": [0, 1, 2, 3, 4, 5], "prompt_text": "a b c d e f g"}]
+    )
+    assert report.other_columns == {"position_ids": 1} and report.rows_read == len(store) == 1
+    assert stepjepa.check([{"input_ids": IDS, "labels": IDS}]).texts.ids == 6
+
+
+def test_the_loss_is_that_of_transformers(bpe_tokenizer):
+    """Padding, labels and masks in a batch of plain transformers, and the same rows here."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(bpe_tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = LlamaForCausalLM(config).eval()
+    rng = np.random.default_rng(0)
+    rows, labels = [], []
+    for length, kept in ((9, 6), (9, 9), (9, 4)):
+        ids = rng.integers(5, 200, length).tolist()
+        attention = [1] * kept + [0] * (length - kept)
+        wanted = rng.random(length) < 0.5
+        wanted[kept:] = False
+        wanted[kept - 1] = True
+        named = [token if on else -100 for token, on in zip(ids, wanted, strict=True)]
+        mask = [int(on) for on in wanted]
+        form = ({"labels": named}, {"completion_mask": mask}, {"labels": named, "assistant_masks": mask})[len(rows)]
+        rows.append({"input_ids": ids, "attention_mask": attention, **form})
+        labels.append(named)
+    batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        right = model(**batch, labels=torch.tensor(labels)).loss.item()
+    store, report = encode(bpe_tokenizer, rows)
+    sums = answer_losses(model, list(store))
+    assert report.labelled_tokens == sum(tokens for _, tokens in sums)
+    assert sum(loss for loss, _ in sums) / report.labelled_tokens == pytest.approx(right, abs=1e-6)
