@@ -277,6 +277,33 @@ def test_context_makes_no_pairs():
         assert all(view.start >= start for view in targets)
 
 
+def test_context_is_no_standalone_view():
+    turns = [USER, {**ANSWER, "weight": 0}, *TURNS[2:]]
+    assert encode([{"messages": turns}], objective="llm_jepa", views="standalone")[2].pairs == 1
+    assert encode([{"messages": [USER, ANSWER, *TURNS[2:]]}], objective="llm_jepa", views="standalone")[2].pairs == 2
+
+
+def test_keys_of_messages_in_every_kind_of_table(tmp_path):
+    said = [USER, {**ANSWER, "comment": LONG}]
+    rows = (
+        {"messages": said},
+        {"messages": json.dumps(said)},
+        {"messages": {"role": ["user", "assistant"], "content": [Q, A], "comment": [None, LONG]}},
+        {"prompt": said[:1], "completion": said[1:]},
+    )
+    for row in rows:
+        assert left_over(row, row_to_messages(row)).texts == ("key 'comment' of messages",)
+
+
+def test_earlier_turns_are_no_row_for_prepare():
+    row = ROWS["llama-factory"][0]
+    with pytest.raises(RowError, match="the chat is not one question and its answer"):
+        read_example(row, recognise([row], PrepareOptions(), "rows"), PrepareOptions())
+    # A history that is a text of its own is no turn, and is reported.
+    told = {**row, "history": LONG}
+    assert left_over(told, row_to_messages(told)).texts == ("column 'history'",)
+
+
 def test_check_counts_what_is_trained():
     steps = "One.\n\nTwo.\n\nThree."
     turns = [USER, {"role": "assistant", "content": steps, "weight": 0}, *TURNS[2:]]

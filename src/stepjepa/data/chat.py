@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import TRAINED, dialogue, history_of, squad_answer, switched_on, system_of
+from stepjepa.data.columns import TRAINED, as_list, dialogue, history_of, squad_answer, switched_on, system_of
 from stepjepa.data.options import (
     ANSWER_COLUMNS,
     CHAT_COLUMNS,
@@ -39,7 +39,6 @@ from stepjepa.data.options import (
     listed_columns,
 )
 from stepjepa.errors import ConfigError, RowError, said
-from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
             raise RowError("not_text_alone", f"column {name!r} goes with the chat, and {_TEXT_ALONE} that column")
     held = chat_column(row)
     if held is not None:
-        return check_messages(dialogue(row[held]) if held == CHOSEN else _as_list(row[held]), held)
+        return check_messages(dialogue(row[held]) if held == CHOSEN else as_list(row[held]), held)
     form = form_of(row)
     if form.question in row and form.answer in row:
         asked, answer = asked_in(row, form), squad_answer(row[form.answer])
@@ -161,18 +160,6 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
                 f"{columns.choice}={held[columns.choice]!r} names none of the texts in {columns.target!r}",
             )
     return check_messages([{"role": "user", "content": held[columns.source]}, {"role": "assistant", "content": target}])
-
-
-def _as_list(messages: Any) -> Any:
-    """Undo two ways in which a table stores a list of messages: as text (CSV), and as an object of lists."""
-    if isinstance(messages, str) and messages.lstrip()[:1] == "[":
-        with contextlib.suppress(ValueError):
-            return parse_json(messages)
-    if isinstance(messages, Mapping):
-        lists = list(messages.values())
-        if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
-            return [dict(zip(messages, values, strict=True)) for values in zip(*lists, strict=True)]
-    return messages
 
 
 def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
@@ -314,8 +301,9 @@ class ChatRenderer:
                 "as enable_thinking"
             )
         self._tokenizer: Any = tokenizer
+        self._given = template_kwargs or {}
         self._of_rows: dict[str, ChatRenderer] = {}
-        self.kwargs = {"date_string": DEFAULT_DATE, **(template_kwargs or {})}
+        self.kwargs = {"date_string": DEFAULT_DATE, **self._given}
         self._template = template = template_of(tokenizer)
         if "strftime_now" in template:  # write `DEFAULT_DATE` in place of today's date
             day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
@@ -335,9 +323,8 @@ class ChatRenderer:
         if key not in self._of_rows:
             if len(self._of_rows) == _RENDERERS:
                 self._of_rows.clear()
-            own = {name: value for name, value in self.kwargs.items() if name != "chat_template"}
             try:
-                self._of_rows[key] = ChatRenderer(self._tokenizer, {**own, **template_kwargs})
+                self._of_rows[key] = ChatRenderer(self._tokenizer, {**self._given, **template_kwargs})
             except ConfigError as error:
                 raise RowError("bad_template_kwargs", str(error)) from None
         return self._of_rows[key]

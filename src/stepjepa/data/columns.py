@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepjepa.data.options import (
@@ -133,6 +133,16 @@ def dialogue(value: object) -> object:
     return [{"role": "user" if who == "Human" else "assistant", "content": text.strip()} for who, text in turns]
 
 
+def as_list(held: Any) -> Any:
+    """Undo two ways in which a table stores a list: as text of JSON (CSV), and as an object of lists."""
+    held = _parsed(held)
+    if isinstance(held, Mapping):
+        lists = list(held.values())
+        if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
+            return [dict(zip(held, values, strict=True)) for values in zip(*lists, strict=True)]
+    return held
+
+
 def left_over(
     row: Mapping[str, Any], messages: Sequence[Mapping[str, str]], also: Iterable[str | None] = ()
 ) -> LeftOver:
@@ -142,32 +152,38 @@ def left_over(
         also: columns that options name.
     """
     chat = chat_column(row)
-    read = {*_READ_ELSEWHERE, *also, chat}
+    read, columns = {*_READ_ELSEWHERE, *also, chat}, [chat or ""]
     if not messages:
         read |= {"text", "input_ids", "labels", "attention_mask", *MASKS}
     elif chat is None:
         form = form_of(row)
         contexts = (name for name in (*form.before, *form.after) if isinstance(row.get(name), str))
-        read |= {form.question, form.answer, *contexts, HISTORY if history_of(row) else None}
+        columns = [form.question, form.answer]
+        read |= {*columns, *contexts, HISTORY if history_of(row) else None}
     if messages:
         read |= {name for name in SYSTEM_COLUMNS if row.get(name) == messages[0]["content"]}
     texts, others = list[str](), list[str]()
     for name, value in row.items():
-        if name in read or value in (None, "", [], {}):
+        if name in read or value is None or (isinstance(value, (str, list, Mapping)) and not value):
             continue
-        if name.lower() in _DESCRIPTIONS or not _is_text(value):
+        if str(name).lower() in _DESCRIPTIONS or not _is_text(value):
             others.append(name)
         elif not any(isinstance(value, str) and value.strip() in message["content"] for message in messages):
             texts.append(f"column {name!r}")
-    held = row[chat] if chat is not None else ()
-    for message in held if isinstance(held, list) else ():
-        texts += [
-            f"key {name!r} of messages" for name in message if name not in _MESSAGE_KEYS and _is_text(message[name])
-        ]
+    for message in _messages_in(row, columns):
+        keys = (name for name in message if name not in _MESSAGE_KEYS and _is_text(message[name]))
+        texts += [f"key {name!r} of messages" for name in keys]
     notes = ["preference_pairs"] if row.get(REJECTED) is not None else []
     if messages and messages[-1]["role"] == "user":
         notes.append("ends_on_user")
     return LeftOver(tuple(dict.fromkeys(texts)), tuple(others), tuple(notes))
+
+
+def _messages_in(row: Mapping[str, Any], columns: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    """The messages in columns that hold lists of them."""
+    for name in columns:
+        held = as_list(row.get(name))
+        yield from (one for one in held if isinstance(one, Mapping)) if isinstance(held, list) else ()
 
 
 def _is_text(value: object) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.chat import one_turn, row_to_messages
+from stepjepa.data.columns import history_of
 from stepjepa.data.options import Form, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.report import skipped_lines
 from stepjepa.data.sources import RowSource
@@ -92,7 +93,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     question: object
     named, columns = (options.question_column, options.answer_column), listed_columns(row)
     left = chat_column(row) if named == (None, None) else None
-    if left is not None:
+    if left is not None or history_of(row):
         _, question, answer = one_turn(row_to_messages(row))
     else:
         form = form_of(row) if named == (None, None) else _NAMED_FORM

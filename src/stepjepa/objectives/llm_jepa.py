@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from stepjepa.config.option import Names, Topic, option
+from stepjepa.data.columns import is_trained
 from stepjepa.data.options import VIEWS
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
@@ -138,6 +139,8 @@ class LLMJEPA(Objective):
             if message["role"] == "user":
                 user = message
             if message["role"] != "assistant" or user is None or (chat.target is not None and message is not last):
+                continue
+            if not is_trained(message):
                 continue
             answer = message if chat.target is None else {**message, "content": chat.target}
             left, right = (answer, user) if self.options.reverse_pred else (user, answer)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import MISSING, Names, options_of
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.columns import system_of
+from stepjepa.data.columns import history_of, system_of
 from stepjepa.data.options import Form, absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.steps import LISTED
@@ -142,6 +142,8 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
         row = {**row, form.question: question, form.answer: answer}
     else:
         system = system_of(row)
+        if history_of(row):
+            one_turn(row_to_messages(row))  # refuses several turns
         if form.asked is not None and form.question in row:
             row = {**row, form.question: asked_in(row, form.asked)}
     question, pieces = _text(row, form.question), None

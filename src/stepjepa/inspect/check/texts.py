@@ -15,7 +15,7 @@ from typing import Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, attempted, row_to_messages
-from stepjepa.data.columns import left_over
+from stepjepa.data.columns import is_trained, left_over
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
 from stepjepa.data.options import PairColumns, is_stream
 from stepjepa.data.prepare.rows import question_of
@@ -289,7 +289,7 @@ class _TextCounter:
         asked = answered = False
         for message in messages:
             filled = bool(message["content"].strip())
-            answered = answered or (message["role"] == "assistant" and asked and filled)
+            answered = answered or (message["role"] == "assistant" and asked and filled and is_trained(message))
             asked = filled if message["role"] == "user" else asked
         found.rows_with_question += answered
         if len(found.samples) < self.show:
