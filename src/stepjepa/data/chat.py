@@ -387,7 +387,7 @@ class ChatRenderer:
 
     def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
         """A chat as the template takes it, and whether its system message was folded for that."""
-        chat = list(messages)
+        chat = [{key: one[key] for key in one if key != TRAINED} if TRAINED in one else one for one in messages]
         folds = chat[0]["role"] == "system" and self._folds_system
         return _fold(chat) if folds else chat, folds
 

@@ -71,6 +71,11 @@ def is_trained(message: Mapping[str, Any]) -> bool:
     return message.get(TRAINED, True)
 
 
+def trained_answers(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Whether each answer of a checked chat is trained."""
+    return [is_trained(message) for message in messages if message["role"] == "assistant"]
+
+
 def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A checked chat of which the last answer alone is trained."""
     *_, last = (message for message in messages if message["role"] == "assistant")

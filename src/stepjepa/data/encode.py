@@ -8,14 +8,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import islice
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, attempted, row_to_messages
-from stepjepa.data.columns import LeftOver, is_trained, last_trained, left_over, template_kwargs_of
+from stepjepa.data.columns import LeftOver, is_trained, last_trained, left_over, template_kwargs_of, trained_answers
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import (
     DataOptions,
@@ -157,6 +157,13 @@ class ReadChat(NamedTuple):
         return [span for span in self.rendered.spans if span.role == "assistant"]
 
     @property
+    def context(self) -> list[MessageSpan]:
+        """Where the messages are that are not trained; a system message that the template does not show has no span."""
+        messages = self.messages[-len(self.rendered.spans) :]
+        spans = zip(self.rendered.spans, messages, strict=True)
+        return [span for span, message in spans if not is_trained(message)]
+
+    @property
     def content(self) -> bytes:
         """The messages, and the steps and the target's text where they matter."""
         parts: Any = self.messages if self.steps is None else [self.messages, self.steps.spans]
@@ -179,11 +186,6 @@ class CheckedChat(NamedTuple):
     template_kwargs: dict[str, Any]
     rest: LeftOver
 
-    @property
-    def trained(self) -> list[bool]:
-        """Whether each answer is trained."""
-        return [is_trained(message) for message in self.messages if message["role"] == "assistant"]
-
     @classmethod
     def of(cls, row: object, options: EncodeOptions, steps: bool) -> CheckedChat:
         """That of a row; of one that is only to give its steps, which hold the answer, these as the answer. RowError where
@@ -201,7 +203,7 @@ class CheckedChat(NamedTuple):
             rest = left_over(as_object(row), messages, {rules.column, named})
         found = attempted(steps_of, row, answers, rules) if steps else None
         chat = cls(messages, answers, found, template_kwargs_of(row), rest)
-        if not any(chat.trained):
+        if not any(trained_answers(messages)):
             raise RowError("switched_off", "every answer that could be trained is switched off (weight 0 or the like)")
         return chat
 
@@ -378,9 +380,13 @@ class RowEncoder:
             if any(last[token_span(last, end, end).start - 1] != end - 1 for end in ends):
                 ids, last = encode_cut(self.tokenizer, text, ends)
         limit, objective = self.options.max_length, self.options.objective
-        turns, context, ids, end_id = self._turns(chat, ids, last, report)
+        turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
+        trained = trained_answers(chat.messages)
+        context = [Span(turn.answer.start, turn.label_stop) for turn, on in zip(turns, trained, strict=True) if not on]
+        context += [token_span(last, span.start, span.end) for span in chat.context]
+        turns = list(compress(turns, trained))
         answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
         labels = label_spans(self.options.labels or "assistant", ids, answers, ended_by, limit, context)
         if not labels:
@@ -449,17 +455,14 @@ class RowEncoder:
 
     def _turns(
         self, row: ReadChat, ids: np.ndarray, last: list[int], report: DataReport
-    ) -> tuple[list[Turn], list[Span], np.ndarray, int | None]:
-        """The assistant turns in tokens that are trained, the messages that are not, the ids with an EOS after them where
-        the template writes no end of turn, and the token that ends a turn, which the report names."""
+    ) -> tuple[list[Turn], np.ndarray, int | None]:
+        """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
+        token that ends a turn, which the report names."""
         chat, turns, eos = row.rendered, list[Turn](), self.eos
-        context, answers = list[Span](), 0
-        # A system message that the template does not show has no span.
-        messages = row.messages[-len(chat.spans) :]
         user: tuple[Span | None, int] = (None, 0)
         end_id, what = None, ""
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
-        for span, begins, message in zip(chat.spans, following, messages, strict=True):
+        for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)
             after = ids[content.stop : begins].tolist()
             mark = next((place for place, index in enumerate(after, content.stop) if index in self.marks), None)
@@ -469,9 +472,6 @@ class RowEncoder:
             close = content.stop if mark is None else mark + 1
             if span.role == "user":
                 user = (content, close)
-            trained = is_trained(message)
-            if not trained:
-                context.append(Span(content.start, close))
             if span.role != "assistant":
                 continue
             if mark is not None:
@@ -479,16 +479,13 @@ class RowEncoder:
             elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
-            answers += 1
-            if not trained:
-                continue
-            found = row.steps.spans[answers - 1] if row.steps is not None else []
+            found = row.steps.spans[len(turns)] if row.steps is not None else []
             steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in found])
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))
             report.end_of_turn = report.end_token + what
-        return turns, context, ids, end_id
+        return turns, ids, end_id
 
 
 def encode_dataset(

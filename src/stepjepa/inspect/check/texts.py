@@ -15,7 +15,7 @@ from typing import Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, attempted, row_to_messages
-from stepjepa.data.columns import is_trained, left_over
+from stepjepa.data.columns import is_trained, left_over, trained_answers
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
 from stepjepa.data.options import PairColumns, is_stream
 from stepjepa.data.prepare.rows import question_of
@@ -274,8 +274,9 @@ class _TextCounter:
             return chat.steps
         found.see_left_over(chat.rest)
         found.steps.count(place, chat.steps)
-        spans = list(compress(chat.steps.spans, chat.trained))
-        chat = chat._replace(answers=list(compress(chat.answers, chat.trained)))
+        trained = trained_answers(chat.messages)
+        spans = list(compress(chat.steps.spans, trained))
+        chat = chat._replace(answers=list(compress(chat.answers, trained)))
         messages, answers = chat.messages, chat.answers
         roles, steps = [message["role"] for message in messages], list(map(len, spans))
         for name in found.other_splitters:
