@@ -363,14 +363,13 @@ def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
     rows += [{"question": Q, "answer": A}, {"messages": [*CHAT, USER]}, {"prompt": Q, "chosen": A, "rejected": LONG}]
     report = stepjepa.check(rows)
     found = {warning.name: (warning.count, warning.text) for warning in report.warnings}
-    assert found["unread"] == (3, "column 'hint' of 3 rows holds text that is not read")
+    assert found["unread"] == (3, "column 'hint': text in 3 rows that is not read")
     assert found["preference_pairs"][0] == found["ends_on_user"][0] == 1
     assert "columns not read (ids, categories and the like): id, level" in str(report)
     _, _, data = encode(rows)
     lines = "\n".join(data.lines())
     assert (
-        "  warning: column 'hint' of 3 rows holds text that is not read: write it into the question or the answer"
-        in lines
+        "  warning: column 'hint': text in 3 rows that is not read: write it into the question or the answer" in lines
     )
     assert "  warning: 1 row with a rejected answer, which is not read; the other one" in lines
     assert "  warning: 1 row with a message of the user at the end, which is context; the answers" in lines
@@ -381,7 +380,7 @@ def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
     assert "unread" not in {warning.name for warning in named.warnings}
     file = write(tmp_path / "rows.jsonl", rows)
     assert main(["check", str(file), "--model_name", "micro", "--regular"]) == 0
-    assert "column 'hint' of 3 rows holds text that is not read" in capsys.readouterr().out
+    assert "column 'hint': text in 3 rows that is not read" in capsys.readouterr().out
 
 
 def test_a_long_column_of_plain_text_is_reported():
@@ -419,10 +418,10 @@ def test_template_arguments_of_a_row():
         text = tokenizer.apply_chat_template(row["messages"], tokenize=False, **kwargs)
         assert tokenizer.decode(example.trunk) == text
         assert labelled(tokenizer, example) == [f"{A}<|im_end|>"]
-    assert report.unread == {"'unknown_word' for the chat template, which does not read it,": 1}
+    assert report.unread == {"argument 'unknown_word' of the chat template": 1}
     plain = byte_bpe_tokenizer()
     _, report = encode_dataset(rows, plain, ChatRenderer(plain), settings_of("regular"))
-    assert report.unread["'tools' for the chat template, which does not read it,"] == 2
+    assert report.unread["argument 'tools' of the chat template"] == 2
 
 
 def test_evaluation_asks_with_the_template_arguments_of_a_row():

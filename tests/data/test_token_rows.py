@@ -56,6 +56,7 @@ def test_the_first_token_is_never_predicted(bpe_tokenizer):
         ({"labels": [12, 13, 14, 15, 16, -100]}, "'labels' holds other tokens; a label is the token of"),
         ({"labels": IDS[:5]}, "'labels' has 5 entries for 6 of 'input_ids'"),
         ({"completion_mask": [0, 1]}, "'completion_mask' has 2 entries for 6"),
+        ({"labels": [-100, -100, 10**6, 14, 15, 16]}, "'labels' holds 1000000; -100 to"),
         ({"loss_mask": [0, 0, 2, 1, 1, 1]}, "'loss_mask' holds 2; 0 to 1 are known"),
         ({"loss_mask": "111111"}, "'loss_mask' is no list of whole numbers"),
         ({"labels": [-100, -100, 13, 14, 15, 16], "loss_mask": [0, 0, 0, 1, 1, 1]}, "label different tokens"),
@@ -95,6 +96,8 @@ def test_other_lists_are_reported(bpe_tokenizer):
     )
     assert report.other_columns == {"position_ids": 1} and report.rows_read == len(store) == 1
     assert stepjepa.check([{"input_ids": IDS, "labels": IDS}]).texts.ids == 6
+    # Without ids nothing reads a mask.
+    assert stream_row({"text": "a b c", "loss_mask": [1, 0]}, bpe_tokenizer).rest.others == ("loss_mask",)
 
 
 def test_the_loss_is_that_of_transformers(bpe_tokenizer):

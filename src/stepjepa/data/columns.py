@@ -159,7 +159,9 @@ def left_over(
     chat = chat_column(row)
     read, columns = {*_READ_ELSEWHERE, *also, chat}, [chat or ""]
     if not messages:
-        read |= {"text", "input_ids", "labels", "attention_mask", *MASKS}
+        read.add("text")
+        if row.get("input_ids") is not None:
+            read |= {"input_ids", "labels", "attention_mask", *MASKS}
     elif chat is None:
         form = form_of(row)
         contexts = (name for name in (*form.before, *form.after) if isinstance(row.get(name), str))

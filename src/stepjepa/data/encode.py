@@ -416,7 +416,7 @@ class RowEncoder:
         report.see_system_prompt(chat.messages)
         report.see_left_over(chat.rest)
         unread = (name for name in chat.template_kwargs if not self.chats.reads(name))
-        report.unread.update(f"{name!r} for the chat template, which does not read it," for name in unread)
+        report.unread.update(f"argument {name!r} of the chat template" for name in unread)
         return [self._paired(Example(trunk, labels, found.segments), found, report)]
 
     def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:

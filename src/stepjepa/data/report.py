@@ -213,7 +213,7 @@ class RowCounts(Counts):
     def row_warnings(self) -> Iterator[tuple[str, int, str, str]]:
         """What of the rows is not trained: a short key, how many rows, what is so, and what to do about it."""
         for what, rows in self.unread.most_common():
-            yield "unread", rows, f"{what} of {counted(rows, 'row')} holds text that is not read", _UNREAD_ADVICE
+            yield "unread", rows, f"{what}: text in {counted(rows, 'row')} that is not read", _UNREAD_ADVICE
         for name, rows in self.notes.most_common():
             what, advice = NOTES[name]
             yield name, rows, f"{counted(rows, 'row')} {what}", advice

@@ -102,7 +102,7 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
         raise _contradiction(f"{LABELS!r} holds other tokens; a label is {known}")
     if named[attended].all():  # a copy of the ids, which leaves it to the masks
         named = masked & attended if masked.all() else masked
-    elif not masked.all() and not np.array_equal(named, masked):
+    elif not masked.all() and not np.array_equal(named[1:], masked[1:]):
         raise _contradiction(f"{LABELS!r} and the masks of the row label different tokens; leave one of them")
     if (named & ~attended).any():
         raise _contradiction(f"a token that {ATTENTION!r} takes out is labelled")
@@ -129,7 +129,8 @@ def _numbers(row: Mapping[str, Any], name: str, least: int, most: int, length: i
         raise RowError("content_not_text", f"{name!r} is no list of whole numbers")
     wrong = min(values) if min(values) < least else max(values)
     if not least <= wrong <= most:
-        raise RowError("unknown_token", f"{name!r} holds {wrong}; {least} to {most} are known")
+        known = f"{name!r} holds {wrong}; {least} to {most} are known"
+        raise _contradiction(known) if most == 1 else RowError("unknown_token", known)
     if length not in (None, len(values)):
         raise _contradiction(f"{name!r} has {len(values):,} entries for {length:,} of 'input_ids'")
     return np.asarray(values, dtype=np.int64)
