@@ -32,6 +32,7 @@ SPACED = {
     "only spaces": " \n ",
     "odd spaces": "\u2003It is 17\u00a0",
 }
+BLOCK = "<think>\n\n</think>\n\n"
 TRIMMING = ("llama3", "llama3_undated", "gemma", "gemma3")
 
 
@@ -83,6 +84,8 @@ def test_labels_decode_to_the_answer_and_its_end(kind, template):
         # A byte-level token may hold the space that these templates write in front of an answer.
         if template in ("plain_no_eot", "mistral", "mistral_v1"):
             text = text.removeprefix(" ")
+        if template == "qwen3":  # writes an empty thinking block that the generation prompt does not have
+            text = text.removeprefix(BLOCK)
         if kind == "v1":  # this tokenizer writes a space behind every special token
             answer = answer.replace("<s>", "<s> ").replace("</s>", "</s> ")
         assert text == answer + end, ascii(answer)
@@ -106,7 +109,8 @@ def test_labels_of_answers_in_white_space(kind, template):
         if template in TRIMMING:
             assert text == answer.strip() + end, ascii(answer)
         else:
-            # White space in front may merge with the white space or the line break of the header.
+            # Templates such as Mistral's write a space that the generation prompt does not have.
+            text = text.removeprefix(BLOCK) if template == "qwen3" else text
             assert text.lstrip() == (answer + end).lstrip(), ascii(answer)
             lead = text[: len(text) - len(text.lstrip())]
             assert lead.removeprefix("\n").removeprefix(" ") in answer and len(lead) <= len(answer) + 1
@@ -141,6 +145,7 @@ def test_every_answer_of_a_chat_is_labelled(kind, template):
         bos = example.trunk == tokenizer.bos_token_id
         assert bos.sum() == FORMATS[template].writes_bos == bos[0]
         found = [text.removeprefix(" ") if spaced else text for text in labelled(tokenizer, example)]
+        found = [text.removeprefix(BLOCK) if template == "qwen3" else text for text in found]
         assert found == texts
     # A chat that ends with a question is closed by nothing.
     assert (tokenizer.decode(store[1].trunk.tolist()).rstrip("\n").endswith(("And?", f"And?{end}"))) or (
@@ -161,8 +166,8 @@ def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
     store, report = encode(tokenizer, [chat("It is 17."), [*chat("A 17."), *chat("B 17.", "R")], chat("")])
     assert tokenizer.decode(store[0].trunk.tolist()) == ("User: What is 12 + 5?\nAssistant: It is 17.<|im_end|>")
     assert labelled(tokenizer, store[0]) == [" It is 17.<|im_end|>"]
-    assert labelled(tokenizer, store[1]) == [" A 17.", "B 17.<|im_end|>"]  # " A" is one token, " B" is two
-    assert labelled(tokenizer, store[2]) == ["<|im_end|>"]
+    assert labelled(tokenizer, store[1]) == [" A 17.", " B 17.<|im_end|>"]
+    assert labelled(tokenizer, store[2]) == [" <|im_end|>"]
     assert report.end_of_turn == "<|im_end|> (the tokenizer's EOS, appended: the template writes none)"
     # The trap itself: this tokenizer writes the full stop and the line break as one token.
     real = made.llama3_tokenizer("plain_no_eot")
@@ -178,7 +183,8 @@ def test_a_marker_that_opens_the_next_turn_ends_none():
     template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
     tokenizer = with_eos(template, "<|user|>", "<|assistant|>")
     store, _ = encode(tokenizer, [[*chat("A."), *chat("B.", "R")]])
-    assert labelled(tokenizer, store[0]) == ["A.", "B.<|im_end|>"]
+    # Without a generation prompt the model has to write the marker itself.
+    assert labelled(tokenizer, store[0]) == ["<|assistant|>A.", "<|assistant|>B.<|im_end|>"]
     between = "{% for m in messages %}{{ m['content'] }}{{ '' if loop.last else eos_token }}{% endfor %}"
     store, _ = encode(with_eos(between), [[*chat("A."), *chat("B.", "R")]])
     assert labelled(tokenizer, store[0]) == ["A.<|im_end|>", "B.<|im_end|>"]

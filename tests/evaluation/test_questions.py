@@ -34,8 +34,9 @@ def read(rows, system=OWN, **more):
     return read_questions(RowSource(rows), system, **more)
 
 
-def test_the_prompt_ends_with_the_last_question():
-    """Of a chat of several turns the last answer is evaluated; what stands behind it is left out."""
+def test_the_prompt_is_all_before_the_last_answer():
+    """Of a chat of several turns the last answer is evaluated; what follows it is left out, and an earlier answer to the
+    same question is part of the prompt, as in training."""
     turns = [("system", "S"), ("user", "1"), ("assistant", "one"), ("user", "2"), ("assistant", "two")]
     (first,) = read([chat(*turns)]).questions
     assert [m["content"] for m in first.prompt] == ["S", "1", "one", "2"] and first.text == "2"
@@ -43,7 +44,8 @@ def test_the_prompt_ends_with_the_last_question():
     (second,) = read([chat(*turns, ("user", "3"))]).questions
     assert second.prompt == first.prompt and second.chat == first.chat
     (third,) = read([chat(("user", "1"), ("assistant", "draft"), ("assistant", "final"))]).questions
-    assert [m["content"] for m in third.prompt] == ["1"] and third.ground_truth == "final"
+    assert [m["content"] for m in third.prompt] == ["1", "draft"] and third.ground_truth == "final"
+    assert third.text == "1"
 
 
 def test_all_kinds_of_rows():

@@ -13,11 +13,13 @@ import contextlib
 import copy
 import inspect
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -28,6 +30,8 @@ from stepjepa.data.options import (
     CHAT_COLUMNS,
     CHOSEN,
     QUESTION_COLUMNS,
+    REASONING,
+    REASONING_KEYS,
     ColumnOptions,
     PairColumns,
     TemplateOptions,
@@ -38,6 +42,7 @@ from stepjepa.data.options import (
     form_of,
     listed_columns,
 )
+from stepjepa.data.prompts import Opening, left_out, opening_of, quoted, switch_words
 from stepjepa.errors import ConfigError, RowError, said
 from stepjepa.utils.text import lone_surrogate
 
@@ -52,6 +57,8 @@ _SHAREGPT = {"human": "user", "gpt": "assistant"}
 _TOOL_ROLES = ("tool", "function", "function_call", "observation")
 _CALLS = ("tool_calls", "function_call")  # in a message of the assistant
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}  # columns next to a chat
+_NOT_FOUND = "message_not_found"
+_LAST_TAG = re.compile(r"<(\w+)>\s*$")
 _TEXT_ALONE = "models are trained on text alone; leave such rows out, or train on their text without"
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
 _PAIRS = f"a question ({', '.join(QUESTION_COLUMNS)}) with an answer ({', '.join(ANSWER_COLUMNS)}), text with code"
@@ -86,11 +93,23 @@ class RenderedChat(NamedTuple):
         text: what the template wrote.
         spans: one span per message, in order; a system message that the template does not show has none.
         folded_system: whether the system message had to be put into the first user message.
+        openings: one per answer, in order; None where the template has no generation prompt for it.
+        characters_left_out: of the answers and their thinking, white space not counted; `left_out` is the first such text.
     """
 
     text: str
     spans: tuple[MessageSpan, ...]
     folded_system: bool = False
+    openings: tuple[Opening | None, ...] = ()
+    characters_left_out: int = 0
+    left_out: str = ""
+
+    @property
+    def begins(self) -> list[int]:
+        """For each answer the character where what the model writes begins: the answer's first, or one before it."""
+        answers = [span.start for span in self.spans if span.role == "assistant"]
+        pairs = zip(answers, self.openings, strict=True)
+        return [start - len(opening.written) if opening else start for start, opening in pairs]
 
 
 def row_to_messages(
@@ -163,8 +182,9 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
 
 
 def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
-    """Check one chat, of the column `name`, and return it as a list of ``{"role", "content"}``; messages that a row switches
-    off have a further ``trained``, which is false.
+    """Check one chat, of the column `name`, and return it as a list of ``{"role", "content"}``. The thinking that a
+    message of the assistant holds next to its content is under `REASONING`; messages that a row switches off have a
+    further ``trained``, which is false.
 
     Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``.
 
@@ -204,13 +224,26 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
                 "broken_text",
                 f"message {number} ({role}) holds {half} without its other half, which is no character; remove it",
             )
-        one = {"role": role, "content": content}
+        one: dict[str, Any] = {"role": role, "content": content}
+        thinking = _reasoning(message, f"message {number} ({role})") if role == "assistant" else ""
+        if thinking:
+            one[REASONING] = thinking
         if not switched_on(message, f"message {number} ({role})"):
             one[TRAINED] = False
         checked.append(one)
     if all(message["role"] != "assistant" for message in checked):
         raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")
     return checked
+
+
+def _reasoning(message: Mapping[str, Any], where: str) -> str:
+    """The thinking that a message of the assistant holds next to its content; empty where there is none."""
+    held = (message.get(key) for key in REASONING_KEYS)
+    thinking = next((text for text in held if isinstance(text, str) and text.strip()), "")
+    half = lone_surrogate(thinking)
+    if half is not None:
+        raise RowError("broken_text", f"{where} holds {half} without its other half, which is no character; remove it")
+    return thinking
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], where: str) -> Any:
@@ -287,6 +320,9 @@ class ChatRenderer:
         template_kwargs: what else the template may read: ``enable_thinking``, ``date_string`` (`DEFAULT_DATE` unless it is
             given), ``tools``, or whatever it knows. Plain values, lists and objects, as JSON has them.
 
+    Attributes:
+        given: `template_kwargs`; `kwargs`: all that the template gets.
+
     Raises:
         ConfigError: the tokenizer has no chat template or uses none, or `template_kwargs` names what is not the template's.
     """
@@ -301,15 +337,17 @@ class ChatRenderer:
                 "as enable_thinking"
             )
         self._tokenizer: Any = tokenizer
-        self._given = template_kwargs or {}
+        self.given = dict(template_kwargs or {})
         self._of_rows: dict[str, ChatRenderer] = {}
-        self.kwargs = {"date_string": DEFAULT_DATE, **self._given}
-        self._template = template = template_of(tokenizer)
-        if "strftime_now" in template:  # write `DEFAULT_DATE` in place of today's date
+        self._template = template_of(tokenizer)
+        self.kwargs = {"date_string": DEFAULT_DATE, **self.given}
+        if "strftime_now" in self._template:  # write `DEFAULT_DATE` in place of today's date
             day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
-            self.kwargs["chat_template"] = macro + template
+            self.kwargs["chat_template"] = macro + self._template
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        self._usual: dict[tuple[str, ...], tuple[Opening | None, ...]] = {}
+        self._switches: dict[str, str] = {}
 
     def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
         """The renderer for a row that comes with its own template arguments; itself where there are none.
@@ -324,7 +362,7 @@ class ChatRenderer:
             if len(self._of_rows) == _RENDERERS:
                 self._of_rows.clear()
             try:
-                self._of_rows[key] = ChatRenderer(self._tokenizer, {**self._given, **template_kwargs})
+                self._of_rows[key] = ChatRenderer(self._tokenizer, {**self.given, **template_kwargs})
             except ConfigError as error:
                 raise RowError("bad_template_kwargs", str(error)) from None
         return self._of_rows[key]
@@ -387,12 +425,109 @@ class ChatRenderer:
 
     def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
         """A chat as the template takes it, and whether its system message was folded for that."""
-        chat = [{key: one[key] for key in one if key != TRAINED} if TRAINED in one else one for one in messages]
+        chat = [self._as_template_reads(message) for message in messages]
         folds = chat[0]["role"] == "system" and self._folds_system
         return _fold(chat) if folds else chat, folds
 
+    def _as_template_reads(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A checked message with the keys that the template reads."""
+        if len(message) == 2:
+            return message
+        names = {REASONING: self._reasoning_key}
+        return {names.get(name, name): value for name, value in message.items() if name != TRAINED}
+
     def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
-        return RenderedChat(text, tuple(self._match(text, chat) or self._locate_one_by_one(text, chat)), folded)
+        """The rendered chat with what there is to know of its messages."""
+        spans = self._match(text, chat)
+        if spans is not None:
+            openings = self._usual_openings(text, chat, spans)
+        else:
+            spans = self._locate_one_by_one(text, chat)
+            openings = self._openings(text, chat, spans)
+        answers = [message for message in chat if message["role"] == "assistant"]
+        shown = [text[span.start : span.end] for span in spans if span.role == "assistant"]
+        missing = [left_out(message["content"], own) for own, message in zip(shown, answers, strict=True)]
+        thinking = (message[key] for message in answers for key in REASONING_KEYS if key in message)
+        missing += [left_out(one, "") for one in thinking if one.strip() not in text]
+        first = next((part for _, part in missing if part), "")
+        return RenderedChat(text, tuple(spans), folded, openings, sum(count for count, _ in missing), first)
+
+    @cached_property
+    def _reasoning_key(self) -> str:
+        """The key of a message under which the template reads its thinking, where it reads one."""
+        for key in REASONING_KEYS:
+            answer = {"role": "assistant", "content": _mark(1), key: _mark(2)}
+            if _mark(2) in self._try([{"role": "user", "content": _mark(0)}, answer]):
+                return key
+        return REASONING
+
+    @cached_property
+    def usual_opening(self) -> Opening:
+        """The opening of an answer without thinking to a single question."""
+        chat = [{"role": "user", "content": _mark(0)}, {"role": "assistant", "content": _mark(1)}]
+        rendered = attempted(self.render, chat)
+        openings = () if isinstance(rendered, RowError) else rendered.openings
+        return next(iter(openings), None) or Opening()
+
+    def _openings(
+        self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
+    ) -> tuple[Opening | None, ...]:
+        """The opening of each answer, for which the generation prompts are rendered."""
+        openings, end = list[Opening | None](), self._tokenizer.eos_token
+        place = last_message = 0
+        for index, message in enumerate(chat):
+            if place == len(spans) or spans[place].role != message["role"]:
+                continue  # a system message that is not shown
+            span = spans[place]
+            if message["role"] == "assistant":
+                prompt = self._try(chat[:index], add_generation_prompt=True)
+                opening = opening_of(text, span.start, last_message, prompt) if prompt else None
+                if opening is not None and end and end in opening.written:  # a model that writes it stops
+                    opening = Opening(quoted=opening.quoted, apart=True)
+                openings.append(opening)
+            place += 1
+            last_message = span.end
+        return tuple(openings)
+
+    def _usual_openings(
+        self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
+    ) -> tuple[Opening | None, ...]:
+        """The opening of each answer of a chat that follows the template's skeleton: as of any other with the same roles."""
+        roles = tuple(message["role"] for message in chat)
+        if roles not in self._usual:
+            marked: Any = [{"role": role, "content": _mark(index)} for index, role in enumerate(roles)]
+            rendered = self._try(marked)
+            places = self._match(rendered, marked) or []
+            self._usual[roles] = self._openings(rendered, marked, places)
+        openings = self._usual[roles]
+        if not any(opening is not None and opening.extra for opening in openings):
+            return openings
+        # Where the answer itself goes on as the generation prompt does, the chat has all of that.
+        answers = (span.start for span in spans if span.role == "assistant")
+        return tuple(
+            opening._replace(extra="")
+            if opening is not None and text.startswith(opening.extra, start - len(opening.written))
+            else opening
+            for start, opening in zip(answers, openings, strict=True)
+        )
+
+    def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
+        """The option with which the template has nothing to report under `name` (a count of `PromptCounts`, or the reason of
+        an error) for a chat; empty without one. It is looked for once."""
+        if name in self._switches:
+            return self._switches[name]
+        self._switches[name] = ""
+        known = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(REASONING_KEYS)
+        values = ((one, value) for one in sorted(known) for value in (False, True) if self.given.get(one) is not value)
+        for one, value in values:
+            given = {**self.given, one: value}
+            other = ChatRenderer(self._tokenizer, given)
+            other._switches[_NOT_FOUND] = ""  # no further search
+            rendered = attempted(other.render, messages)
+            if isinstance(rendered, RenderedChat) and _serves(name, rendered):
+                self._switches[name] = switch_words(given)
+                break
+        return self._switches[name]
 
     @cached_property
     def _folds_system(self) -> bool:
@@ -420,6 +555,8 @@ class ChatRenderer:
         return self._skeletons[roles]
 
     def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:
+        if any(len(message) > 2 for message in chat):  # a template may write thinking anywhere
+            return None
         pieces = self._skeleton(tuple(message["role"] for message in chat))
         if pieces is None or not text.startswith(pieces[0]):
             return None
@@ -450,33 +587,45 @@ class ChatRenderer:
             if found and not text.startswith(before) and message["role"] == "assistant":
                 # The template wrote something of its own in front of the mark (an empty thinking block) that it does
                 # not write in front of this answer; then the answer begins where the model is asked for it.
-                before = next(filter(text.startswith, self._asked(chat[:index])), "")
-                found = before != ""
+                begins = self._asked(text, chat[:index], message["content"])
+                before, found = text[: begins or 0], begins is not None
             found = found and text.startswith(before) and len(before) + len(after[0]) <= len(text)
             if found and spans:
                 found = spans[-1].end <= len(before)
             if found:
                 spans.append(MessageSpan(message["role"], len(before), len(text) - len(after[0])))
             elif message["role"] != "system":  # nothing is read from a system message's span
-                raise RowError(
-                    "message_not_found",
-                    f"message {index + 1} ({message['role']}) cannot be located in what the chat template writes",
-                )
+                raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
         return spans
 
-    def _asked(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
-        """The text up to where the model is asked for an answer: with all that the template writes there, and without what
-        it writes there only (a thinking block that is closed at once), where the header shows in an earlier turn."""
+    def _not_found(self, text: str, chat: Sequence[Mapping[str, str]], index: int) -> str:
+        """Why a message is not located, and what to do."""
+        message = chat[index]
+        lines = [line.strip() for line in message["content"].splitlines()]
+        part = next((line for line in lines if line not in text), None)
+        missing = "" if part is None else f"; {quoted(part)} is missing"
+        switch = self.switch(_NOT_FOUND, chat)
+        remedy = f"; {switch} keeps it" if switch else ""
+        where = f"message {index + 1} ({message['role']})"
+        return f"{where} cannot be located in what the chat template writes{missing}{remedy}"
+
+    def _asked(self, text: str, messages: Sequence[Mapping[str, str]], content: str) -> int | None:
+        """Where an answer begins in a chat's text: where the model is asked for it; None where that is not known.
+
+        The generation prompt may end in a thinking block, open or closed at once, that the answer brings itself.
+        """
         closed, asked = self._try(messages), self._try(messages, add_generation_prompt=True)
-        if asked in ("", closed):
-            return
-        yield asked
-        earlier = self._skeleton(("user", "assistant", "user"))
-        if earlier is not None and asked.startswith(closed):
-            prompt, header = asked[len(closed) :], earlier[1]
-            start = next((start for start in range(len(header)) if prompt.startswith(header[start:])), len(header))
-            if start < len(header):
-                yield closed + header[start:]
+        if asked in ("", closed) or not asked.startswith(closed) or not text.startswith(closed):
+            return None
+        begins = len(commonprefix([text, asked]))
+        tag = _LAST_TAG.search(text, len(closed), begins)
+        if tag and f"</{tag[1]}>" in content:
+            begins = tag.start()
+        if begins <= len(closed):
+            return None
+        if content[:1].strip():  # white space before it is the template's
+            begins += len(text[begins:]) - len(text[begins:].lstrip())
+        return begins
 
 
 @contextlib.contextmanager
@@ -529,6 +678,16 @@ def _unusable(words: str) -> ConfigError:
 
 def _mark(index: int) -> str:
     return f"@@stepjepa:{index}@@"
+
+
+def _serves(name: str, rendered: RenderedChat) -> bool:
+    """Whether a chat has nothing to report under a name of `ChatRenderer.switch`."""
+    openings = [opening for opening in rendered.openings if opening is not None]
+    if name == "left_out":
+        return not rendered.characters_left_out
+    if name == _NOT_FOUND:
+        return True
+    return not any(one.apart or one.written.strip() or one.extra.strip() for one in openings)
 
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:

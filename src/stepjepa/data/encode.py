@@ -35,7 +35,7 @@ from stepjepa.data.tokens import (
     TokenisedText,
     check_tokenizer,
     cut_spans,
-    encode_cut,
+    encode_apart,
     encode_texts,
     label_spans,
     template_turn_end,
@@ -178,6 +178,8 @@ class CheckedChat(NamedTuple):
     Attributes:
         template_kwargs: what the chat template gets for this row.
         rest: what of the row is not trained.
+        rendered: the chat as the template writes it. The answers are then those in it, which may lack a part of what the
+            messages hold.
     """
 
     messages: list[dict[str, str]]
@@ -185,6 +187,7 @@ class CheckedChat(NamedTuple):
     steps: RowSteps | RowError | None
     template_kwargs: dict[str, Any]
     rest: LeftOver
+    rendered: RenderedChat | None = None
 
     @classmethod
     def of(cls, row: object, options: EncodeOptions, steps: bool) -> CheckedChat:
@@ -207,40 +210,62 @@ class CheckedChat(NamedTuple):
             raise RowError("switched_off", "every answer that could be trained is switched off (weight 0 or the like)")
         return chat
 
+    def as_rendered(self, row: object, rendered: RenderedChat, rules: StepRules) -> CheckedChat:
+        """The chat of a row once it is rendered."""
+        answers = [rendered.text[span.start : span.end] for span in rendered.spans if span.role == "assistant"]
+        steps = self.steps
+        if steps is not None and answers != self.answers:
+            steps = attempted(steps_of, row, answers, rules)
+        return self._replace(answers=answers, steps=steps, rendered=rendered)
+
+
+def render_checked(
+    rows: Sequence[object], checked: Sequence[CheckedChat | RowError], renderer: ChatRenderer, rules: StepRules
+) -> list[CheckedChat | RowError]:
+    """The chats of rows once they are rendered, or why they cannot be."""
+    usable = [chat for chat in checked if isinstance(chat, CheckedChat)]
+    rendered = renderer.render_all([chat.messages for chat in usable if not chat.template_kwargs])
+    chats = list[CheckedChat | RowError]()
+    for row, chat in zip(rows, checked, strict=True):
+        written: RenderedChat | RowError
+        if isinstance(chat, RowError):
+            written = chat
+        elif chat.template_kwargs:
+            written = attempted(_rendered_alone, renderer, chat)
+        else:
+            written = next(rendered)
+        if isinstance(written, RenderedChat) and isinstance(chat, CheckedChat):
+            chats.append(chat.as_rendered(row, written, rules))
+        elif isinstance(written, RowError):
+            chats.append(written)
+    return chats
+
+
+def _rendered_alone(renderer: ChatRenderer, chat: CheckedChat) -> RenderedChat:
+    """A chat whose row comes with its own template arguments."""
+    return renderer.using(chat.template_kwargs).render(chat.messages)
+
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
     """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
     chat = CheckedChat.of(row, options, options.needs_steps)
-    return _read(row, chat, renderer.using(chat.template_kwargs).render(chat.messages), options)
+    return _read(row, chat.as_rendered(row, _rendered_alone(renderer, chat), options.rules), options)
 
 
-def read_chats(
-    rows: Sequence[object], checked: Sequence[CheckedChat | RowError], renderer: ChatRenderer, options: EncodeOptions
-) -> Iterator[ReadChat | RowError]:
-    """`read_chat` of each of several rows, which are `checked`, or its error."""
-    usable = [chat for chat in checked if isinstance(chat, CheckedChat)]
-    rendered = renderer.render_all([chat.messages for chat in usable if not chat.template_kwargs])
-    for row, chat in zip(rows, checked, strict=True):
-        if isinstance(chat, CheckedChat) and chat.template_kwargs:
-            yield attempted(read_chat, row, renderer, options)
-            continue
-        told = chat if isinstance(chat, RowError) else next(rendered)
-        yield told if isinstance(told, RowError) else attempted(_read, row, chat, told, options)
-
-
-def _read(row: object, chat: CheckedChat, rendered: RenderedChat, options: EncodeOptions) -> ReadChat:
+def _read(row: object, chat: CheckedChat | RowError, options: EncodeOptions) -> ReadChat:
+    """What is read of a row whose chat is rendered; raises the error that it may be."""
+    if isinstance(chat, RowError):
+        raise chat
+    assert chat.rendered is not None  # see `render_checked`
     objective = options.objective
-    read = ReadChat(chat.messages, rendered, None, None, chat.template_kwargs, chat.rest)
+    read = ReadChat(chat.messages, chat.rendered, None, None, chat.template_kwargs, chat.rest)
     if objective is not None and objective.target_column:
         read = read._replace(target=target_text(row, objective.target_column))
     if not options.needs_steps:
         return read
-    answers = [rendered.text[span.start : span.end] for span in read.answers]
-    # A template may strip the answers.
-    steps = chat.steps if answers == chat.answers else steps_of(row, answers, options.rules)
-    if isinstance(steps, RowError):
-        raise steps
-    return read._replace(steps=steps)
+    if isinstance(chat.steps, RowError):
+        raise chat.steps
+    return read._replace(steps=chat.steps)
 
 
 class Encoded(NamedTuple):
@@ -301,14 +326,16 @@ class RowEncoder:
         return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
     def __call__(self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None) -> Encoded:
-        """The examples of a chunk, of which the chats may be `checked`; an unusable row is an error with `strict_data`."""
+        """The examples of a chunk, of which the chats may be `render_checked`; an unusable row is an error with
+        `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
         digests, work = list[bytes](), list[tuple[int, str, StreamRow | ReadChat]]()
         plain = [self.streams and is_stream(row) for _, row in rows]
         told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
-        if checked is None:
-            checked = [attempted(CheckedChat.of, row, self.options, self.options.needs_steps) for row in told]
-        chats = read_chats(told, checked, self.chats, self.options) if told else iter(())
+        if checked is None and told:
+            read = [attempted(CheckedChat.of, row, self.options, self.options.needs_steps) for row in told]
+            checked = render_checked(told, read, self.chats, self.options.rules)
+        chats = (attempted(_read, row, chat, self.options) for row, chat in zip(told, checked or (), strict=True))
         for index, (place, row) in enumerate(rows):
             item = attempted(stream_row, row, self.tokenizer) if plain[index] else next(chats)
             if isinstance(item, RowError):
@@ -373,21 +400,28 @@ class RowEncoder:
 
     def _chat(self, place: str, chat: ReadChat, text: str, tokens: TokenisedText, report: DataReport) -> list[Example]:
         """The one example of a chat, and what there is to count about it; RowError where nothing of it can be trained on."""
-        ids, last = tokens
+        # The prompt that the model is asked with ends where it begins to write, and so does a token.
+        begins = chat.rendered.begins
+        places = list(begins)
         if not self.template_ends_turns:
             # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
-            ends = [span.end for span in chat.answers if span.start < span.end < len(text)]
-            if any(last[token_span(last, end, end).start - 1] != end - 1 for end in ends):
-                ids, last = encode_cut(self.tokenizer, text, ends)
+            places += [span.end for span in chat.answers if span.start < span.end]
+        ids, last = encode_apart(self.tokenizer, text, tokens, places)
         limit, objective = self.options.max_length, self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
+        starts = [token_span(last, begin, begin).start for begin in begins]
+        written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
         trained = trained_answers(chat.messages)
-        context = [Span(turn.answer.start, turn.label_stop) for turn, on in zip(turns, trained, strict=True) if not on]
+        context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
         context += [token_span(last, span.start, span.end) for span in chat.context]
         turns = list(compress(turns, trained))
-        answers = [Span(turn.answer.start, turn.label_stop) for turn in turns]
+        answers = [
+            span
+            for span, turn in zip(compress(written, trained), turns, strict=True)
+            if turn.answer.start < min(limit, turn.label_stop)
+        ]
         labels = label_spans(self.options.labels or "assistant", ids, answers, ended_by, limit, context)
         if not labels:
             first = turns[0].answer.start
@@ -412,6 +446,7 @@ class RowEncoder:
             found = objective.pairs_of(whole)
         if chat.steps is not None:
             report.steps.count(place, chat.steps)
+        report.prompts.count(place, chat.messages, chat.rendered, self.chats.switch)
         report.system_folded += chat.rendered.folded_system
         report.see_system_prompt(chat.messages)
         report.see_left_over(chat.rest)

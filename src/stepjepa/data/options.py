@@ -12,6 +12,7 @@ from stepjepa.errors import ConfigError, RowError
 from stepjepa.utils.text import escaped, lone_surrogate
 
 VIEWS, DATA = "views", "data"
+PromptFrom = Literal["training", "template"] | None
 _SHOWN_COLUMNS = 20
 STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
 TOTAL_COLUMN = "total_steps"
@@ -66,6 +67,9 @@ FORMS = (
     *(_form(question, answer) for question in QUESTION_COLUMNS for answer in ANSWER_COLUMNS),
 )
 CHAT_COLUMNS = ("messages", "conversations")  # the second one is ShareGPT's
+# Names under which a message of the assistant holds its thinking; a checked message has it under the first one.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+REASONING = REASONING_KEYS[0]
 # A column that makes a row a chat, or one that lacks a part; text alone does not.
 _CHAT_WORDS = {*CHAT_COLUMNS, *(name for form in FORMS for name in form[:2])} - {"text"}
 
@@ -212,6 +216,20 @@ class TemplateOptions(Topic):
         for name in (_NAME.chat_template, _NAME.chat_template_kwargs):
             if self.plain and getattr(self, name):
                 raise ConfigError(f"plain means no chat template, and {name} is for one; leave one of them out")
+
+
+@dataclass
+class PromptOptions(Topic):
+    """Which prompt a model is asked with."""
+
+    prompt_from: PromptFrom = option(
+        None,
+        "The end of a prompt where the chat template's generation prompt has text that its chats do not have, such as an "
+        "opened thinking block: as the training data had it (training), or the generation prompt (template). Default: "
+        "training for a model with a record of its training, else template.",
+        DATA,
+        needs={"backend": ("transformers", "vllm")},
+    )
 
 
 @dataclass

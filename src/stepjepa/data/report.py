@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.columns import LeftOver
+from stepjepa.data.counts import Counts
 from stepjepa.data.options import DataOptions, StepsOptions
+from stepjepa.data.prompts import PromptCounts
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
 from stepjepa.errors import DataError, RowError, no_rows, said
 from stepjepa.utils.text import counted, escaped
@@ -81,28 +83,6 @@ _UNREAD_ADVICE = (
 )
 _SYSTEM_PROMPTS = 8  # kept, however many there are
 _SHOWN_FILES = 6
-
-
-class Counts:
-    """Numbers, counts, first examples and flags that are made chunk by chunk."""
-
-    def add(self, more: Self) -> None:
-        """Count in further rows of the same data set: numbers and counts add up; of all else the earlier stays."""
-        for name, value in vars(more).items():
-            own = getattr(self, name)
-            if isinstance(own, Counts):
-                own.add(value)
-            elif isinstance(own, Counter):
-                own.update(value)
-            elif isinstance(own, dict):
-                setattr(self, name, {**own, **value, **own})  # in order of their first rows
-            else:
-                setattr(self, name, own + value if type(own) is int else own or value)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A plain record for JSON."""
-        values = {name: value.to_dict() if isinstance(value, Counts) else value for name, value in vars(self).items()}
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 @dataclass
@@ -269,6 +249,7 @@ class DataReport(RowCounts):
         answers_truncated: kept rows whose answer was cut at max_length.
         system_folded: rows whose system message was put into the user message (template without a system role).
         steps: where the steps come from; empty for objectives that need none.
+        prompts: how the answers begin, and what the template leaves out of them.
         system_prompts: the most common system messages -> chats that begin with them.
         without_system_prompt, other_system_prompts: chats that have none, or one that is not among those.
         end_of_turn: what ends an answer, as it is printed; `end_token`: the token, None where there is none.
@@ -291,6 +272,7 @@ class DataReport(RowCounts):
     tokens: int = 0
     labelled_tokens: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
+    prompts: PromptCounts = field(default_factory=PromptCounts)
     files: list[str] = field(default_factory=list)
     token_length: dict[str, int] = field(default_factory=dict)
 
@@ -323,10 +305,12 @@ class DataReport(RowCounts):
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
         """The report that a record holds."""
-        return cls(**{**_known(cls, record), "steps": StepCounts(**_known(StepCounts, record.get("steps") or {}))})
+        parts = {"steps": StepCounts, "prompts": PromptCounts}
+        counts = {name: kind(**_known(kind, record.get(name) or {})) for name, kind in parts.items()}
+        return cls(**{**_known(cls, record), **counts})
 
-    def lines(self) -> list[str]:
-        """The report, one fact a line."""
+    def lines(self, warnings: bool = True) -> list[str]:
+        """The report, one fact a line, with or without what there is to warn of."""
         skipped = sum(self.rows_skipped.values())
         rows = f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept, {skipped:,} skipped"
         lines = [f"{self.source}: {rows}, {counted(self.pairs, 'pair')}"]
@@ -352,7 +336,7 @@ class DataReport(RowCounts):
             lines.append(f"  tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled")
             if self.end_of_turn:
                 lines.append(f"  end of turn: {self.end_of_turn}")
-        return lines
+        return lines + [f"  {line}" for line in self.prompts.lines(warnings)]
 
 
 def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:

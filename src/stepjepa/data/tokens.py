@@ -22,7 +22,8 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ChatRenderer, attempted, with_template
-from stepjepa.data.options import DataOptions
+from stepjepa.data.options import DataOptions, PromptFrom, PromptOptions
+from stepjepa.data.prompts import quoted
 from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError, RowError
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 TokenisedText = tuple[np.ndarray, list[int]]  # ids and last characters, as `encode_texts` returns them
 
-_NAME = Names(DataOptions)
+_NAME = Names(DataOptions, PromptOptions)
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
 _FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
@@ -72,6 +73,25 @@ def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int
     pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
     ids = np.concatenate([ids for ids, _ in pieces])
     return ids, [place + start for (_, last), start in zip(pieces, edges[:-1], strict=True) for place in last]
+
+
+def encode_apart(
+    tokenizer: PreTrainedTokenizerBase, text: str, tokens: TokenisedText, places: Iterable[int]
+) -> TokenisedText:
+    """The tokens of a text, cut where one of them reaches over one of the character positions `places`."""
+    cuts = {place for place in places if _reaches_over(tokenizer, text, tokens, place)}
+    return encode_cut(tokenizer, text, sorted(cuts)) if cuts else tokens
+
+
+def _reaches_over(tokenizer: PreTrainedTokenizerBase, text: str, tokens: TokenisedText, place: int) -> bool:
+    """Whether one of a text's tokens begins before a character position and ends after it."""
+    ids, last = tokens
+    before = bisect_left(last, place)
+    if place in (0, len(text)) or (before > 0 and last[before - 1] == place - 1):
+        return False
+    # Some tokenizers give no token to the white space before the position.
+    alone, _ = encode_texts(tokenizer, [text[:place]])[0]
+    return not np.array_equal(alone, ids[:before])
 
 
 def _by_bytes(
@@ -218,8 +238,13 @@ def kept_predictors(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 class Prompter:
     """Turns chats into prompts of token ids, with a copy of the tokenizer where a chat template is given.
 
+    Args:
+        prompt_from: the option of this name, see `data.options.PromptOptions`.
+        trained: what the generation prompt has that the model's training data did not have; None where that is not known.
+
     Attributes:
         end_of_turn: the token that its template writes after an answer, None where that is no special one.
+        note: where the prompt may not be what the model was trained with; empty otherwise.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -231,20 +256,52 @@ class Prompter:
         chat_template: str | None = None,
         plain: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        prompt_from: PromptFrom = None,
+        trained: str | None = None,
     ):
         tokenizer = with_template(tokenizer, chat_template, plain)
         self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
         end = attempted(template_turn_end, tokenizer, self.renderer)
         self.end_of_turn = None if isinstance(end, RowError) else end
+        usual, self.note, self.dropped = self.renderer.usual_opening, "", ""
+        if prompt_from != "template" and trained is not None:
+            self.dropped = trained
+        elif prompt_from == "training":
+            self.dropped = usual.extra
+        elif prompt_from is None and usual.extra.strip():
+            self.note = (
+                f"the prompt ends in {quoted(usual.extra)}, which the template does not write before an answer without it; "
+                f"--{_NAME.prompt_from} training asks without"
+            )
+        self._header = usual.written
 
-    def ids(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+    def text(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> str:
         """The prompt of a chat that the assistant is to answer, whose row comes with these template arguments; ConfigError
         where the template refuses it."""
         try:
-            text = self.renderer.using(template_kwargs or {}).prompt(messages)
+            return self.renderer.using(template_kwargs or {}).prompt(messages).removesuffix(self.dropped)
         except RowError as error:
             raise ConfigError(f"{error}; see --{_NAME.system_prompt} none") from None
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def ids(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+        """The token ids of `text`."""
+        return self.tokenizer(self.text(messages, template_kwargs), add_special_tokens=False)["input_ids"]
+
+    def response(self, ids: Sequence[int], text: str) -> str:
+        """The answer in what a model has written, `ids`, of which `text` is all: without what the template writes between
+        the generation prompt and an answer."""
+        header = self._header.strip()
+        at = self._decoded(ids).rfind(header) if header else -1
+        if at < 0:
+            return text
+        lengths = range(len(ids) + 1)
+        begin = bisect_left(lengths, at + len(header), key=lambda count: len(self._decoded(ids[:count])))
+        answer = self._decoded(ids[begin:], skip_special_tokens=True)
+        return answer.removeprefix(self._header[len(self._header.rstrip()) :])
+
+    def _decoded(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        skips = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(ids), **skips))
 
     def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:
         """Tokens that end a response: those that the model names, the tokenizer's EOS, the template's end of turn."""

@@ -63,13 +63,32 @@ class Harness:
         bars = io.StringIO() if is_quiet() else sys.stderr
         try:
             with redirect_stderr(bars), local.config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
-                lm = HFLM(pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template)
+                lm = _as_trained(HFLM, prompter)(
+                    pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template
+                )
                 chat = {"apply_chat_template": True, "system_instruction": system}
                 # The metric of such tasks refuses without the same variable.
                 chat["confirm_run_unsafe_code"] = os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
                 return simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
         except Exception as error:
             raise ConfigError(f"--{_NAME.harness} {task}: {type(error).__name__}: {said(error)}") from error
+
+
+def _as_trained(language_model: Any, prompter: Prompter) -> Any:
+    """The harness's class of models, with prompts as everywhere else, and with what a model writes before an answer left
+    out of its responses."""
+
+    class Model(language_model):
+        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            if add_generation_prompt:
+                return prompter.text(chat_history)
+            return super().apply_chat_template(chat_history, add_generation_prompt)
+
+        def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
+            text = super().tok_decode(tokens, skip_special_tokens)
+            return prompter.response(tokens, text) if isinstance(text, str) and isinstance(tokens, list) else text
+
+    return Model
 
 
 def metrics_of(task: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -118,7 +137,8 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
         task: open_output(opened, output_paths(opened, task), digest_of([task, system.text])) for task in harness.tasks
     }
     with Bar() as bar:
-        for line in (*options.without_effect(), f"system   {system.origin}"):
+        notes = [f"note     {prompter.note}"] if prompter.note else []
+        for line in (*options.without_effect(), f"system   {system.origin}", *notes):
             bar.say(line)
         for task, output in outputs.items():
             record, target = output.complete, output.paths.results[0]

@@ -48,7 +48,7 @@ class Question:
     Attributes:
         index: number of the row, from 0.
         place: its file and line, or row, as messages name it.
-        prompt: the chat that the model is to answer; ends with the user's message.
+        prompt: the chat before the answer; an earlier answer may stand between the user's last message and it.
         chat: the complete chat, for the reference answer's likelihood.
         row: what metrics see: the row's columns, with the chat as ``messages``.
     """
@@ -67,7 +67,7 @@ class Question:
     @property
     def text(self) -> str:
         """The user's last message."""
-        return self.prompt[-1]["content"]
+        return next(turn["content"] for turn in reversed(self.prompt) if turn["role"] == "user")
 
     @property
     def ground_truth(self) -> str:
@@ -107,12 +107,13 @@ def read_questions(
         found.own_system_prompts += messages[0]["role"] == "system"
         template_kwargs_of(row)  # refuses what no template could take
         last = last_answer(messages)
-        asked = last_question(messages[: last + 1])
+        if all(turn["role"] != "user" for turn in messages[:last]):
+            raise RowError("no_user_message", "no message of the user before the last answer")
         chat = system.apply(messages[: last + 1])
         seen = {**row, "messages": messages[: last + 1]}
         if columns is not None:  # what metrics look for by its usual name
             seen["answer"] = messages[last]["content"]
-        return Question(index, source.place(number), chat[: asked + len(chat) - last], chat, seen)
+        return Question(index, source.place(number), chat[:-1], chat, seen)
 
     found.questions = list(found.usable(source, question, limit))
     return found
@@ -123,20 +124,6 @@ def last_answer(messages: list[dict[str, str]]) -> int:
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     trained = [number for number in answers if is_trained(messages[number])]
     return max(trained or answers)
-
-
-def last_question(messages: list[dict[str, str]]) -> int:
-    """The position of the user's last message before the last answer, where there is one, else of the last.
-
-    Raises:
-        RowError: there is none.
-    """
-    answered = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    before = messages[: answered[-1]] if answered else messages
-    asked = [number for number, message in enumerate(before) if message["role"] == "user"]
-    if not asked:
-        raise RowError("no_user_message", "no message of the user before the last answer")
-    return asked[-1]
 
 
 def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:

@@ -28,7 +28,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
-from stepjepa.data.options import ColumnOptions, PairColumns
+from stepjepa.data.options import ColumnOptions, PairColumns, PromptFrom
+from stepjepa.data.prompts import trained_ending
+from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
@@ -113,6 +115,8 @@ def evaluate_model(
     samples_per_question: int = 1,
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    prompt_from: PromptFrom = None,
+    trained: str | None = None,
     columns: PairColumns | None = None,
     split: str = "test",
     max_examples: int | None = None,
@@ -132,6 +136,7 @@ def evaluate_model(
         samples_per_question: answers to each; more than one need a temperature.
         system_prompt: put in front of chats that have none, as in training.
         chat_template_kwargs: what the chat template takes in addition to the messages.
+        prompt_from, trained: which prompt is asked with, see `Prompter`.
         columns: the two columns of a data set of pairs.
         split: of a Hub data set.
         max_examples: evaluate on the first so many rows only.
@@ -149,7 +154,7 @@ def evaluate_model(
         raise ConfigError("metrics is empty; name one, see stepjepa.evaluation.metrics")
     with ExitStack() as stack:
         chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
-        prompter = Prompter(tokenizer, template_kwargs=chat_template_kwargs)
+        prompter = Prompter(tokenizer, None, False, chat_template_kwargs, prompt_from, trained)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         asked = questions.read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
         drop_useless(asked, chosen, prompter)
@@ -178,12 +183,11 @@ def open_model(options: EvaluateOptions) -> Opened:
     record = models.read_record(place)
     default = vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE
     options = replace(options, batch_size=options.batch_size or default)
-    if options.chat_template_kwargs is None and not options.chat_template and not options.plain:
-        options.chat_template_kwargs = record.settings.get("chat_template_kwargs")
     options = with_max_length(options, record)
     system = questions.choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
     tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
-    prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
+    prompter = place.prompter(tokenizer, options)
+    options.chat_template_kwargs = prompter.renderer.given or None
     return Opened(options, place, record, system, prompter)
 
 
@@ -239,6 +243,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             for line in asked.skipped_lines():
                 bar.say(f"         {line}")
             bar.say(questions.system_prompt_line(system, asked))
+            if model.prompter.note:
+                bar.say(f"note     {model.prompter.note}")
             if options.no_lora and place.base is None:
                 bar.say(f"note     --{_NAME.no_lora} changes nothing: {place.name} is no adapter")
             answer(task, answers)
@@ -407,6 +413,8 @@ def open_output(model: Opened, paths: Paths, fingerprint: str) -> Output:
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
         **models.digests(place, model.prompter.tokenizer, fingerprint, options.no_lora),
     }
+    if model.prompter.dropped:
+        identity["prompt_without"] = model.prompter.dropped
     return Output(
         paths,
         identity,
@@ -442,6 +450,9 @@ class AnswerScorer:
 
     Raises:
         ConfigError: an unknown metric, or one that generates nothing.
+
+    Attributes:
+        data_reports: those of the run that trains the model, which sets them; questions are asked as it is trained.
     """
 
     def __init__(self, rows: RowsGiven, metrics: Sequence[str], samples: int = 100, **settings: Any):
@@ -456,6 +467,7 @@ class AnswerScorer:
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]
         self.metrics, self.settings = list(metrics), settings
+        self.data_reports: Mapping[str, DataReport] = {}
 
     def __call__(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, process: int = 0, processes: int = 1
@@ -468,7 +480,9 @@ class AnswerScorer:
         own = self.rows[process::processes]
         if not own:
             return dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
-        result = evaluate_model(model, tokenizer, own, self.metrics, **self.settings)
+        training = (one.prompts.to_dict() for name, one in self.data_reports.items() if name.startswith("train"))
+        settings = {"trained": trained_ending(training), **self.settings}
+        result = evaluate_model(model, tokenizer, own, self.metrics, **settings)
         scores = {name: [one.scores[name] for one in result.predictions] for name in self.metrics}
         cut = result.generation["did_not_stop"]
         return {name: (sum(values), len(values)) for name, values in scores.items()} | {

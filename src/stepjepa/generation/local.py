@@ -28,6 +28,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names, options_of
+from stepjepa.data.prompts import trained_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Generator, Reply, Request, mended, seed_of, with_room
@@ -244,10 +245,11 @@ class LocalGenerator:
                 seed=seed_of(0, *(request.seed for request in batch)),
                 suppressed=self._suppressed,
             )
-        return [
-            Reply(request.row, mended(one.text), one.stopped, len(ids), len(one.token_ids) + one.stopped)
-            for request, ids, one in zip(batch, prompts, generations, strict=True)
-        ]
+        replies = []
+        for request, ids, one in zip(batch, prompts, generations, strict=True):
+            text = mended(self.prompter.response(one.token_ids, one.text))
+            replies.append(Reply(request.row, text, one.stopped, len(ids), len(one.token_ids) + one.stopped))
+        return replies
 
 
 def load_generator(
@@ -292,6 +294,21 @@ class Place:
         """The options of its training, as far as they are recorded."""
         found = None if self.run_folder is None else read_object(self.run_folder / "run.json").get("settings")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def trained_ending(self) -> str | None:
+        """See `data.prompts.trained_ending`."""
+        reports = {} if self.run_folder is None else read_object(self.run_folder / "data_report.json")
+        trained = (one for name, one in reports.items() if name.startswith("train") and isinstance(one, dict))
+        return trained_ending(one.get("prompts") or {} for one in trained)
+
+    def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:
+        """What asks the model: as the options say, and where they do not, as it was trained."""
+        kwargs = options.chat_template_kwargs
+        if kwargs is None and not options.chat_template and not options.plain:
+            kwargs = self.settings.get(_NAME.chat_template_kwargs)
+        how = options.chat_template, options.plain, kwargs, options.prompt_from
+        return Prompter(tokenizer, *how, self.trained_ending)
 
 
 def find_model(name: str) -> Place:

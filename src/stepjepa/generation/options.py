@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
-from stepjepa.data.options import TemplateOptions
+from stepjepa.data.options import PromptOptions, TemplateOptions
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoadingOptions
@@ -26,7 +26,7 @@ _VLLM: Needs = {"backend": ("vllm",)}
 
 
 @dataclass
-class GeneratorOptions(TemplateOptions, LoadingOptions):
+class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
     """Which model generates, and how, for every command that lets one answer."""
 
     backend: Literal["transformers", "vllm", "openai"] = option(

@@ -247,12 +247,13 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
 
         endpoint = EndpointGenerator(options, say)
         return endpoint, f"{endpoint.url}, {options.concurrency} requests at a time"
-    from stepjepa.data.tokens import Prompter
     from stepjepa.generation import local
 
     place = local.find_model(str(options.model_name))
     tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
-    prompter = Prompter(tokenizer, options.chat_template, options.plain, options.chat_template_kwargs)
+    prompter = place.prompter(tokenizer, options)
+    if prompter.note:
+        say(f"note     {prompter.note}")
     return local.load_generator(place, prompter, options)
 
 

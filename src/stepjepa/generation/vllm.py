@@ -61,8 +61,11 @@ class VllmGenerator:
         own = {one.row: {_NAME.temperature: one.temperature, _NAME.seed: one.seed, **self._sampling} for one in todo}
         for batch in batches:
             answers = self._engine.ask([(prompts[one.row], own[one.row]) for one in batch])
-            made = ((one.row, len(prompts[one.row]), *answer) for one, answer in zip(batch, answers, strict=True))
-            yield [Reply(row, mended(text), ended, read, written) for row, read, text, ended, written in made]
+            replies = []
+            for one, (text, ended, written) in zip(batch, answers, strict=True):
+                text = mended(self._prompter.response(written, text))
+                replies.append(Reply(one.row, text, ended, len(prompts[one.row]), len(written)))
+            yield replies
 
 
 def _require_gpus(options: GeneratorOptions) -> None:
@@ -109,10 +112,10 @@ class _Engine:
         config = self._llm.llm_engine.model_config
         return config.max_model_len, config.get_vocab_size()
 
-    def ask(self, batch: _Batch) -> list[tuple[str, bool, int]]:
-        """Text, whether it ended by itself and number of tokens of each answer."""
+    def ask(self, batch: _Batch) -> list[tuple[str, bool, list[int]]]:
+        """Text, whether it ended by itself and the tokens of each answer."""
         prompts = [{"prompt_token_ids": ids} for ids, _ in batch]
         params = [self._params(**sampling) for _, sampling in batch]
         outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._lora)
         answers = (output.outputs[0] for output in outputs)
-        return [(one.text, one.finish_reason != "length", len(one.token_ids)) for one in answers]
+        return [(one.text, one.finish_reason != "length", list(one.token_ids)) for one in answers]

@@ -296,12 +296,15 @@ def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
     """A name for each of the T tokens of the trunk; see `row_records`. Tokens in no span are the template's."""
     length = len(example.trunk)
     names = ["trunk: template" if spans else "trunk: prompt"] * length
-    answers = {span.start for span in spans if span.name.startswith(("answer", "step"))}
     for start, stop in example.labels:
         if not spans:
             names[start:stop] = ["trunk: answer"] * (stop - start)
-        elif start in answers:  # labels of an answer, which reach to the end of its turn
-            names[start:stop] = ["trunk: end of turn"] * (stop - start)
+            continue
+        inside = [span for span in spans if start <= span.start < stop]
+        if inside and all(span.name.startswith(("answer", "step")) for span in inside):
+            # Labels of an answer, which reach to the end of its turn.
+            first = inside[0].start
+            names[first:stop] = ["trunk: end of turn"] * (stop - first)
     for name, start, stop in spans:
         stop = min(stop, length)
         names[start:stop] = [f"trunk: {name}"] * (stop - start)

@@ -15,7 +15,7 @@ from stepjepa.config.parser import build
 from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, is_stream, texts_of
-from stepjepa.data.tokens import TokenisedText, byte_letters, encode_cut, encode_texts, token_span
+from stepjepa.data.tokens import TokenisedText, byte_letters, encode_apart, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError, no_rows
 from stepjepa.inspect.layout import Form, Span, packing_line, row_records
@@ -242,10 +242,11 @@ def _tokenised(tokenizer: PreTrainedTokenizerBase, chat: ReadChat) -> Iterator[T
     Where the template ends no turn, what it writes after the last answer is left out, and no token reaches over the end
     of an answer.
     """
-    whole = chat.rendered.text
+    whole, begins = chat.rendered.text, chat.rendered.begins
     for text in (whole, whole[: chat.rendered.spans[-1].end]):
-        yield encode_texts(tokenizer, [text])[0]
-        yield encode_cut(tokenizer, text, [span.end for span in chat.answers if span.start < span.end < len(text)])
+        tokens = encode_texts(tokenizer, [text])[0]
+        yield encode_apart(tokenizer, text, tokens, begins)
+        yield encode_apart(tokenizer, text, tokens, [*begins, *(span.end for span in chat.answers)])
 
 
 def _agrees(ids: np.ndarray, trunk: np.ndarray) -> bool:

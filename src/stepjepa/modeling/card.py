@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepjepa.data.prompts import trained_ending
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import FILE_SUFFIXES
 from stepjepa.objectives.base import trained_pairs
@@ -135,6 +136,10 @@ def write_card(
     lines = {split: DataReport.from_dict(one).lines()[0] for split, one in data.items()}
     values: dict[str, Any] = {"run": run, "settings": settings, "base": base, "objective": objective, "data": lines}
     values |= {"step": records.step, "results": results, "signs": logged_collapse(last)[0], "last": last}
+    training = [one.get("prompts") or {} for split, one in records.data.items() if split.startswith("train")]
+    kwargs = settings.get("chat_template_kwargs") or {}
+    values["dropped"] = trained_ending(training)
+    values["given"] = "".join(f", {key}={value!r}" for key, value in kwargs.items() if key.isidentifier())
     values |= {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
     card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, version=__version__, **values)
     write_whole(folder / CARD, [str(card).encode()])

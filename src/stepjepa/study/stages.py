@@ -313,6 +313,7 @@ def score_model(
     from stepjepa.evaluation.harness import Harness, metrics_of
     from stepjepa.evaluation.options import HARNESS, HarnessOptions
     from stepjepa.evaluation.run import evaluate_model
+    from stepjepa.generation.local import Place
     from stepjepa.modeling.load import check_finite
     from stepjepa.training.encoding import chat_tokenizer
 
@@ -323,6 +324,7 @@ def score_model(
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = chat_tokenizer(AutoTokenizer.from_pretrained(model_folder), method)
     values, kwargs = dict[str, float | None](), method.chat_template_kwargs
+    trained = Place(str(model_folder), Path(model_folder)).trained_ending
     # Metrics of states are read together where their views are the same, metrics of answers where they have no options.
     groups: dict[str, list[str]] = {}
     for name, options in metrics.items():
@@ -335,7 +337,10 @@ def score_model(
             values |= _geometry(model, tokenizer, rows, names, views, max_examples, batch_size)
             continue
         if names[0].startswith(HARNESS):
-            harness, prompter = Harness(HarnessOptions(**options)), Prompter(tokenizer, template_kwargs=kwargs)
+            harness, prompter = (
+                Harness(HarnessOptions(**options)),
+                Prompter(tokenizer, None, False, kwargs, None, trained),
+            )
             task, *_ = harness.tasks
             made = harness.run(task, model, prompter, method.system_prompt, batch_size, max_examples)
             values[names[0]] = next(iter(metrics_of(task, made["results"]).values()))["value"]
@@ -350,6 +355,7 @@ def score_model(
             batch_size=batch_size,
             system_prompt=method.system_prompt,
             chat_template_kwargs=kwargs,
+            trained=trained,
             columns=method.columns,
             max_examples=max_examples,
             max_length=method.max_length,

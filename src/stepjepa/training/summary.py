@@ -141,6 +141,7 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
                             f"{report.source}: {report.rows_read:,} rows read",
                             *report.row_lines(),
                             *report.steps.lines(),
+                            *report.prompts.lines(),
                         ],
                     )
                 )

@@ -154,6 +154,8 @@ class JEPATrainer(CheckpointedTrainer):
             args.ddp_find_unused_parameters = has_experts(trained)
         reader = self._reader = ExampleReader(processing_class, args, max_positions(trained))
         self.data_reports, self.score_answers = reader.reports, score_answers
+        if score_answers is not None and hasattr(score_answers, "data_reports"):
+            score_answers.data_reports = reader.reports
         train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
         if kwargs.get("compute_metrics") is None:  # whose names are not known
             self._check_best_metric(args, evaluation)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
+from stepjepa.data.counts import Counts
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.prepare.rows import question_key
-from stepjepa.data.report import REASONS, Counts
+from stepjepa.data.report import REASONS
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, text_of
 from stepjepa.training.options import ExampleOptions
@@ -366,6 +367,8 @@ def _of_tokens(found: TokenStatistics) -> Iterator[_Finding]:
             f"no example of {data.examples:,} has a pair for {found.objective.label}",
             "stepjepa train would stop: see the reasons under Pairs",
         )
+    for name, number, total, text, advice in data.prompts.warnings():
+        yield _Count(f"prompt_{name}", number, total), printable(text), printable(advice)
     if cut is not None:
         count, longest = _Count("truncated", cut.answers_cut + cut.rows_without_room, data.rows_read), _NAME.max_length
         most, every = cut.holds["99"], cut.holds["100"]

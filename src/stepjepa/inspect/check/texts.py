@@ -16,12 +16,12 @@ from typing import Any
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, attempted, row_to_messages
 from stepjepa.data.columns import is_trained, left_over, trained_answers
-from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
+from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder, render_checked
 from stepjepa.data.options import PairColumns, is_stream
 from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.report import RowCounts, StepCounts, listed_files
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import RowSteps, StepSplitter, rules_for
+from stepjepa.data.steps import StepSplitter, rules_for
 from stepjepa.data.token_rows import stream_content
 from stepjepa.errors import RowError
 from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats, RowKeys, row_keys
@@ -250,14 +250,17 @@ class _TextCounter:
 
     def __call__(self, rows: Sequence[PlacedRow]) -> tuple[TextStatistics, list[RowKeys | None], Encoded | None]:
         """Statistics of a chunk, hashes of every row, and examples; an unusable row is an error with `strict_data`."""
-        found, keys, chats = deepcopy(self.empty), list[RowKeys | None](), list[CheckedChat | RowError]()
+        found, keys = deepcopy(self.empty), list[RowKeys | None]()
         found.rows_read = len(rows)
-        for place, row in rows:
-            if found.plain_text and is_stream(row):
-                told = attempted(self._count_text, found, place, row)
-            else:
-                chats.append(attempted(CheckedChat.of, row, self.options, True))
-                told = self._count_chat(found, place, chats[-1])
+        plain = [found.plain_text and is_stream(row) for _, row in rows]
+        told_rows = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
+        chats = [attempted(CheckedChat.of, row, self.options, True) for row in told_rows]
+        if self.encoder is not None and chats:  # what the model gets is counted, which may be less than the rows hold
+            chats = render_checked(told_rows, chats, self.encoder.chats, self.options.rules)
+        checked = iter(chats)
+        for (place, row), text in zip(rows, plain, strict=True):
+            read = self._count_text if text else self._count_chat
+            told = attempted(read, found, place, row if text else next(checked))
             if isinstance(told, RowError):
                 found.skip(told, place, self.options.strict_data)
                 found.skipped_texts.setdefault(told.reason, excerpt(row))
@@ -266,12 +269,12 @@ class _TextCounter:
         found.rows_usable = found.rows_read - found.rows_skipped.total()
         return found, keys, None if self.encoder is None else self.encoder(rows, chats)
 
-    def _count_chat(self, found: TextStatistics, place: str, chat: CheckedChat | RowError) -> RowKeys | RowError | None:
-        """Count a chat; its hashes, or why it cannot be used."""
+    def _count_chat(self, found: TextStatistics, place: str, chat: Any) -> RowKeys | None:
+        """Count a `CheckedChat`; its hashes. Raises the RowError that it may be or have."""
         if isinstance(chat, RowError):
-            return chat
-        if not isinstance(chat.steps, RowSteps):
-            return chat.steps
+            raise chat
+        if isinstance(chat.steps, RowError):
+            raise chat.steps
         found.see_left_over(chat.rest)
         found.steps.count(place, chat.steps)
         trained = trained_answers(chat.messages)

@@ -132,7 +132,7 @@ class TokenStatistics:
         `printable`."""
         name = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)"
         lines = [f"What a model will see: tokenizer {name}, {self.method}"]
-        lines += [f"  {printable(line)}" for line in self.data.lines()]
+        lines += [f"  {printable(line)}" for line in self.data.lines(warnings=False)]
         cut, found, total = self.truncation, self.coverage, sum(self.segments.values())
         if cut is not None:
             holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"

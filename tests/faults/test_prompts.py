@@ -1,0 +1,256 @@
+"""What is asked is what was trained: the text before an answer, in every chat template that is at hand."""
+
+import json
+
+import pytest
+
+from stepjepa.data.chat import ChatRenderer, attempted, check_messages
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.prompts import trained_ending
+from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.data.tokens import Prompter
+from stepjepa.errors import RowError
+from stepjepa.inspect.check import FileOptions
+from stepjepa.inspect.check.texts import TextReader
+from stepjepa.inspect.check.tokens import read_tokens
+from stepjepa.training.options import JEPAOptions
+from support.checks import check_format, warned
+from support.encoding import settings_of
+from support.trl_templates import IN_PARTS, template, templates, tokenizer_with
+
+THINKING = "<think>\nTwo and two.\n</think>\n\n"
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+QUESTION = user("What is 2 + 2?")
+CHATS = {
+    "one turn": [QUESTION, assistant("It is 4.")],
+    "system": [{"role": "system", "content": "Be brief."}, QUESTION, assistant("It is 4.")],
+    "two turns": [QUESTION, assistant("It is 4."), user("And 3 + 3?"), assistant("It is 6.")],
+    "three turns": [
+        QUESTION,
+        assistant("It is 4."),
+        user("And 3 + 3?"),
+        assistant("It is 6."),
+        user("1?"),
+        assistant("1."),
+    ],
+    "thinking": [QUESTION, assistant(f"{THINKING}It is 4.")],
+    "thinking in two turns": [
+        QUESTION,
+        assistant(f"{THINKING}It is 4."),
+        user("And?"),
+        assistant(f"{THINKING}It is 6."),
+    ],
+    "thinking apart": [QUESTION, assistant("It is 4.", reasoning_content="Two and two.")],
+    "thinking apart in two turns": [
+        QUESTION,
+        assistant("It is 4.", reasoning_content="Two and two."),
+        user("And?"),
+        assistant("It is 6.", reasoning_content="Three and three."),
+    ],
+    "blank lines": [QUESTION, assistant("\n\nIt is 4.\n\n")],
+}
+SWITCHES = ({}, {"enable_thinking": True}, {"enable_thinking": False})
+
+
+def assert_asked_as_trained(tokenizer, messages, **kwargs):
+    """Each answer of a chat: the prompt without what the chat does not have is the text before what is labelled, in
+    characters and in tokens. Returns how many answers were compared."""
+    renderer = ChatRenderer(tokenizer, kwargs)
+    rendered = attempted(renderer.render, messages)
+    if isinstance(rendered, RowError):
+        assert rendered.reason == "template_refused", rendered
+        return 0
+    store, report = encode_dataset(
+        [{"messages": messages}], tokenizer, renderer, settings_of("regular", max_length=4096)
+    )
+    (example,) = store
+    answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    spans = [span for span in rendered.spans if span.role == "assistant"]
+    for index, span, opening, begin in zip(answers, spans, rendered.openings, rendered.begins, strict=True):
+        assert opening is not None and not opening.apart
+        shown = rendered.text[span.start : span.end]
+        assert shown.strip() and shown.strip().endswith(messages[index]["content"].strip().rpartition("\n")[2])
+        asked = renderer.prompt(messages[:index]).removesuffix(opening.extra)
+        into = rendered.text.startswith(asked) and len(asked) > begin  # the answer brings the end of the prompt itself
+        assert into or rendered.text[:begin] == asked
+        assert begin <= span.start and rendered.text[begin : span.start] == opening.written
+        if not into:
+            prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
+            assert example.trunk[: len(prompt)].tolist() == prompt
+            assert any(start == len(prompt) for start, _ in example.labels)
+    assert report.prompts.answers == len(answers)
+    return len(answers)
+
+
+@pytest.mark.parametrize("name", templates() or [pytest.param("any", marks=pytest.mark.skip("needs TRL's templates"))])
+def test_every_template_of_trl_is_asked_as_it_is_trained(name):
+    tokenizer, compared = tokenizer_with(template(name)), 0
+    if name.removesuffix("_training") in IN_PARTS:
+        for messages in CHATS.values():
+            assert isinstance(attempted(ChatRenderer(tokenizer).render, messages), RowError)
+        return
+    for messages in CHATS.values():
+        for kwargs in SWITCHES if "enable_thinking" in template(name) else SWITCHES[:1]:
+            compared += assert_asked_as_trained(tokenizer, messages, **kwargs)
+    assert compared >= 8
+
+
+# What the template writes before an answer that its generation prompt does not have, and the other way round.
+KINDS = {
+    "qwen2_5": ("", ""),
+    "llama3_1": ("", ""),
+    "gptoss": ("<|channel|>final<|message|>", ""),
+    "muse_glimmer": (" to=user<|message|>", ""),
+    "qwen3": ("<think>\n\n</think>\n\n", ""),
+    "qwen3_5_think": ("\n</think>\n\n", ""),
+    "glm4moe": ("\n<think></think>\n", ""),
+    "nemotron_3_nano": ("</think>", "\n"),
+    "deepseek_r1_distill": ("", "<think>\n"),
+    "deepseekv3": ("", "<think>\n"),
+}
+
+
+def report_of(name, rows, objective="regular", **options):
+    tokenizer = tokenizer_with(template(name) if name in templates() or "{" not in name else name)
+    renderer = ChatRenderer(tokenizer, options.pop("kwargs", None))
+    store, report = encode_dataset(rows, tokenizer, renderer, settings_of(objective, max_length=4096, **options))
+    return tokenizer, store, report
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_the_template_writes_before_an_answer_is_labelled_and_reported(name):
+    written, extra = KINDS[name]
+    rows = [{"messages": CHATS["one turn"]}, {"messages": CHATS["system"]}]
+    tokenizer, store, report = report_of(name, rows)
+    for example in store:
+        labels = [tokenizer.decode(example.trunk[slice(*span)].tolist()) for span in example.labels]
+        assert len(labels) == 1 and labels[0].startswith(f"{written}It is 4.")
+    assert report.prompts.endings == {extra: 2} and report.prompts.answers == 2
+    assert report.prompts.written == (2 if written.strip() else 0)
+    assert report.prompts.opened == (2 if extra.strip() else 0)
+    lines = "\n".join(report.lines())
+    assert ("before 2 of 2 answers the template writes text" in lines) is bool(written.strip())
+    assert ("the text before 2 of 2 answers is not what the template asks with" in lines) is bool(extra.strip())
+    if "enable_thinking" in template(name):  # and with the switch that the line names there is nothing to say
+        assert """--chat_template_kwargs '{"enable_thinking": false}' puts it into the prompt""" in lines
+        _, _, other = report_of(name, rows, kwargs={"enable_thinking": False})
+        assert other.prompts.written == 0 and not other.prompts.warnings()
+    # White space alone is not worth a word.
+    assert name not in ("qwen2_5", "llama3_1") or report.prompts.lines() == []
+
+
+def test_the_record_of_a_run_says_what_its_prompts_ended_in():
+    _, _, report = report_of("deepseek_r1_distill", [{"messages": CHATS["one turn"]}])
+    record = json.loads(json.dumps(report.to_dict()))
+    assert DataReport.from_dict(record).prompts == report.prompts
+    assert trained_ending([record["prompts"]]) == "<think>\n"
+    assert trained_ending([{"endings": {"": 3, "<think>\n": 2}}, {"endings": {"<think>\n": 2}}]) == "<think>\n"
+    assert trained_ending([{}]) is None and trained_ending([]) is None
+
+
+def test_prompts_are_what_was_trained_unless_something_else_is_asked_for():
+    tokenizer = tokenizer_with(template("deepseek_r1_distill"))
+    header = "<s><\uff5cUser\uff5c>What is 2 + 2?<\uff5cAssistant\uff5c>"
+
+    def prompt(prompt_from, trained):
+        made = Prompter(tokenizer, None, False, None, prompt_from, trained)
+        return made.text([QUESTION]), bool(made.note)
+
+    opened = f"{header}<think>\n"
+    assert prompt(None, None) == (opened, True)  # a model from elsewhere, and one note
+    assert prompt("template", None) == prompt("template", "<think>\n") == prompt(None, "") == (opened, False)
+    assert prompt("training", None) == prompt(None, "<think>\n") == prompt("training", "<think>\n") == (header, False)
+
+
+@pytest.mark.parametrize("name", ["gptoss", "muse_glimmer", "qwen3", "glm4moe", "nemotron_3_nano", "llama3_1"])
+def test_a_response_is_what_comes_after_the_text_that_the_template_writes(name):
+    tokenizer = tokenizer_with(template(name))
+    prompter = Prompter(tokenizer)
+
+    def response(text):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return prompter.response(ids, tokenizer.decode(ids, skip_special_tokens=True))
+
+    written = KINDS[name][0]
+    assert response(f"{written}It is 4.\n\nSo 4.") == "It is 4.\n\nSo 4."
+    assert response("It is 4.") == "It is 4." and response("") == ""
+    if name == "gptoss":
+        thoughts = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
+        assert response(f"{thoughts}{written}4") == "4"
+
+
+def test_what_a_template_leaves_out_of_an_answer_is_counted():
+    rows = [
+        {"messages": CHATS["one turn"]},
+        {"messages": CHATS["thinking"]},
+        {"messages": CHATS["thinking in two turns"]},
+    ]
+    lost = len("".join(THINKING.split()))
+    _, _, report = report_of("deepseek_r1_distill", rows)
+    counts = report.prompts
+    assert (counts.left_out, counts.characters_left_out) == (2, 3 * lost)
+    (line,) = [line for line in report.lines() if "leaves out" in line]
+    assert f"part of the answer in 2 rows, {3 * lost} characters in all (first: list row 1: '<think>" in line
+    _, _, report = report_of("qwen3", rows)  # in earlier turns
+    assert (report.prompts.left_out, report.prompts.characters_left_out) == (1, lost)
+    _, _, report = report_of("lfm2_2_5", rows)
+    (line,) = [line for line in report.lines() if "leaves out" in line]
+    assert line.endswith("""the model is not trained on it: --chat_template_kwargs '{"preserve_thinking": true}'""")
+    _, _, report = report_of("qwen3_training", rows)
+    assert not report.prompts.left_out and not report.prompts.warnings()
+
+
+def test_check_counts_the_steps_that_the_model_gets():
+    answer = "<think>\nOne.\n\nTwo.\n</think>\n\nThree.\n\nFour.\n\nFive."
+    rows = [{"messages": [QUESTION, assistant(answer)]} for _ in range(12)]
+    tokenizer = tokenizer_with(template("deepseek_r1_distill"))
+    method = JEPAOptions(objective="step_jepa", step_splitter="separator", step_pairs="all")
+    reader = TextReader(RowSource(rows), method)
+    tokens = read_tokens(reader, tokenizer, method, FileOptions(model_name="any"))
+    assert reader.found.step_counts == {3: 12} and reader.found.pairs_all == tokens.data.pairs == 24
+    assert {"prompt_opened", "prompt_left_out"} <= set(warned(tokens))
+    assert check_format(rows).step_counts == {4: 12}  # without a tokenizer there is no template
+
+
+def test_an_answer_that_is_not_located_says_what_is_missing():
+    shown = "<{{ m['role'] }}>{{ m['content'] }}</>"
+    keeps = "{% if keep_thinking or '</think>' not in m['content'] %}" + shown + "{% endif %}"
+    text = "{% for m in messages %}" + keeps + "{% endfor %}"
+    with pytest.raises(RowError) as caught:
+        ChatRenderer(tokenizer_with(text)).render(CHATS["thinking"])
+    assert str(caught.value) == (
+        "message 2 (assistant) cannot be located in what the chat template writes; '<think>' is missing; "
+        """--chat_template_kwargs '{"keep_thinking": true}' keeps it"""
+    )
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_thinking_in_a_key_of_its_own_reaches_the_template(key):
+    messages = check_messages([QUESTION, {**assistant("It is 4."), key: "Two and two."}])
+    for name, shown in (
+        ("qwen3", "<think>\nTwo and two.\n</think>\n\nIt is 4."),
+        ("glm4moe", "<think>Two and two.</think>\nIt is 4."),
+        (
+            "{% for m in messages %}<|{{ m.role }}|>{{ m.thinking }}#{{ m.content }}{% endfor %}",
+            "Two and two.#It is 4.",
+        ),
+    ):
+        tokenizer, store, report = report_of(name, [{"messages": messages}])
+        (labels,) = store[0].labels
+        assert shown in tokenizer.decode(store[0].trunk[slice(*labels)].tolist())
+        assert not report.prompts.left_out and not report.prompts.written
+    _, _, report = report_of("llama3_1", [{"messages": CHATS["one turn"]}, {"messages": messages}])
+    assert (report.prompts.left_out, report.prompts.characters_left_out) == (1, 10)
+    (line,) = [line for line in report.lines() if "leaves out" in line]
+    assert "in 1 row, 10 characters in all (first: list row 1: 'Two and two.')" in line
+    assert "write thinking of a key of its own into the content" in line
