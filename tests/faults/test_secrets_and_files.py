@@ -12,15 +12,12 @@ import torch
 
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
-from stepjepa.data.dataset import ExampleStore, load_cached, save_cached
-from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation.store import Output, Paths
 from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import loss_line
-from support.models import made_up_examples
 from support.tokenizers import fresh
 from support.training import trainer_for
 
@@ -84,20 +81,6 @@ def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_a_cache_is_as_readable_as_the_folder_around_it(tmp_path):
-    save_cached(tmp_path / "cache", "key", ExampleStore.of(made_up_examples()), DataReport("rows"))
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    (plain / "file").touch()
-    entry = tmp_path / "cache" / "key"
-    assert mode(entry) == mode(plain)
-    assert {mode(path) for path in entry.iterdir()} == {mode(plain / "file")}
-    report = entry / "report.json"
-    for damaged in ("[1]", '{"rows_skipped": 3}', "[" * 100_000, '{"unknown": 1, "source": '):
-        report.write_text(damaged)
-        assert load_cached(tmp_path / "cache", "key") is None  # as if there were none
 
 
 @pytest.mark.parametrize("name", [".out.jsonl.tmp", ".out.report.json.tmp"])

@@ -208,7 +208,7 @@ def read(tmp_path):
             ("q", "#### 3", "3"),
         ),
         ({"problem": "q", "answer": "3"}, {"question_column": "problem"}, ("q", "3", "3")),
-        ({"question": "q", "solution": "long", "final": "3"}, {"ground_truth_column": "final"}, ("q", "", "3")),
+        ({"question": "q", "solution": "long", "final": "3"}, {"ground_truth_column": "final"}, ("q", "long", "3")),
         ({"messages": CHAT}, {}, ("q", "3", "3")),
     ],
 )
