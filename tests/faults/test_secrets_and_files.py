@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import stat
 
 import pytest
 import torch
@@ -77,10 +76,6 @@ def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"study.yaml:1: hub_token: .*HF_TOKEN") as caught:
         read_training(tree.given)
     assert TOKEN not in str(caught.value)
-
-
-def mode(path):
-    return stat.S_IMODE(path.stat().st_mode)
 
 
 @pytest.mark.parametrize("name", [".out.jsonl.tmp", ".out.report.json.tmp"])
