@@ -101,7 +101,6 @@ def test_flags_in_the_text_exist(reference):
         "version",
         "config",
         "quiet",
-        "print_completion",
         *TrainingArguments.__dataclass_fields__,
     }
     for parser in reference.parsers().values():

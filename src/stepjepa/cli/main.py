@@ -6,19 +6,16 @@ at once. Each module has a function `run(argv: list[str]) -> int`, which gives t
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import errno
 import gc
 import importlib
-import io
 import os
 import sys
 import traceback
 from types import ModuleType
 
-from stepjepa.config.parser import HelpShown
 from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError, StepJepaError
@@ -41,8 +38,7 @@ COMMANDS = {
     "report": "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
 }
 
-COMPLETION, QUIET = "--print-completion", "--quiet"
-SHELLS = ("bash", "zsh")
+QUIET = "--quiet"
 
 # Of these the user's command is not the cause; the same command may work later.
 _SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -99,19 +95,17 @@ def _dispatch(argv: list[str]) -> int:
     if command in ("--version", "version"):
         print_text(f"stepjepa {__version__}")
         return 0
-    if command in LEFT:
-        print_error(f"stepjepa: error: {command}: {LEFT[command]}")
+    left = LEFT.get(command.removeprefix("--").replace("-", "_"))
+    if left:
+        print_error(f"stepjepa: error: {command}: {left}")
         return 2
-    if command not in (*COMMANDS, COMPLETION):
+    if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"
-        known = [*COMMANDS, "--help", "--version", COMPLETION] if kind == "option" else list(COMMANDS)
+        known = [*COMMANDS, "--help", "--version"] if kind == "option" else list(COMMANDS)
         print_error(f"stepjepa: error: unknown {kind} {command!r}; did you mean {nearest(command, known)!r}?")
         print_error(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help")
         return 2
     try:
-        if command == COMPLETION:
-            print_text(completion(*rest))
-            return 0
         if any(word.startswith(f"{QUIET}=") for word in rest):
             raise ConfigError(f"{QUIET} takes no value")
         with only_results(quiet):
@@ -127,29 +121,6 @@ def _dispatch(argv: list[str]) -> int:
 
 def _module(command: str) -> ModuleType:
     return importlib.import_module(f"stepjepa.cli.{command}")
-
-
-def completion(*shell: str) -> str:
-    """The script that completes commands, options and their named values in a shell.
-
-    Raises:
-        ConfigError: another shell, or the package that writes the script is not there.
-    """
-    if len(shell) != 1 or shell[0] not in SHELLS:
-        raise ConfigError(f"{COMPLETION} takes the name of a shell: {', '.join(SHELLS)}")
-    try:
-        import shtab
-    except ImportError:
-        raise ConfigError(f"{COMPLETION} needs the package shtab: pip install 'stepjepa[completion]'") from None
-    root = argparse.ArgumentParser(prog="stepjepa")
-    commands = root.add_subparsers()
-    for name, text in COMMANDS.items():
-        with contextlib.redirect_stdout(io.StringIO()):
-            try:
-                _module(name).run(["--help"])
-            except HelpShown as shown:
-                shown.parser.describe_to(commands.add_parser(name, help=text), shtab.FILE)
-    return str(shtab.complete(root, shell=shell[0]))
 
 
 def tell(error: Exception, name: str, status: int | None = None) -> int:
@@ -173,8 +144,7 @@ def _help() -> str:
             *lines,
             "",
             "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options, stepjepa --version the version.",
-            f"With {QUIET} a command prints errors and its result only. stepjepa {COMPLETION} {'|'.join(SHELLS)}",
-            "prints the shell's completion.",
+            f"With {QUIET} a command prints errors and its result only.",
             "STEPJEPA_TRACEBACK=1 in the environment shows where in the code an error arose.",
         ]
     )

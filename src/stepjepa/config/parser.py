@@ -231,19 +231,6 @@ class StrictParser:
         formatter.add_text(self.epilog)
         return formatter.format_help()
 
-    def describe_to(self, layout: argparse.ArgumentParser, path: object) -> None:
-        """Add all options to an argparse parser that shtab completes; `path` is its mark of what may be a file's name."""
-        actions = [layout.add_argument("--config"), layout.add_argument("--quiet", action="store_true")]
-        actions += [layout.add_argument("words", nargs="*")] if self.positional else []
-        for option in self.options.values():
-            spellings = [f"--{name}" for name in (option.name, *self.spellings(option.name))]
-            nargs = "*" if option.many else "?" if option.bare is not MISSING else None
-            text, named = option.help.replace("%", "%%"), option.named or None
-            actions.append(layout.add_argument(*spellings, nargs=nargs, help=text, choices=named))
-        for action in actions:
-            if action.choices is None and action.nargs not in (0, "?"):
-                action.complete = path  # type: ignore[attr-defined]
-
     # Reading
 
     def _split(self, argv: list[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:

@@ -71,6 +71,7 @@ LEFT: dict[str, Answer] = {
     "energy": Answer("", _NO_ENERGIES),
     "best_of": Answer("", _NO_ENERGIES),
     "score": Answer("", _NO_ENERGIES),
+    "print_completion": Answer("", "shell completion was removed; stepjepa COMMAND --help lists the options"),
     "map_layers": Answer(
         "", "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it"
     ),
