@@ -373,3 +373,26 @@ def test_neither_help_nor_a_server_needs_torch(tmp_path):
     assert "--attempts" in done.stdout and "--use_test_prompts" in done.stdout
     assert "interrupted" not in done.stderr
     assert "cannot be reached" in done.stderr and "stepjepa generate FILE" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "thoughts"),
+    [
+        ({"reasoning_content": " First. "}, "First."),
+        ({"reasoning": " First. "}, "First."),
+        ({"reasoning_content": None, "reasoning": "First."}, "First."),
+        ({"reasoning_content": "First.", "reasoning": "Another."}, "First."),
+        ({"reasoning": {"effort": "low"}}, None),
+        ({}, None),
+    ],
+)
+def test_thoughts_in_a_field_of_their_own(server, data, tmp_path, fields, thoughts):
+    def reply(body, count):
+        answer = solution(body)
+        answer["choices"][0]["message"].update(fields)
+        return answer
+
+    server.script = reply
+    out = tmp_path / "out.jsonl"
+    assert main(words(server, data, out)) == 0
+    assert {row.get("reasoning") for row in lines(out)} == {thoughts}

@@ -164,7 +164,10 @@ class EndpointGenerator:
         try:
             answer: Any = await client.chat_completion(messages, model=options.model_name, extra_body=body)
             choice, usage = answer.choices[0], answer.usage
-            text, thoughts = choice.message.content or "", choice.message.get("reasoning_content")
+            message = choice.message
+            text = message.content or ""
+            own = [message.get("reasoning_content"), message.get("reasoning")]  # the name differs by server
+            thoughts = next((one for one in own if isinstance(one, str) and one), None)
             sizes = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
             reasoning = mended(thoughts).strip() if thoughts else None
             reply = Reply(
