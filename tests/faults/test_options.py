@@ -206,14 +206,16 @@ def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):
     assert notes("openai/gsm8k:main", eval_file="openai/gsm8k:main", **given) == []
 
 
-def test_without_matplotlib_the_page_is_written_and_the_picture_is_said(tmp_path, capsys, monkeypatch):
+def test_a_picture_that_needs_matplotlib_is_refused_before_the_page_is_written(tmp_path, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     rows, page, picture = write(tmp_path / "rows.jsonl", TEST[:4]), tmp_path / "page.html", tmp_path / "row.png"
     error = refusal(capsys, "inspect", rows, "--model_name", "tiny", "--html", page, "--png", picture)
-    assert "--png" in error and "needs matplotlib" in error and f"written: {page}" in error
-    assert page.stat().st_size > 10_000 and not picture.exists()
+    assert f"--png {picture}: this needs matplotlib" in error and "pip install" in error
+    assert not page.exists() and not picture.exists()
+    assert main(["inspect", str(rows), "--model_name", "tiny", "--html", str(page)]) == 0
+    assert page.stat().st_size > 10_000
 
 
 # Values that no run can use

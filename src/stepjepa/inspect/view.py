@@ -16,6 +16,7 @@ from stepjepa.inspect.record import RowRecord
 from stepjepa.inspect.rows import ShownRows, method_from, rows_from, show_rows, taken, tokenizer_of
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
+from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped, printable
 
 if TYPE_CHECKING:
@@ -254,6 +255,11 @@ def inspect(
         if file is not None:
             _check_output(suffixes, file, given.overwrite, f"--{name} {file}", f"--{_NAME.overwrite} to replace it")
             files.append(file)
+    if given.png is not None:
+        try:
+            library("matplotlib", "analysis")
+        except ConfigError as error:  # before anything is written
+            raise ConfigError(f"--{_NAME.png} {given.png}: {error}") from None
     source = list(data) if isinstance(data, Iterator) else data
     _, place, _ = next(rows_from(source, row))
     model = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
