@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from transformers import EarlyStoppingCallback, TrainerControl, TrainerState
 
+from stepjepa.training.checkpoints import StopAtEvaluation
 from support.runs import copy_of, one_line, result_of, resume, train
 
 EVALUATED = "--eval_strategy steps --eval_steps 2 --max_steps 12 --track_flop --metric_for_best_model".split()
@@ -57,3 +60,54 @@ def test_a_value_without_its_metric_is_refused(tmp_path, capsys):
     assert "--stop_at needs --eval_strategy and --metric_for_best_model" in one_line(capsys.readouterr().err)
     assert train(tmp_path / "out", *flags, *EVALUATED, "exact", "--stop_at", 1) == 2
     assert "metric_for_best_model is exact; an evaluation has loss, lm_loss" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_patience_counts_the_evaluations_without_a_better_one(tmp_path, capsys):
+    # The number of pairs stays the same, so the first evaluation is the best; after a kill those before it count.
+    flags = ("--eval_file", tmp_path / "rows.jsonl", *EVALUATED, "num_pairs", "--early_stopping_patience", 2)
+    out = tmp_path / "out"
+    assert train(out, *flags) == 0
+    assert "num_pairs has not improved in the last evaluations (--early_stopping_patience 2)" in capsys.readouterr().out
+    assert [entry["step"] for entry in read(out)[1]] == [2, 4, 6] and read(out)[0] == 6
+    killed = copy_of(out, tmp_path / "killed", killed_after=4)
+    assert resume(killed, *flags) == 0
+    assert result_of(killed)["weights"] == result_of(out)["weights"] and read(killed)[0] == 6
+    capsys.readouterr()
+    assert resume(out, *flags) == 0
+    assert "complete, 6 of 6 steps" in capsys.readouterr().out
+    assert resume(out, *flags[:-1], 4) == 0  # which waits longer
+    assert read(out)[0] == 10
+
+
+def test_what_patience_needs(tmp_path, capsys):
+    flags = ("--eval_file", tmp_path / "rows.jsonl", "--early_stopping_patience")
+    assert train(tmp_path / "out", *flags, 2, "--eval_strategy", "steps") == 2
+    needs = "--early_stopping_patience needs --eval_strategy and --metric_for_best_model"
+    assert needs in one_line(capsys.readouterr().err)
+    assert train(tmp_path / "out", *flags, 2, "--metric_for_best_model", "lm_loss") == 2
+    assert needs in one_line(capsys.readouterr().err)
+    assert train(tmp_path / "out", *flags, 0) == 2
+    assert "early_stopping_patience is 0; it must be at least 1" in one_line(capsys.readouterr().err)
+
+
+def test_patience_stops_where_transformers_does():
+    values = [3.0, 2.0, 2.5, 1.5, 1.5, 1.6, 1.7, 1.0]
+    for patience in (1, 2, 3, 9):
+        for greater in (False, True):
+            args = SimpleNamespace(metric_for_best_model="lm_loss", greater_is_better=greater)
+            theirs, ours = EarlyStoppingCallback(patience), StopAtEvaluation(None, patience)
+            state, stops = TrainerState(), []
+            for value in values:
+                entry = {"eval_loss": 0.0, "eval_lm_loss": value}
+                state.log_history.append(entry)
+                control = TrainerControl()
+                theirs.on_evaluate(args, state, control, entry)
+                stops.append((control.should_training_stop, bool(ours.reason(args, state))))
+                best = state.best_metric
+                if best is None or (value > best if greater else value < best):
+                    state.best_metric = value
+            first = [
+                next((number for number, stop in enumerate(one) if stop), None) for one in zip(*stops, strict=True)
+            ]
+            assert first[0] == first[1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import operator
 import platform
 import shlex
 import time
@@ -53,7 +55,7 @@ from stepjepa.utils.files import read_json, remove_tree, share, write_json, writ
 from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
-_NAME = Names(JEPAConfig)
+_NAME = Names(JEPAConfig, RunOptions)
 _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
@@ -77,25 +79,48 @@ class ResumeLog(TrainerCallback):
         self.trainer.resume_log(self.checkpoint)
 
 
-class StopAt(TrainerCallback):
-    """Ends a training once `metric_for_best_model` has reached a value in an evaluation."""
+class StopAtEvaluation(TrainerCallback):
+    """Ends a training by `metric_for_best_model` of its evaluations: at `value`, or after `patience` of them in a row
+    without a better one, as `transformers.EarlyStoppingCallback`.
 
-    def __init__(self, value: float):
-        self.value = value
+    It looks at the evaluations in the log, which a resumed run has too.
+    """
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+    def __init__(self, value: float | None, patience: int | None):
+        self.value, self.patience = value, patience
+
+    def on_evaluate(self, args, state, control, **kwargs):
         """See `TrainerCallback`. Raises ConfigError where there is no such metric."""
-        if self.is_reached(args, metrics):
+        if self.reason(args, state):
             control.should_training_stop = True
 
-    def is_reached(self, args: TrainingArguments, metrics: Mapping[str, float]) -> bool:
-        """Whether an evaluation ends the training. Raises ConfigError where it has no such metric."""
+    def reason(self, args: TrainingArguments, state: TrainerState) -> str:
+        """Why the last evaluation ends the training, empty where it does not.
+
+        Raises:
+            ConfigError: the evaluation has no such metric.
+        """
+        evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+        if not evaluations:
+            return ""
         name = str(args.metric_for_best_model).removeprefix("eval_")
-        found = metrics.get(f"eval_{name}")
-        if found is None:
-            known = ", ".join(name.removeprefix("eval_") for name in metrics)
+        if f"eval_{name}" not in evaluations[-1]:
+            known = ", ".join(name.removeprefix("eval_") for name in evaluations[-1] if name.startswith("eval_"))
             raise ConfigError(f"metric_for_best_model is {name}; an evaluation has {known}")
-        return found >= self.value if args.greater_is_better else found <= self.value
+        better = operator.gt if args.greater_is_better else operator.lt
+        # A checkpoint keeps NaN as None.
+        values = [math.nan if entry.get(f"eval_{name}") is None else entry[f"eval_{name}"] for entry in evaluations]
+        if self.value is not None and (values[-1] == self.value or better(values[-1], self.value)):
+            return f"{args.metric_for_best_model} has reached --{_NAME.stop_at} {self.value:g}"
+        best = waited = 0
+        for number, value in enumerate(values[1:], 1):
+            waited += 1
+            if better(value, values[best]):
+                best, waited = number, 0
+        if self.patience is not None and waited >= self.patience:
+            rule = f"--{_NAME.early_stopping_patience} {self.patience}"
+            return f"{args.metric_for_best_model} has not improved in the last evaluations ({rule})"
+        return ""
 
 
 def last_evaluation(state: TrainerState) -> dict[str, float]:
@@ -248,9 +273,13 @@ class CheckpointedTrainer(Trainer):
 
     def _was_to_stop(self, checkpoint: Path) -> bool:
         """Whether the evaluation at a checkpoint ends the training, and only the final model was not written."""
-        last = last_evaluation(TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)))
-        stops = (one for one in self.callback_handler.callbacks if isinstance(one, StopAt))
-        return bool(last) and any(one.is_reached(self.args, last) for one in stops)
+        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        return bool(last_evaluation(state) and self.stop_reason(state))
+
+    def stop_reason(self, state: TrainerState) -> str:
+        """Why the last evaluation in a log ends the training, empty where it does not."""
+        stops = [one for one in self.callback_handler.callbacks if isinstance(one, StopAtEvaluation)]
+        return "".join(one.reason(self.args, state) for one in stops)
 
     @property
     def cut(self) -> Cut:

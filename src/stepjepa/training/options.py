@@ -6,8 +6,11 @@ Those that objectives read are in `stepjepa.objectives`, those of data in `stepj
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.named import given_name
@@ -305,6 +308,13 @@ class SourceOptions:
     stop_at: float | None = option(
         None, "End training once an evaluation's --metric_for_best_model has reached this value.", RUN, resume=True
     )
+    early_stopping_patience: int | None = option(
+        None,
+        "End training after so many evaluations in a row in which --metric_for_best_model has not improved.",
+        RUN,
+        resume=True,
+        at_least=1,
+    )
     ray_workers: int | None = option(
         None, "Train in so many processes of a Ray cluster; with resume_from_checkpoint true it survives the loss of one.",
         RUN, at_least=1, resume=True, identity=False, dumped=False,
@@ -324,6 +334,11 @@ class SourceOptions:
 @dataclass
 class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
     """What ``stepjepa train`` reads and which model it trains."""
+
+    @property
+    def stop_rules(self) -> dict[str, float | None]:
+        """The options by which an evaluation may end the training, by name."""
+        return {name: getattr(self, name) for name in (_RUN.stop_at, _RUN.early_stopping_patience)}
 
     def __post_init__(self) -> None:
         if isinstance(self.train_file, str):
@@ -377,10 +392,11 @@ class TrainerOptions:
     eval_strategy: Literal["no", "steps", "epoch"] = option("no", "When eval_file is evaluated.", COMMON, resume=True)
     resume_from_checkpoint: str | None = option(
         None,
-        "true resumes from the newest complete checkpoint in output_dir; or a checkpoint's folder.",
+        "true, or the flag alone, resumes from the newest complete checkpoint in output_dir; or a checkpoint's folder.",
         COMMON,
         resume=True,
         dumped=False,
+        bare="true",
     )
     dataloader_num_workers: int = option(
         0, "Worker processes that lay out the batches.", COMMON, resume=True, identity=False, at_least=0
@@ -388,6 +404,17 @@ class TrainerOptions:
     report_to: None | str | list[str] = option(
         "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
     )
+
+
+def inherited_names() -> set[str]:
+    """The fields of `transformers.TrainingArguments`, from its source: to import it takes seconds."""
+    spec = find_spec("transformers")
+    if spec is None or spec.origin is None:
+        return set()
+    source = Path(spec.origin).with_name("training_args.py").read_text(encoding="utf-8")
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    (fields,) = [node.body for node in classes if node.name == "TrainingArguments"]
+    return {node.target.id for node in fields if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
 
 
 @dataclass

@@ -25,7 +25,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config, quantization
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.checkpoints import StopAt, last_evaluation
+from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.encoding import Sources
 from stepjepa.training.options import RunOptions
@@ -105,8 +105,9 @@ def _run(
     if config.eval_strategy != "no" and not run.eval_file:
         strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
         raise ConfigError(f"--{_NAME.eval_strategy} {strategy} needs --{_NAME.eval_file}")
-    if run.stop_at is not None and (config.eval_strategy == "no" or not config.metric_for_best_model):
-        raise ConfigError(f"--{_NAME.stop_at} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
+    rules = [name for name, value in run.stop_rules.items() if value is not None]
+    if rules and (config.eval_strategy == "no" or not config.metric_for_best_model):
+        raise ConfigError(f"--{rules[0]} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
     trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None:
@@ -114,7 +115,7 @@ def _run(
     elif finished is not None:
         trainer.args.gradient_accumulation_steps = folder.check_same(trainer.resume_record)
     if finished is not None and not overwrite:
-        if finished == trainer.requested_steps or folder.stopped_at(run.stop_at):
+        if finished == trainer.requested_steps or folder.stopped_by(run.stop_rules):
             return _complete(trainer, folder, finished)
         if checkpoint is None:
             raise ConfigError(
@@ -139,13 +140,13 @@ def _run(
         metrics |= _last_evaluation(trainer) or trainer.evaluate()
     trainer.save_model()
     state = trainer.state
-    stopped = run.stop_at is not None and state.global_step < record["steps"]
+    stopped = trainer.stop_reason(state) if state.global_step < record["steps"] else ""
     if trainer.args.should_save:
         with writing(output, AGAIN):
             _write_report(trainer, output)  # of a stream only now is known what was read
             total = round(time.perf_counter() - begin, 1)
             if stopped:
-                record |= {"steps": state.global_step, _NAME.stop_at: run.stop_at}
+                record |= {"steps": state.global_step, **run.stop_rules}
             record["durations"] = {"total": total, "training": round(metrics.get("train_runtime", 0.0), 1)}
             write_json(output / RECORD, record)
             final = {"steps": state.global_step, "metrics": metrics, "log_history": state.log_history}
@@ -230,8 +231,8 @@ def make_trainer(
     evaluation = RowSource(run.eval_file, run.eval_split) if run.eval_file else None
     trainer = JEPATrainer(model, config, Sources(sources), evaluation, tokenizer, peft, score_answers)
     trainer.run_options = run
-    if run.stop_at is not None:
-        trainer.add_callback(StopAt(run.stop_at))
+    if run.stop_at is not None or run.early_stopping_patience is not None:
+        trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
     return trainer
 
 

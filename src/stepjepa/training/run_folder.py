@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -169,9 +169,12 @@ class RunFolder:
             self._read(METRICS).get("steps") if self.ended and mismatch(self.path, only_weights=True) is None else None
         )
 
-    def stopped_at(self, value: float | None) -> bool:
-        """Whether the run that ended here reached this value of its metric before its last step."""
-        return value is not None and self._read(RECORD).get("stop_at") == value
+    def stopped_by(self, rules: Mapping[str, float | None]) -> bool:
+        """Whether the run that ended here was stopped before its last step under these rules of its evaluations."""
+        record = self._read(RECORD)
+        return any(record.get(name) is not None for name in rules) and all(
+            record.get(name) == value for name, value in rules.items()
+        )
 
     @property
     def broken(self) -> dict[str, Any] | None:

@@ -117,14 +117,14 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     return "\n".join([*said, "words:", *legend(words(trainer, " ".join(said)))])
 
 
-def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: bool = False) -> str:
+def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: str = "") -> str:
     """The result of a run, and where it is.
 
     Args:
         trainer: after its training.
         run: what was read.
         metrics: the final ones, as in ``metrics.json``.
-        stopped: whether ``stop_at`` has ended it.
+        stopped: why an evaluation ended it before its last step, if one did.
     """
     output = str(trainer.args.output_dir)
     answers = [f"eval_{name}" for name in (*(run.eval_metrics or ()), "did_not_stop")]
@@ -147,7 +147,7 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
                 )
     done = [f"{counted(trainer.state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
     if stopped:
-        done.append(f"{trainer.args.metric_for_best_model} has reached --{_NAME.stop_at} {run.stop_at:g}")
+        done.append(stopped)
     parts.append(("done", done))
     scores = "  ".join(f"{name} {metrics[name]:.4f}" for name in answers if name in metrics)
     parts.append(("final", [line for line in (short(metrics), scores) if line]))
