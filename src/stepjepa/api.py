@@ -64,9 +64,9 @@ def __getattr__(name: str) -> Any:
 def _options(kind: type[T], values: dict[str, Any]) -> T:
     """An options dataclass out of values by name, checked before anything heavy is imported."""
     from stepjepa.config.parser import build
-    from stepjepa.config.spellings import published
+    from stepjepa.config.spellings import by_our_names
 
-    (options,) = build((kind,), values, published(kind))
+    (options,) = build((kind,), by_our_names(values, kind))
     if hasattr(options, "check"):
         options.check()
     return options
@@ -85,7 +85,7 @@ def train(**options: Any) -> TrainResult:
     """
     from stepjepa.config.option import Names
     from stepjepa.config.parser import build, command_line
-    from stepjepa.config.spellings import published
+    from stepjepa.config.spellings import by_our_names
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.options import RunOptions
     from stepjepa.training.run import AGAIN, run_training
@@ -94,9 +94,10 @@ def train(**options: Any) -> TrainResult:
     from stepjepa.utils.terminal import is_main_process, say
 
     name = Names(JEPAConfig, RunOptions)
+    options = by_our_names(options, RunOptions, JEPAConfig)
     if options.get(name.ray_workers) is not None:
         return _train_in_ray(options, name)
-    run, config = build((RunOptions, JEPAConfig), options, published(RunOptions, JEPAConfig))
+    run, config = build((RunOptions, JEPAConfig), options)
     if is_main_process():
         for line in run_notes(run, config, options):
             say(f"note   {line}")

@@ -51,7 +51,7 @@ def test_every_option_of_train_is_shown_once(shown):
     text = shown("train")
     names = [name for part in (RunOptions, JEPAOptions, TrainerOptions) for name in options_of(part)]
     assert sorted(re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)) == sorted([*names, "config"])
-    assert "(also\n                        --batch_size; default: 8)" in text
+    assert "(also --batch_size, --per_gpu_train_batch_size; default: 8)" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,12 @@ def test_every_option_of_train_is_shown_once(shown):
         ("--no_lora --adam-beta2 0.9 --trian_file x", "--trian_file", "--train_file?"),
         ("--batch_size 4 --learning-rat x", "--learning-rat", "--learning_rate?"),
         ("--adam_epsilo x", "--adam_epsilo", "--adam_epsilon?"),
-        ("--train_file x --step_separator --foo", "--foo", "?; for a value, write --step_separator=--foo"),
-        ("--no_lora --foo", "--foo", "?"),
+        (
+            "--train_file x --step_separator --labes",
+            "--labes",
+            "--labels?; for a value, write --step_separator=--labes",
+        ),
+        ("--no_lora --labes", "--labes", "--labels?"),
         ("--llm_jepa --lbd 1", "--llm_jepa", "--objective llm_jepa?"),
     ],
 )
@@ -69,6 +73,26 @@ def test_a_misspelt_flag_is_answered_with_the_nearest_name(words, begin, end, ca
     assert main(["train", *words.split()]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"stepjepa train: error: unknown flag {begin}; did you mean --") and said.endswith(end)
+
+
+def test_a_slip_in_a_name_is_answered_before_torch_is_loaded(tmp_path):
+    (tmp_path / "run.yaml").write_text("seed: 1\nlearning_rat: 1\n")
+    commands = [
+        ["train", "data.jsonl", "--tf32", "--no_fp16", "--learning-rat", "1"],
+        ["train", "--config", str(tmp_path / "run.yaml")],
+        ["train", "--config", str(tmp_path / "none.yaml")],
+        ["train", "--adam_epsilo", "1"],
+    ]
+    code = f"import sys\nfrom stepjepa.cli.main import main\nfor command in {commands!r}:\n"
+    code += "    assert main(command) == 2\n    assert not {'torch', 'transformers'} & sys.modules.keys(), command\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line.partition("error: ")[2].removeprefix(f"{tmp_path}/") for line in done.stderr.splitlines()] == [
+        "unknown flag --learning-rat; did you mean --learning_rate?",
+        "run.yaml:2: unknown key 'learning_rat'; did you mean 'learning_rate'?",
+        "none.yaml: no such file; --config takes the path of a YAML file",
+        "unknown flag --adam_epsilo; did you mean --adam_epsilon?",
+    ]
 
 
 def test_neither_the_help_nor_a_report_nor_what_reads_rows_alone_loads_torch(tmp_path):

@@ -161,3 +161,6 @@ def test_a_local_model_that_is_not_there_is_not_looked_for_on_the_hub(command, t
     assert main(command.format(name="runs/stpe", data="data.jsonl").split()) == 2
     message = capsys.readouterr().err.strip()
     assert "--model_name runs/stpe: no such folder; did you mean runs/step?" in message, message
+    assert main(command.format(name="runs/tube", data="data.jsonl").split()) == 2
+    message = capsys.readouterr().err.strip()
+    assert "--model_name runs/tube: no such folder (for a model of the Hub" in message, message

@@ -85,6 +85,8 @@ def test_one_clear_line(refused, text, flags, expected):
         ("--resume_from_checkpoint nowhere", ["nowhere", "no such checkpoint"]),
         ("--model_name minii", ["minii", "mini"]),
         ("--eval_strategy steps", ["--eval_strategy steps", "--eval_file"]),
+        ("--eval_on_start", ["eval_on_start needs data", "--eval_file"]),
+        ("--include_for_metrics inputs", ["include_for_metrics", "predictions and labels"]),
         ("--label_smoothing_factor 0.1", ["label_smoothing_factor", "does not do"]),
         ("--lora --lora_target_modules nope", ["LoRA", "nope"]),
         ("--lora --lora_target_modules embed_tokens", ["embed_tokens", "embedding"]),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.training.config import JEPAConfig
@@ -32,6 +33,17 @@ def train(tmp_path, capfd):
         return printed(capfd, argv, status).strip()
 
     return run
+
+
+def test_a_file_without_its_flag_and_resuming_with_the_flag_alone(train, tmp_path):
+    rows = str(tmp_path / "rows.jsonl")
+    args = [rows, "--model_name", "tiny", "--output_dir", str(tmp_path / "out"), "--disable_tqdm", "true"]
+    assert main(["train", *args, "--max_steps", "2", "--save_steps", "1"]) == 0
+    assert main(["train", *args, "--max_steps", "3", "--resume_from_checkpoint", "--save_steps", "1"]) == 0
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert "--resume_from_checkpoint true" in record["command"] and f"--train_file {rows}" in record["command"]
+    history = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert history["steps"] == 3
 
 
 def test_resolved_yaml_repeats_the_run_and_clears_nothing(train, tmp_path):

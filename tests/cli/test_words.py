@@ -7,11 +7,13 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
+from stepjepa.config.aliases import Answer, alias_settings
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import Answer, StrictParser, alias_settings
+from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import PUBLISHED, published
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import lora_config
+from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import only_results, say
 from support.rows import write
@@ -43,10 +45,10 @@ def test_words_that_mean_the_same(parser, tmp_path):
     assert parser.values(["--assistant_only_loss", "True"]) == {"labels": "assistant"}
     assert parser.values(["--no_use_peft"]) == {"lora": False}
     assert lora_config(8, targets=["all-linear"]).target_modules == lora_config(8).target_modules
-    with pytest.raises(ConfigError, match="unknown option 'use_peft'; did you mean 'lora'"):
-        stepjepa.train(use_peft=True)
+    with pytest.raises(ConfigError, match="lora_r sets lora_rank to 8, but lora_rank sets it to 4"):
+        stepjepa.train(use_peft=True, lora_r=8, lora_rank=4)
     # Each leads to options that exist, in the commands that have them.
-    known = {name for dtype in ALL for name in options_of(dtype)}
+    known = {name for dtype in (*ALL, JEPAConfig) for name in options_of(dtype)}
     assert {name for target in PUBLISHED.values() for name, _ in alias_settings(target)} <= known
     assert "packing" in published(*ALL) and "use_peft" not in published(JEPAOptions)
 
@@ -56,18 +58,19 @@ ANSWERS = [name for name, target in PUBLISHED.items() if isinstance(target, Answ
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_words_that_are_answered(name, tmp_path, capsys):
-    assert main(["train", f"--{name}", "true", "--output_dir", str(tmp_path / "out")]) == 2
+    assert main(["train", f"--{name}", "other", "--output_dir", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"stepjepa train: error: --{name}: ") and f"--{PUBLISHED[name].option}" in line
+    assert line.startswith(f"stepjepa train: error: --{name}: ")
+    assert f"--{PUBLISHED[name].option}" in line or "{option}" not in PUBLISHED[name].text
     file = tmp_path / "trl.yaml"
-    file.write_text(f"lora: true\n{name}: false\n")
+    file.write_text(f"lora: true\n{name}: other\n")
     assert main(["train", "--config", str(file)]) == 2
     assert f"error: {file}:2: {name}: " in capsys.readouterr().err
     assert {"packing", "completion_only_loss"} <= set(ANSWERS)
 
 
 def test_mistakes_in_words(capsys):
-    assert main(["train", "--assistant_only_loss", "maybe"]) == 2
+    assert main(["train", "--assistant_only_loss=maybe"]) == 2
     assert "expected one of true, false, got 'maybe'" in capsys.readouterr().err
     assert main(["train", "--use_peft", "--no_lora"]) == 2
     assert "--use_peft sets lora to True, but --no_lora sets it to False" in capsys.readouterr().err
@@ -81,8 +84,11 @@ def test_help_and_version_as_commands(capsys):
     assert main(["help"]) == 0 == main(["version"])
     said = capsys.readouterr().out
     assert "stepjepa help COMMAND" in said and said.endswith(f"\nstepjepa {stepjepa.__version__}\n")
-    assert main(["help", "trian"]) == 2
-    assert "unknown command 'trian'; did you mean 'train'?" in capsys.readouterr().err
+    for word in ("trian", "sft", "finetune"):
+        assert main(["help", word]) == 2
+        assert f"unknown command {word!r}; did you mean 'train'?" in capsys.readouterr().err
+    assert main(["dpo", "--help"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
 
 
 def test_completion_is_answered(capsys):

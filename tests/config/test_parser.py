@@ -119,13 +119,11 @@ def test_what_does_not_fit(words, text):
 
 
 def test_free_words_and_fields_that_cannot_be_set():
-    with pytest.raises(
-        ConfigError, match="unexpected argument 'train.jsonl': options are written --name value; did you"
-    ):
+    with pytest.raises(ConfigError, match="unexpected argument 'train.jsonl': options are written --name value$"):
         StrictParser(Options).values(["train.jsonl"])
     assert message("--kwargs", "{'a': 1}").startswith("--kwargs: expected a JSON object, got \"{'a': 1}\" (Expecting")
     text = message("--derived", "1")
-    assert text.startswith("unknown flag --derived; did you mean --") and "derived" not in text.split(";")[1]
+    assert text == "unknown flag --derived; --help lists the options"
 
 
 def test_mistakes_of_the_caller_are_told():

@@ -93,7 +93,7 @@ def test_a_key_sets_its_field(line, name, value, write):
         ("predictor: 3", "unknown key 'predictor'; did you mean 'predictors'?"),
         ("jepa-ratio: 3", "unknown key 'jepa-ratio'; did you mean 'jepa_ratio'?"),
         ("derived: 3", None),
-        ("no_lora: true", "unknown key 'no_lora'; did you mean 'lora'?"),
+        ("no_lora: true", "unknown key 'no_lora'; write lora: false"),
         ("<<: {lbd: 1}", None),
         ("? [a, b]\n: 1", "expected a name as the key, got a sequence"),
         ("lbd: !!python/object:os.system {}", None),

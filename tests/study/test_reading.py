@@ -158,7 +158,7 @@ def test_a_seed_may_stand_in_a_name():
         ("evaluate.batch_size=0", ["batch_size is 0; it must be at least 1"]),
         ("data={train_file: a.jsonl}", ["data: test_file is missing"]),
         ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),
-        ("data={builtin: {task: a6}}", ["did you mean 'a5'"]),
+        ("data={builtin: {task: a6}}", ["expected one of arithmetic, ", "a5", "got 'a6'"]),
         ("data={builtin: {task: a5, degree: 2}}", ["unknown key 'degree'"]),
         ("data={builtin: {task: a5, test: {length: 0}}}", ["length is 0; it must be at least 1"]),
         ("data={builtin: {task: path_star, test: {nodes: 8}}}", ["nodes is 8; the star has 9"]),

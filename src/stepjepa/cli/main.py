@@ -17,7 +17,7 @@ import traceback
 from types import ModuleType
 
 from stepjepa.config.spellings import LEFT
-from stepjepa.config.values import nearest
+from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.utils.terminal import only_results, open_missing_streams, print_error, print_text, stdout_trouble
 from stepjepa.version import __version__
@@ -37,6 +37,9 @@ COMMANDS = {
     "doctor": "what is exact on this machine, its speed and memory, and the flags to take",
     "report": "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
 }
+
+# What other programs call the same.
+WORDS_FOR = {"sft": "train", "finetune": "train", "fine-tune": "train", "pretrain": "train"}
 
 QUIET = "--quiet"
 
@@ -102,7 +105,9 @@ def _dispatch(argv: list[str]) -> int:
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"
         known = [*COMMANDS, "--help", "--version"] if kind == "option" else list(COMMANDS)
-        print_error(f"stepjepa: error: unknown {kind} {command!r}; did you mean {nearest(command, known)!r}?")
+        meant = WORDS_FOR.get(command)
+        hint = f"; did you mean {meant!r}?" if meant else did_you_mean(command, known)
+        print_error(f"stepjepa: error: unknown {kind} {command!r}{hint}")
         print_error(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help")
         return 2
     try:

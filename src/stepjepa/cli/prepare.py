@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from stepjepa.api import prepare
 from stepjepa.cli import needed_file
+from stepjepa.config.aliases import Alias, Answer
 from stepjepa.config.option import Names
-from stepjepa.config.parser import Answer, StrictParser
+from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.data.prepare import PrepareOptions
 from stepjepa.utils.terminal import print_text
@@ -24,7 +25,7 @@ GONE = {
 
 def run(argv: list[str]) -> int:
     """Prepare a file; exit status 0 where rows were written."""
-    gone = {name: Answer(Names(PrepareOptions).output_file, text) for name, text in GONE.items()}
+    gone: dict[str, Alias] = {name: Answer(Names(PrepareOptions).output_file, text) for name, text in GONE.items()}
     aliases = {**published(PrepareOptions), **gone}
     values = StrictParser((PrepareOptions,), __doc__, aliases=aliases, positional=("file",)).values(argv)
     needed_file(values.get("file"), "prepare")

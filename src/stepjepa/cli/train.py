@@ -1,8 +1,8 @@
-"""stepjepa train
+"""stepjepa train FILE
 
 Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone.
 
-example: stepjepa train --train_file data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run
+example: stepjepa train data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import logging
 from stepjepa.api import train
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
-from stepjepa.config.spellings import published
-from stepjepa.training.options import COMMON, JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.config.spellings import PUBLISHED, published
+from stepjepa.training.options import COMMON, JEPAOptions, RunOptions, TrainerOptions, inherited_names
 from stepjepa.utils.terminal import is_main_process, print_text, show_log
 
 _FIRST, _LAST = "options run model method loss views".split(), "data lora output".split()
@@ -25,6 +25,8 @@ def run(argv: list[str]) -> int:
     """Parse, train, print the result. Exit status 0."""
     if any(word in ("-h", "--help") for word in argv):  # without torch
         parser_of(RunOptions, JEPAOptions, TrainerOptions).values(argv)  # exits
+    if "--help_all" not in argv:  # a slip in a name is answered before torch is loaded, which takes seconds
+        parser_of(RunOptions, JEPAOptions, TrainerOptions).check_names(argv)
     from stepjepa.training.config import JEPAConfig
 
     parser = parser_of(RunOptions, JEPAConfig)
@@ -51,4 +53,11 @@ def run(argv: list[str]) -> int:
 
 def parser_of(*dataclass_types: type) -> StrictParser:
     """The parser of the command over these dataclasses."""
-    return StrictParser(dataclass_types, __doc__, aliases=published(*dataclass_types), headings=_GROUPS)
+    return StrictParser(
+        dataclass_types,
+        __doc__,
+        aliases=published(*dataclass_types),
+        positional=(Names(RunOptions).train_file,),
+        headings=_GROUPS,
+        others=(*PUBLISHED, *inherited_names()),
+    )

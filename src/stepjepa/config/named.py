@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from stepjepa.config.values import named_by_file, nearest
+from stepjepa.config.values import did_you_mean, named_by_file
 from stepjepa.errors import ConfigError, said
 
 Named = type | Callable[..., object]
@@ -39,8 +39,8 @@ def load_named(name: str, option: str, known: Sequence[str], again: bool = False
     if name in _GIVEN:
         return _GIVEN[name]
     if not named_by_file(name):
-        near = f"did you mean {nearest(name, known)}?"
-        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own; {near}")
+        near = did_you_mean(name, known, "{}")
+        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}")
     source, _, attribute = name.rpartition(":")
     try:
         with _current_folder_too():

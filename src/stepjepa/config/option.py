@@ -20,9 +20,9 @@ from stepjepa.config.values import (
     choices_of,
     convert,
     describe,
+    did_you_mean,
     is_class,
     named_by_file,
-    nearest,
     show,
     union_members,
 )
@@ -91,7 +91,7 @@ class Option:
             name=field.name,
             hint=hint,
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bare=meta.get("const", True if bool in union_members(hint) else MISSING),
+            bare=found.bare or meta.get("const", True if bool in union_members(hint) else MISSING),
             secret=field.name.endswith("_token") if found.secret is None else found.secret,
         )
 
@@ -130,8 +130,7 @@ class Option:
             raise BadValue(f"{given} is gone; {gone}")
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
         if self.choices and value is not None and value not in self.choices and not (self.own and named_by_file(value)):
-            close = nearest(str(value), self.choices)
-            raise BadValue(f"expected {self.expects}, got {show(given)}; did you mean {close!r}?")
+            raise BadValue(f"expected {self.expects}, got {show(given)}{did_you_mean(str(value), self.choices)}")
         return value
 
     def fits(self, given: object) -> bool:
@@ -156,7 +155,8 @@ class Option:
             raise ConfigError(f"{self.name}={value} is gone; {gone}")
         named = self.named if self.own or not self.choices else []
         if named and len(members) == 1 and value not in named and not (self.own and named_by_file(value)):
-            further = f", or file.py:Name of your own; did you mean {nearest(str(value), named)}?" if self.own else ""
+            near = did_you_mean(str(value), named, "{}")
+            further = f", or file.py:Name of your own{near}" if self.own else ""
             raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}{further}")
         if members == [bool] and isinstance(value, str):  # "false" would be true
             raise ConfigError(f"{self.name} is {value!r}; it must be true or false")

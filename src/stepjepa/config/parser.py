@@ -12,33 +12,14 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Union
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from stepjepa.config.aliases import Alias, Answer, Share, alias_settings
 from stepjepa.config.option import MISSING, Brings, Option, options_of, public_values
-from stepjepa.config.values import BadValue, convert, named_by_file, nearest, show
+from stepjepa.config.values import BadValue, convert, did_you_mean, named_by_file, show
 from stepjepa.config.yaml_file import Node, read_tree, representable
 from stepjepa.errors import ConfigError
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """The error for a word that means nothing here: `text`, about an option of ours where one comes near to it.
-
-    Attributes:
-        idle: values, in lower case, that change nothing: an older version's resolved.yaml holds every default.
-    """
-
-    option: str
-    text: str
-    idle: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.text.format(option=self.option)
-
-
-# What another spelling stands for, see `StrictParser`.
-Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]", Answer]
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _BARE = object()  # the value of a flag that was written without one
@@ -85,10 +66,12 @@ class StrictParser:
             - a table from the words that it takes to the fields and values that they set; the spelling alone is "true".
               Where there is a field of this name as well, all that the table lacks is for that one:
               `{"debug": {"5": (("debug_level", "5"),)}}`;
+            - a `Share` of the steps that a field counts;
             - an `Answer`, which is the error that it raises.
         positional: fields that free words fill, in this order; those that a flag gives are passed over. One that takes
             several values takes all free words.
         headings: groups of options that the help shows, in this order; by default all.
+        others: names that `check_names` lets pass: of options in dataclasses that are too slow to load only for names.
     """
 
     def __init__(
@@ -99,11 +82,13 @@ class StrictParser:
         aliases: Mapping[str, Alias] | None = None,
         positional: Sequence[str] = (),
         headings: Sequence[str] = (),
+        others: Collection[str] = (),
     ) -> None:
         self.dataclass_types = tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
         paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
         self.prog, self.description, self.epilog = paragraphs[0], " ".join(paragraphs[1:-1]), paragraphs[-1]
         self.positional, self.headings = tuple(positional), tuple(headings)
+        self._others = set(others)
         self.options: dict[str, Option] = {}
         self._brought: set[str] = set()
         self.aliases: dict[str, Alias] = {_plain(name): target for name, target in (aliases or {}).items()}
@@ -122,14 +107,31 @@ class StrictParser:
             SystemExit: with code 0, after printing the help for `--help`.
         """
         argv = list(argv)
-        for option in [one for one in self.options.values() if one.brings]:
-            self.take_up(option.name, _written(argv, option.name))
+        self._take_up_written(argv)
         self._check_answers(argv)
         config, flags = self._split(argv)
         written = {} if config is None else read_tree(config).mapping("options")
-        given = _merge(setting for one in written.items() for setting in self._from_yaml(*one))
-        given |= _merge(setting for flag in flags for setting in self._from_flag(*flag))
+        given = merged(setting for one in written.items() for setting in self._from_yaml(*one))
+        given |= merged(setting for flag in flags for setting in self._from_flag(*flag))
         return carried(self.options, {name: setting.value for name, setting in given.items()})
+
+    def check_names(self, argv: Sequence[str]) -> None:
+        """Refuse a flag, or a key of the YAML file, that is no option, without a look at the values.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        self._take_up_written(argv)
+        self._check_answers(argv)
+        self._check_flags(argv)
+        config = _words_by_flag(argv).get("config")
+        if config:
+            for key, node in read_tree(config).mapping("options").items():
+                self._check_key(key, node)
+
+    def _take_up_written(self, argv: Sequence[str]) -> None:
+        for option in [one for one in self.options.values() if one.brings]:
+            self.take_up(option.name, _written(argv, option.name))
 
     def take_up(self, name: str, value: object) -> None:
         """Add the options that a value of option `name` brings, where it is the name of a class of one's own.
@@ -167,6 +169,11 @@ class StrictParser:
                 return
             if isinstance(target, Answer):
                 raise BadValue(str(target))
+            if isinstance(target, Share):
+                target = target.option
+                share = self.options[target].read(None if given is _BARE else given)
+                if not isinstance(share, (int, float)) or share >= 1:
+                    raise BadValue(f"it is a share of the steps, below 1; for a number of steps write --{target}")
             if isinstance(target, tuple):
                 yes = given is _BARE or convert(bool, given)
                 values = [(target[0], self.options[target[0]].read(target[1]))] if yes else []
@@ -241,11 +248,11 @@ class StrictParser:
         written = {_plain(word.partition("=")[0]) for word in argv if word.startswith("--")}
         free = {name: list[str]() for name in self.positional if not written & {name, *self.spellings(name)}}
         flags: list[tuple[str, list[str]]] = []
+        self._check_flags(argv)
         for word in argv:
             before, words = flags[-1] if flags else ("", [])
             open_names = [name for name, taken in free.items() if self.options[name].many or not taken]
             if match := _FLAG.fullmatch(word):
-                self._check_flag(f"--{match[1]}", "" if words else before)
                 flags.append((f"--{match[1]}", [] if match[2] is None else [match[2]]))
             elif open_names and (word[:1] != "-" or len(word) == 1) and not self._takes(before, words, word):
                 free[open_names[0]].append(word)
@@ -273,6 +280,8 @@ class StrictParser:
         target, option = self._meant(spelling)
         if isinstance(target, Mapping):
             return not words and word.lower() in target
+        if isinstance(target, Answer):
+            return not words
         if option is None and spelling != "--config":  # it stands for a value, or for false
             return not words and target in self.aliases.values() and word.lower() in _SWITCH_WORDS
         if option is not None and option.boolean:
@@ -282,24 +291,39 @@ class StrictParser:
     def _meant(self, spelling: str) -> tuple[Alias, Option | None]:
         """What a flag stands for, and the option if it is one."""
         target = self.aliases.get(_plain(spelling), _plain(spelling))
-        return target, self.options.get(target) if isinstance(target, str) else None
+        name = target.option if isinstance(target, Share) else target
+        return target, self.options.get(name) if isinstance(name, str) else None
+
+    def _check_flags(self, argv: Iterable[str]) -> None:
+        """Refuse flags that nobody knows."""
+        before = ""  # a flag that waits for a value
+        for word in argv:
+            match = _FLAG.fullmatch(word)
+            if match is None:
+                before = ""
+                continue
+            self._check_flag(f"--{match[1]}", before)
+            before = f"--{match[1]}" if match[2] is None else ""
 
     def _check_answers(self, argv: Sequence[str]) -> None:
         """Refuse a flag that has an `Answer`, before any other flag of the same command is called unknown."""
-        for word in argv:
-            match = _FLAG.fullmatch(word)
-            answer = self.aliases.get(_plain(match[1])) if match else None
-            if match and isinstance(answer, Answer):
-                raise ConfigError(f"--{match[1]}: {answer}")
+        for name, word in _words_by_flag(argv).items():
+            answer = self.aliases.get(name)
+            value = word.lower() if word and not word.startswith("--") else "true"
+            if isinstance(answer, Answer) and value not in answer.idle:
+                raise ConfigError(f"--{name}: {answer}")
 
     def _check_flag(self, spelling: str, before: str) -> None:
-        """Refuse a flag that nobody knows; `before` is a flag that waits for a value."""
         name = _plain(spelling)
-        if name in {*self.options, *self.aliases, "config"} or self._switched_off(name):
+        if name in self._names() or self._switched_off(name) or name.removeprefix("no_") in self._others:
             return
         waiting = self.options.get(_plain(before))
         way = f"; for a value, write {before}={spelling}" if waiting and not waiting.boolean else ""
-        raise ConfigError(f"unknown flag {spelling}{self._hint(name)}{way}")
+        hint = self._hint(name) or "; --help lists the options"
+        raise ConfigError(f"unknown flag {spelling}{hint}{way}")
+
+    def _names(self) -> set[str]:
+        return {*self.options, *self.aliases, *self._others, "config"}
 
     def _switched_off(self, name: str) -> Option | None:
         """The true/false option that ``--no_NAME`` switches off."""
@@ -322,24 +346,29 @@ class StrictParser:
         yield from self.settings(name, given, spelling)
 
     def _from_yaml(self, key: str, node: Node) -> Iterator[Setting]:
-        if key not in self.options and key not in self.aliases:
-            close = nearest(key, [*self.options, *self.aliases])
-            raise ConfigError(f"{node.where}: unknown key {key!r}; did you mean {close!r}?")
+        self._check_key(key, node)
         yield from self.settings(key, node.written, f"{node.where}: {key}")
 
+    def _check_key(self, key: str, node: Node) -> None:
+        """Refuse a key of a YAML file that nobody knows."""
+        if key in self._names() - {"config"}:
+            return
+        off = self._switched_off(key)
+        hint = f"; write {off.name}: false" if off else did_you_mean(key, self._names())
+        raise ConfigError(f"{node.where}: unknown key {key!r}{hint}")
+
     def _hint(self, word: str) -> str:
+        """The flag that was probably meant; empty where no name is a slip away."""
         name = _plain(word)
         for option in self.options.values():
             if name in option.choices:
                 return f"; did you mean --{option.name} {name}?"
         off = [f"no_{option.name}" for option in self.options.values() if option.boolean and name.startswith("no_")]
-        return f"; did you mean --{nearest(name, [*self.options, *self.aliases, 'config', 'help', 'quiet', *off])}?"
+        return did_you_mean(name, [*self._names(), "help", "quiet", *off], "--{}")
 
 
-def build(
-    dataclass_types: Sequence[Any], values: Mapping[str, Any], aliases: Mapping[str, Alias] | None = None
-) -> tuple[Any, ...]:
-    """Instances of dataclasses out of values by name; `aliases` are names that are answered with ours.
+def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Instances of dataclasses out of values by name.
 
     Raises:
         ConfigError: a name that none of them has, or values that their own checks refuse.
@@ -348,11 +377,7 @@ def build(
     values = carried(known, values)
     for name in values:
         if name not in known:
-            alias = (aliases or {}).get(name)
-            if isinstance(alias, Answer):
-                raise ConfigError(f"{name}: {alias}")
-            ours = nearest(name, known) if alias is None else alias_settings(alias)[0][0]
-            raise ConfigError(f"unknown option {name!r}; did you mean {ours!r}?")
+            raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}")
     try:
         return tuple(
             dtype(**{name: one for name, one in values.items() if name in options_of(dtype)})
@@ -395,27 +420,26 @@ def command_line(command: str, given: Mapping[str, Any], *instances: object) -> 
     return shlex.join(words)
 
 
-def alias_settings(target: Alias) -> list[tuple[str, str | None]]:
-    """The fields that another spelling may set, each with the value, None where that is written with it."""
-    if isinstance(target, (str, Answer)):
-        return [(target if isinstance(target, str) else target.option, None)]
-    return [target] if isinstance(target, tuple) else [one for settings in target.values() for one in settings]
-
-
 def _written(argv: Sequence[str], name: str) -> Any:
     """The value of an option as the command line has it, else its YAML file; None where neither does."""
-    found: dict[str, str] = {}
-    for word, after in zip(argv, [*argv[1:], ""], strict=False):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--"):
-            found[_plain(flag)] = value if equals else after
+    found = _words_by_flag(argv)
     if name in found or "config" not in found:
         return found.get(name)
     node = read_tree(found["config"]).mapping("options").get(name)
     return node and node.written
 
 
-def _merge(settings: Iterable[Setting]) -> dict[str, Setting]:
+def _words_by_flag(argv: Sequence[str]) -> dict[str, str]:
+    """The word that follows each flag, by the flag's name."""
+    words: dict[str, str] = {}
+    for word, after in zip(argv, [*argv[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            words[_plain(flag)] = value if equals else after
+    return words
+
+
+def merged(settings: Iterable[Setting]) -> dict[str, Setting]:
     """The last setting of each field; two spellings, one of them an alias, must not disagree."""
     merged: dict[str, Setting] = {}
     for new in settings:

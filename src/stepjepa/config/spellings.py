@@ -1,14 +1,23 @@
-"""The table of other spellings: flags of the method's first scripts, and words of TRL and Hugging Face -> our options."""
+"""The table of other spellings: flags of the method's first scripts, names of transformers 4 and of TRL -> our options.
+
+A name that means the same is an alias; any other has an answer that says what to do instead. Without an entry here, a name
+would be left to a suggestion by its letters, and that may be an option of another meaning.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from stepjepa.config.aliases import Alias, Answer, Share, alias_settings
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import Alias, Answer, alias_settings
+from stepjepa.config.parser import Setting, StrictParser, merged
+from stepjepa.config.yaml_file import representable
 
 # ``--linear`` chose the semantic tube and its mode in one.
 _TUBE_MODES = {"random_span": "span", "e2e": "e2e", "mean": "mean", "curvature": "curvature"}
 
-PUBLISHED: dict[str, Alias] = {
+_SCRIPTS: dict[str, Alias] = {
     "batch_size": "per_device_train_batch_size",
     "grad_accum": "gradient_accumulation_steps",
     "num_epochs": "num_train_epochs",
@@ -36,26 +45,135 @@ PUBLISHED: dict[str, Alias] = {
     "length_adjustment": "tube_length_adjustment",
     # It was a level of chatter; `TrainingArguments` has a ``--debug`` of its own, which takes words.
     "debug": {str(level): (("debug_level", str(level)),) for level in range(11)},
-    # TRL's, and words in use at Hugging Face
+}
+
+
+def _answers(option: str, text: str, **idle: str) -> dict[str, Alias]:
+    """The same `Answer` for several names, each with its words that change nothing."""
+    return {name: Answer(option, text, tuple(words.split())) for name, words in idle.items()}
+
+
+_PACKED = "leave it out: examples are packed into rows as it is (--{option} packed), and do not see each other"
+_LABELS = "leave it out: the loss is on the assistant's messages as it is, and on every token with --{option} all"
+_ADAPTER = "give JEPATrainer a peft_config with it, from Python; --{option} takes no such adapter"
+_CHUNKS = "leave it out: each row is an example of up to --{option} tokens, and none is joined"
+_END = "leave it out: what ends an answer is read from the chat template (--{option})"
+
+_TRL: dict[str, Alias] = {
+    "model": "model_name",
     "model_name_or_path": "model_name",
+    "torch_dtype": "dtype",
     "dataset_name": "train_file",
-    "dataset_config": Answer("train_file", "write it after the data set's name, as in --{option} NAME:CONFIG"),
     "dataset_train_split": "dataset_split",
     "dataset_test_split": "eval_split",
+    "dataset_streaming": "streaming",
     "max_seq_length": "max_length",
-    "lr": "learning_rate",
-    "epochs": "num_train_epochs",
+    "assistant_only_loss": {"true": (("labels", "assistant"),), "false": (("labels", "all"),)},
+    "use_liger": "use_liger_kernel",
+    "chat_template_path": "chat_template",
     "use_peft": "lora",
     "lora_r": "lora_rank",
-    "assistant_only_loss": {"true": (("labels", "assistant"),), "false": (("labels", "all"),)},
-    "completion_only_loss": Answer(
-        "labels",
-        "leave it out: the loss is on the assistant's messages as it is, and on every token with --{option} all",
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    **_answers(
+        "model_name", "give --{option} a folder with it (hf download NAME --revision ...)", model_revision="none"
     ),
-    "packing": Answer(
-        "forward", "leave it out: examples are packed into rows as it is (--{option} packed), and do not see each other"
+    **_answers(
+        "output_dir",
+        "write --dtype, --attn_implementation, ...; in Python, load the model",
+        model_init_kwargs="none",
+    ),
+    **_answers("train_file", "write it after the data set's name, as in --{option} NAME:CONFIG", dataset_config=""),
+    **_answers("train_file", "give the files or data sets to --{option}, and --mixing_weights", datasets=""),
+    **_answers(
+        "eval_file", "write two files with stepjepa prepare --valid_ratio, and give --{option}", test_split_size="none"
+    ),
+    **_answers(
+        "max_length", "rename the column: plain text is read from the column text", dataset_text_field="text none"
+    ),
+    **_answers("max_length", "leave it out: rows are read as they are", dataset_kwargs="none"),
+    **_answers("dataset_num_proc", "leave it out; --{option} sets the processes that tokenise", dataset_batch_size=""),
+    **_answers("train_sampling_strategy", "--{option} sequential keeps the order of the file", shuffle_dataset="true"),
+    **_answers("max_length", "longer chats are cut on the right only; raise --{option}", truncation_mode="keep_start"),
+    **_answers("max_length", _CHUNKS, chars_per_token="", num_of_sequences="", infinite="false"),
+    **_answers("forward", _PACKED, packing="", eval_packing="", packing_strategy="", padding_free=""),
+    **_answers("forward", _PACKED, pad_to_multiple_of="auto none"),
+    **_answers("labels", _LABELS, completion_only_loss=""),
+    **_answers("labels", "leave it out: padding is masked by its place, never by its token", pad_token="none"),
+    **_answers("gamma", "the LM loss, weighted by --{option}, is the likelihood's (nll)", loss_type="nll chunked_nll"),
+    **_answers(
+        "gamma", "the loss is --{option} * LM + --lbd * JEPA, without a loss of the router", router_aux_loss_coef=""
+    ),
+    **_answers("gradient_checkpointing", "recompute activations: --{option} true", activation_offloading="false"),
+    **_answers(
+        "gradient_checkpointing_kwargs",
+        "write --{option} '{{\"use_reentrant\": ...}}'",
+        gradient_checkpointing_use_reentrant="",
+    ),
+    **_answers("chat_template", _END, eos_token="none"),
+    **_answers("ddp_broadcast_buffers", "leave it out; see --{option}", ignore_bias_buffers="false"),
+    **_answers(
+        "lora", _ADAPTER, lora_task_type="causal_lm", lora_target_parameters="none", lora_modules_to_save="none"
+    ),
+    **_answers("lora", _ADAPTER, use_rslora="false", use_dora="false"),
+    **_answers(
+        "load_in_4bit",
+        "leave it out: --{option} always means nf4 with double quantisation",
+        bnb_4bit_quant_type="nf4",
+        use_bnb_nested_quant="true",
+        bnb_4bit_quant_storage="none",
     ),
 }
+
+_MIXED = "leave it out: mixed precision is torch's own; --{option} or --fp16 switches it on"
+_NO_LOOP = "leave it out: there is one loop of evaluation; see --{option}"
+_SPEED = "leave it out: tokens_per_second is in every entry of the log (--{option})"
+_BOARD = "set TENSORBOARD_LOGGING_DIR in the environment, for --{option} tensorboard"
+
+# What transformers 5 no longer has.
+_TRANSFORMERS_4: dict[str, Alias] = {
+    "warmup_ratio": Share("warmup_steps"),
+    "evaluation_strategy": "eval_strategy",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "no_cuda": "use_cpu",
+    "adafactor": ("optim", "adafactor"),
+    "group_by_length": ("train_sampling_strategy", "group_by_length"),
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
+    "torchdynamo": "torch_compile_backend",
+    "xpu_backend": "ddp_backend",
+    **_answers("use_cpu", "leave it out: a GPU is used, unless --{option} is given", use_mps_device="true"),
+    **_answers(
+        "use_cpu",
+        "training runs on GPUs, or with --{option} on the CPU",
+        tpu_num_cores="none",
+        tpu_metrics_debug="false",
+    ),
+    **_answers("hub_model_id", "write --{option} ORGANIZATION/NAME", push_to_hub_organization="none"),
+    **_answers("output_dir", "leave it out: weights are written as safetensors only", save_safetensors="true"),
+    **_answers(
+        "output_dir", "leave it out: compute_metrics gets predictions and labels", include_inputs_for_metrics="false"
+    ),
+    **_answers("output_dir", "leave it out: no state is passed on to the next batch", past_index="-1"),
+    **_answers("output_dir", "leave it out: settings are compared with stepjepa study", ray_scope="last"),
+    **_answers("prediction_loss_only", _NO_LOOP, use_legacy_prediction_loop="false"),
+    **_answers("logging_steps", _SPEED, include_tokens_per_second="true"),
+    **_answers("report_to", _BOARD, logging_dir="none"),
+    **_answers("bf16", _MIXED, fp16_backend="auto", half_precision_backend="auto", fp16_opt_level="o1"),
+    **_answers("torch_compile", "leave it out; --{option} compiles the model", jit_mode_eval="false", use_ipex="false"),
+    **_answers("fsdp", "shard the weights with --{option}", sharded_ddp="none false", mp_parameters="none"),
+    **_answers("fsdp_config", "write --{option} '{{\"min_num_params\": ...}}'", fsdp_min_num_params="0"),
+    **_answers(
+        "fsdp_config",
+        "write --{option} '{{\"transformer_layer_cls_to_wrap\": [...]}}'",
+        fsdp_transformer_layer_cls_to_wrap="none",
+    ),
+    **_answers("accelerator_config", "write --{option} '{{\"dispatch_batches\": ...}}'", dispatch_batches="none"),
+    **_answers("accelerator_config", "write --{option} '{{\"split_batches\": ...}}'", split_batches="none"),
+}
+
+PUBLISHED: dict[str, Alias] = {**_SCRIPTS, **_TRL, **_TRANSFORMERS_4}
 
 
 _NO_ENERGIES = (
@@ -107,3 +225,31 @@ def published(*dataclass_types: type) -> dict[str, Alias]:
             field in known and (value is None or known[field].fits(value)) for field, value in alias_settings(target)
         )
     }
+
+
+def by_our_names(given: Mapping[str, Any], *dataclass_types: type) -> dict[str, Any]:
+    """Values by name as Python code gives them, with our names in place of other spellings.
+
+    Raises:
+        ConfigError: a spelling that has an answer, or two that disagree.
+    """
+    own = {name for dtype in dataclass_types for name in options_of(dtype)}
+    if given.keys() <= own:
+        return dict(given)
+    aliases = published(*dataclass_types)
+    parser = StrictParser(dataclass_types, aliases=aliases)
+    settings: list[Setting] = []
+    for name, value in given.items():
+        if name in aliases and name not in own:
+            settings += parser.settings(name, _as_written(value), name)
+        else:
+            settings.append(Setting(name, value, name, alias=False))
+    return {name: one.value for name, one in merged(settings).items()}
+
+
+def _as_written(value: object) -> object:
+    """A value as a YAML file would have it, see `stepjepa.config.values`."""
+    plain = representable(value)
+    if isinstance(plain, list):
+        return [_as_written(item) for item in plain]
+    return plain if plain is None or isinstance(plain, dict) else str(plain)

@@ -30,6 +30,7 @@ _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
 _INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
+_ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95  # of two names, from 0 to 1
 _LARGEST = 2**63 - 1  # what the machine counts with
 
 
@@ -45,12 +46,35 @@ class _Mismatch(Exception):
     """This alternative of a type does not accept the value; another may."""
 
 
-def nearest(name: str, known: Iterable[str], alike: float = 0.0) -> str | None:
-    """The member of `known` that looks most like `name`, None where none does by `alike`, from 0 (any) to 1 (the same);
-    capitals do not count."""
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The member of `known` that `name` is a slip of; None where there is none. Capitals do not count.
+
+    A name with a word more, less or other than `name` has another meaning, however many letters they share:
+    ``warmup_ratio`` is no slip of ``lbd_warmup_ratio``.
+    """
     spelt = {one.lower(): one for one in known}
-    matches = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=alike)
-    return spelt[matches[0]] if matches else None
+    matches = difflib.get_close_matches(name.lower(), spelt, n=20, cutoff=_ALIKE)
+    return next((spelt[match] for match in matches if _is_slip(name.lower(), match)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
+    """The end of a message about an unknown name: ``; did you mean 'lbd'?``, or nothing where no known name is near."""
+    near = nearest(name, known)
+    return f"; did you mean {form.format(near)}?" if near else ""
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether both have the same words, but for some letters; or the same letters, but for the breaks between words."""
+    words, others = re.split(r"[\W_]+", name), re.split(r"[\W_]+", known)
+    if len(words) == len(others):
+        pairs = zip(words, others, strict=True)
+        return all(_alike(word, other, _ALIKE) or other.startswith(word) for word, other in pairs)
+    return _alike("".join(words), "".join(others), _ALIKE_WITHOUT_BREAKS)
+
+
+def _alike(one: str, other: str, least: float) -> bool:
+    similar = difflib.SequenceMatcher(None, one, other).ratio()
+    return similar >= least and abs(len(one) - len(other)) <= 2
 
 
 def named_by_file(name: object) -> TypeGuard[str]:
@@ -99,8 +123,7 @@ def convert(hint: object, given: object, keep: str | None = None) -> object:
     for member in sorted(members, key=_precision):
         with suppress(_Mismatch):
             return _convert_member(member, given, union)
-    close = nearest(given, words, 0.6) if isinstance(given, str) else None
-    near = f"; did you mean {close!r}?" if close else ""
+    near = did_you_mean(given, words) if isinstance(given, str) else ""
     raise BadValue(f"expected {describe(hint)}, got {show(given)}{near}")
 
 

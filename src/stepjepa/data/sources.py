@@ -207,7 +207,7 @@ def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[An
 
 def _did_you_mean(path: Path) -> str:
     there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = nearest(path.name, there, 0.6)
+    near = nearest(path.name, there)
     return f"; did you mean {path.parent / near}?" if near else ""
 
 

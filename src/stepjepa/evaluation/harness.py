@@ -17,7 +17,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from stepjepa.config.option import Names
-from stepjepa.config.values import nearest
+from stepjepa.config.values import did_you_mean
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, said
 from stepjepa.evaluation.intervals import normal
@@ -41,8 +41,8 @@ class Harness:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it names every default
         for name in names:
             if not self._manager.match_tasks([name]):
-                near = nearest(name, self._manager.all_tasks)
-                raise ConfigError(f"--{_NAME.harness}: the harness has no task {name!r}; did you mean {near!r}?")
+                near = did_you_mean(name, self._manager.all_tasks)
+                raise ConfigError(f"--{_NAME.harness}: the harness has no task {name!r}{near}")
         self.tasks: list[str] = self._manager.match_tasks(names)
 
     def run(

@@ -133,7 +133,7 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
     """
     if is_preset(name):
         return train_tokenizer(texts, PRESETS[name].vocabulary, words=PRESETS[name].words)
-    near = nearest(name, PRESETS, 0.7)
+    near = nearest(name, PRESETS)
     if near and not os.path.isdir(name):
         # A Hub that does not answer would take a minute to say that there is no such model.
         raise ConfigError(f"{MODEL} {name}: no such folder or preset; did you mean {near}?")
@@ -162,7 +162,8 @@ def check_local(name: str) -> None:
     if len(path.parts) < 2 or path.exists() or not path.parent.is_dir():
         return
     there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
-    hint = f"; did you mean {path.parent / (nearest(path.name, there, 0.5) or there[0])}?" if there else ""
+    near = nearest(path.name, there)
+    hint = f"; did you mean {path.parent / near}?" if near else ""
     raise ConfigError(
         f"{MODEL} {name}: no such folder{hint} (for a model of the Hub, start where there is no folder {path.parent})"
     )

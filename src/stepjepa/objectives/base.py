@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from stepjepa.config.named import given_name, load_named, source_fingerprint
 from stepjepa.config.option import Names, Option, Topic, check_fields, options_of
-from stepjepa.config.values import nearest
+from stepjepa.config.values import did_you_mean
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.types import TRUNK, Batch, Example, ForestOutput, LossPart, LossParts, Pair, PairsFound, Read, Span
 from stepjepa.errors import ConfigError, said
@@ -132,7 +132,7 @@ class Objective:
         known = options_with_defaults(type(self))
         for name in values:
             if name not in known:
-                near = f"; did you mean {nearest(name, known)!r}?" if known else ""
+                near = did_you_mean(name, known)
                 raise ConfigError(f"objective {self.name} has no option {name!r}{near}")
         with explaining_options(type(self), "cannot be made"):
             own = self.Options and self.Options(**values)

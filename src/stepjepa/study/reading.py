@@ -17,7 +17,7 @@ from typing import Any, Literal
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
-from stepjepa.config.values import nearest
+from stepjepa.config.values import did_you_mean, nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
@@ -364,7 +364,7 @@ def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, node in section.items():
         if name not in known:
-            raise ConfigError(f"{where}: unknown option {name!r}; did you mean {nearest(name, known)!r}?")
+            raise ConfigError(f"{where}: unknown option {name!r}{did_you_mean(name, known)}")
         try:
             values[name] = method[name].read(node.written)
         except ValueError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.values import BadValue, nearest
+from stepjepa.config.values import BadValue, did_you_mean
 from stepjepa.config.yaml_file import Node, parse_tree, read_tree
 from stepjepa.errors import ConfigError
 from stepjepa.study.spec import StudyOptions
@@ -24,10 +24,8 @@ def open_study(name: str) -> tuple[str, Node]:
     """
     path, recipes = Path(name).expanduser(), recipe_files()
     if not path.is_file() and name not in recipes:
-        close = nearest(name, [*recipes, *map(str, path.parent.glob("*.y*ml"))])
-        raise ConfigError(
-            f"{name}: no such file or recipe; did you mean {close!r}? (stepjepa study --list shows the recipes)"
-        )
+        near = did_you_mean(name, [*recipes, *map(str, path.parent.glob("*.y*ml"))])
+        raise ConfigError(f"{name}: no such file or recipe{near} (stepjepa study --list shows the recipes)")
     path = path if path.is_file() else recipes[name]
     root = read_tree(path)
     return path.stem, Node(root.mapping("study"), root.where)
@@ -110,7 +108,7 @@ def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = ""
     for key, node in section.items():
         if key not in known:
             place = f"{node.where}: {what}" if what else node.where
-            raise ConfigError(f"{place}: unknown key {key!r}; did you mean {nearest(key, known)!r}?")
+            raise ConfigError(f"{place}: unknown key {key!r}{did_you_mean(key, known)}")
 
 
 def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> dict[str, Any]:

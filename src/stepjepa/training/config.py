@@ -6,10 +6,11 @@ What the interface of `transformers.Trainer` takes is kept, or refused in one li
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import torch
 import transformers
@@ -17,12 +18,14 @@ from accelerate.utils import parse_flag_from_env
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from stepjepa.config.option import Names, option, options_of, public_values
-from stepjepa.config.values import nearest
+from stepjepa.config.spellings import by_our_names, published
+from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import parse_object, read_json
 
+T = TypeVar("T")
 _MOST = 2**32 - 1  # of any number: the largest seed that all generators take
 _TRAINER = "options of transformers.TrainingArguments"
 # Keys of options of `TrainingArguments` that hold several settings. Those of FSDP are the ones that transformers reads; it
@@ -46,6 +49,19 @@ _BESIDES_TRAINING = (
 )
 
 
+def _by_our_names(config: type[T]) -> type[T]:
+    """`config` whose constructor takes the other spellings of its options too, as the command line does."""
+    construct: Any = config.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: T, *args: Any, **given: Any) -> None:
+        construct(self, *args, **by_our_names(given, config))
+
+    config.__init__ = __init__  # type: ignore[method-assign, assignment]
+    return config
+
+
+@_by_our_names
 @dataclass
 class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  # type: ignore[misc]  # narrower types
     """Arguments of `JEPATrainer`: every field of `TrainingArguments`, and those of `JEPAOptions`.
@@ -133,7 +149,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 setattr(self, name, given)
             for key in given if isinstance(given, dict) else ():
                 if key not in keys:
-                    raise ConfigError(f"{name} has no key {key!r}; did you mean {nearest(str(key), keys)!r}?")
+                    raise ConfigError(f"{name} has no key {key!r}{did_you_mean(str(key), keys)}")
 
     def _check_inherited(self) -> None:
         """Refuse options of `TrainingArguments` that would be ignored, or that leave no second backward pass.
@@ -153,6 +169,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 self.train_sampling_strategy not in samplings, self.train_sampling_strategy, out
             ),
             _NAME.hub_strategy: (strategy != "end", strategy, "use end: checkpoints are not uploaded"),
+            _NAME.include_for_metrics: (
+                bool(self.include_for_metrics), self.include_for_metrics, "compute_metrics gets predictions and labels"
+            ),
             _NAME.use_liger_kernel: (self.use_liger_kernel, True, "it replaces parts of the model; leave it out"),
             _NAME.deepspeed: (bool(sharded), sharded, f"shard the weights with {_NAME.fsdp}"),
         }  # fmt: skip
@@ -253,7 +272,11 @@ def fixed_on_resume() -> list[str]:
 
 # The arguments of a Trainer
 
+# What `transformers.Trainer` or `trl.SFTTrainer` takes, and why it cannot be used here.
 _REFUSED = {
+    "formatting_func": "rows are chats; write them as messages first, with dataset.map",
+    "quantization_config": "load the model with it and give the model",
+    "tokenizer": "it is called processing_class",
     "data_collator": "batches are laid out by the objective",
     "compute_loss_func": f"the loss is gamma * LM + lbd * JEPA ({_NAME.jepa_loss}, lbd and gamma choose it)",
     "preprocess_logits_for_metrics": "compute_metrics gets the most likely ids, not logits",
@@ -262,7 +285,7 @@ _REFUSED = {
 
 
 def check_arguments(given: dict[str, Any]) -> None:
-    """Refuse arguments of `Trainer` that a `JEPATrainer` would ignore.
+    """Refuse arguments that a `JEPATrainer` would ignore, and options, which are arguments of a `JEPAConfig`.
 
     Raises:
         ConfigError: such an argument is given.
@@ -270,6 +293,9 @@ def check_arguments(given: dict[str, Any]) -> None:
     for name, reason in _REFUSED.items():
         if given.get(name) is not None:
             raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
+    for name in given.keys() & (options_of(JEPAConfig).keys() | published(JEPAConfig).keys()):
+        (ours,) = by_our_names({name: given[name]}, JEPAConfig) or (name,)
+        raise ConfigError(f"JEPATrainer takes no {name}: write JEPAConfig({ours}=...)")
 
 
 def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> None:

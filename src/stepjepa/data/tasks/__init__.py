@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stepjepa.config.option import check_fields, option, options_of
-from stepjepa.config.values import nearest
+from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError
 
 GROUP = "task"  # of the tasks' options
@@ -87,7 +87,7 @@ class Task(ABC):
 def task_class(name: str) -> type[Task]:
     """The class of a task; ConfigError for an unknown name."""
     if name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}; did you mean {nearest(name, TASKS)!r}? Known: {', '.join(TASKS)}")
+        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASKS)} (known: {', '.join(TASKS)})")
     module, _, found = TASKS[name].partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), found)  # type: ignore[no-any-return]
 
@@ -97,7 +97,7 @@ def make_task(name: str, **options: Any) -> Task:
     kind = task_class(name)
     for key in options:
         if key not in (known := options_of(kind)):
-            raise ConfigError(f"the task {name} has no option {key!r}; did you mean {nearest(key, known)!r}?")
+            raise ConfigError(f"the task {name} has no option {key!r}{did_you_mean(key, known)}")
     return kind(**options)
 
 

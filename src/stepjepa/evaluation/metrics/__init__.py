@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from stepjepa.config.named import load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.spellings import LEFT
-from stepjepa.config.values import nearest
+from stepjepa.config.values import did_you_mean
 from stepjepa.data.options import column_value, listed_columns
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import text_of
@@ -223,6 +223,6 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
         known |= takes
     for key in options:
         if key not in known:
-            hint = f"; did you mean {nearest(key, known)!r}? Known: {', '.join(sorted(known))}" if known else ""
+            hint = f"{did_you_mean(key, known)} (known: {', '.join(sorted(known))})" if known else ""
             raise ConfigError(f"no option {key!r} of {', '.join(names)}{hint}")
     return made
