@@ -70,6 +70,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     starts from random weights), ``logging_steps`` 10, ``report_to`` none, ``logging_nan_inf_filter`` false (a loss that is
     not finite is logged as what it is), ``hub_strategy`` end (the only one).
 
+    Other spellings (names of transformers 4 and of TRL) are taken too, see `stepjepa.config.spellings`.
+
     Raises:
         ConfigError: a value that cannot be used.
     """
