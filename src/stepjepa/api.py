@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -167,13 +168,24 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
 
 
 def _next_commands(run: RunOptions, output: Path) -> str:
-    """What to type after a run."""
+    """What to type after a run, with the metric that fits most of the first rows."""
+    from collections import Counter
+    from itertools import islice
+
     from stepjepa.config.option import Names
+    from stepjepa.data.sources import RowSource
+    from stepjepa.errors import StepJepaError
+    from stepjepa.evaluation.metrics.answers import fitting_metric
     from stepjepa.evaluation.options import EvaluateOptions
 
     name, folder = Names(EvaluateOptions), shlex.quote(str(output))
+    fitting = Counter[str]()
+    with suppress(StepJepaError, OSError):  # the data may have gone by now
+        rows = RowSource((run.train_file or [""])[0], run.dataset_split)
+        fitting.update(fitting_metric(row) for _, row in islice(rows, 20) if isinstance(row, dict))
+    metrics = run.eval_metrics or [one for one, _ in fitting.most_common(1)] or ["exact"]
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
-    what = f"--{name.test_file} {test} --{name.metric} {' '.join(run.eval_metrics or ['exact'])}"
+    what = f"--{name.test_file} {test} --{name.metric} {' '.join(metrics)}"
     return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"
 
 

@@ -228,3 +228,16 @@ def test_the_commit_of_the_working_folder(tmp_path, monkeypatch):
     assert circumstances(None, torch.device("cpu"))["git_commit"] == commit
     (tmp_path / "file").write_text("2")
     assert circumstances(None, torch.device("cpu"))["git_commit"] == f"{commit}-dirty"
+
+
+def test_a_local_folder_without_a_card_does_not_ask_the_hub(tmp_path, monkeypatch):
+    """`ModelCard.load` takes the path of a missing file for a Hub id."""
+    asked = []
+    monkeypatch.setattr("huggingface_hub.utils.validate_repo_id", asked.append)
+    monkeypatch.setattr("huggingface_hub.repocard.hf_hub_download", lambda *args, **more: asked.append(args))
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cards.base_model("m", None) == cards.base_model(str(tmp_path / "m"), None) == {"name": "m"}
+    assert not asked
+    (tmp_path / "m" / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert cards.base_model("m", None) == {"name": "m", "license": "mit"}

@@ -123,12 +123,12 @@ def test_predictors_in_an_adapter_are_refused(tmp_path, tokenizer):
         export_model(model, tokenizer, tmp_path, merge_lora=False, keep_predictors=True)
 
 
-KINDS = [{"use_dora": True}, {"lora_bias": True}, {"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [5]}]
+KINDS = [{"lora_bias": True}, {"modules_to_save": ["lm_head"]}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_from_elsewhere_that_cannot_be_merged_is_refused(kind, tmp_path, tokenizer):
-    """DoRA's magnitudes and a LoRA's bias were left out of the merged weights, without a word."""
+    """A LoRA's biases and copies of modules would be left out of the merged weights."""
     from peft import LoraConfig, get_peft_model
 
     adapted = get_peft_model(
@@ -136,11 +136,26 @@ def test_an_adapter_from_elsewhere_that_cannot_be_merged_is_refused(kind, tmp_pa
     )
     adapted.save_pretrained(tmp_path / "adapter")
     tokenizer.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(
-        ConfigError, match=f"LoRA with {next(iter(kind))} cannot be exported; merge .*adapter with PEFT"
-    ):
+    with pytest.raises(ConfigError, match=f"LoRA with {next(iter(kind))} cannot be exported: .*; merge it with PEFT"):
         export(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", [{"use_dora": True}, {"trainable_token_indices": [5]}])
+def test_an_adapter_from_elsewhere_is_merged(kind, tmp_path, tokenizer):
+    from peft import LoraConfig, get_peft_model
+
+    base, config = base_model(tokenizer, False, tmp_path / "base"), LoraConfig(target_modules=["q_proj"], **kind)
+    adapted = get_peft_model(base, config).eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            parameter += 0.2 * torch.randn_like(parameter) * parameter.requires_grad
+    ids = torch.arange(4, 12)[None]
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    export(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-5, rtol=1e-4)
 
 
 def test_predictors_leave_the_global_random_state_alone(tokenizer):

@@ -14,6 +14,7 @@ from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
+from support.models import tiny_model
 from support.rows import step_rows
 from support.training import STEPS, batch_of, logs_of, name_of, trainer_for, weights
 
@@ -165,3 +166,31 @@ def test_what_takes_no_mask_falls_back_to_two_pass(tmp_path, tokenizer, caplog):
     trainer.args._n_gpu = 2
     with pytest.raises(ConfigError, match="torchrun"):
         JEPATrainer(trainer.model, trainer.args, step_rows(4), processing_class=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "warned"),
+    [
+        ("llama", {"max_position_embeddings": 32}, True),
+        ("llama", {"max_position_embeddings": 4096}, False),
+        (
+            "llama",
+            {
+                "max_position_embeddings": 32,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 64.0,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+            False,
+        ),
+        ("gpt2", {"n_positions": 128}, False),  # its rows are cut
+    ],
+)
+def test_rows_beyond_what_a_rotary_model_was_made_for(kind, changes, warned, tmp_path, tokenizer, caplog):
+    model = tiny_model(kind, vocab_size=len(tokenizer), **changes)
+    trainer_for(tmp_path, tokenizer, model=model, objective="regular")
+    lines = [one.getMessage() for one in caplog.records if "max_position_embeddings" in one.getMessage()]
+    assert len(lines) == warned and all("made for 32 positions" in line and "--max_length 32" in line for line in lines)

@@ -116,11 +116,13 @@ class EncodeOptions(DataOptions):
         objective: finds the pairs; None for none.
         rules: how the steps of the rows are found, for objectives that need them.
         max_positions: positions that the model has, for learned absolute positions; None for rotary models.
+        vocabulary: rows of the model's embedding; None where no model is known.
     """
 
     objective: PairMaker | None = None
     rules: StepRules = field(default_factory=lambda: StepRules(make_splitter("separator")))
     max_positions: int | None = None
+    vocabulary: int | None = None
 
     @classmethod
     def of(cls, options: DataOptions, **more: Any) -> EncodeOptions:
@@ -458,6 +460,12 @@ class RowEncoder:
         """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
         counts the others."""
         options, pairs, views, reason = self.options, list(found.pairs), list(found.view_spans), found.reason
+        largest = int(example.trunk.max())
+        if options.vocabulary is not None and largest >= options.vocabulary:
+            token = self.tokenizer.convert_ids_to_tokens(largest)
+            raise RowError(
+                "no_embedding", f"{token} has id {largest}, and the model has {options.vocabulary} embeddings"
+            )
         limits = (("pair_truncated", options.max_length, False), ("beyond_positions", options.max_positions, True))
         for why, limit, positions in limits:
             if limit is None or not (pairs or views):

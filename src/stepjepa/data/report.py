@@ -33,6 +33,7 @@ REASONS = {
     "no_known_columns": "none of the columns that make a chat",
     "no_such_choice": "the choice column names none of the target's texts",
     "unknown_token": "a token id that the tokenizer does not have",
+    "no_embedding": "a token for which the model has no embedding",
     "too_large": "more messages, or longer ones, than are read",
     "no_messages": "'messages' is empty or no list of messages",
     "unknown_role": "a message has an unknown role",

@@ -34,6 +34,7 @@ TokenisedText = tuple[np.ndarray, list[int]]  # ids and last characters, as `enc
 
 _NAME = Names(DataOptions, PromptOptions)
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
+_SHORT_CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
 _FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
 _GROUP = 64  # texts that are tokenised and traced together: what is made of them stays in the processor's caches
@@ -213,10 +214,42 @@ def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
 def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
     """The token that a chat template writes after a last answer, None where that is no special one; RowError where the
     template refuses a chat of two messages."""
-    chat = renderer.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
+    chat = renderer.render(_SHORT_CHAT)
     tail = tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
     marks = turn_marks(tokenizer)
     return next((index for index in tail if index in marks), None)
+
+
+def answer_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> int | None:
+    """The token that ends an answer in training: the template's end of turn, else the appended EOS; None without either."""
+    renderer = _renderer(tokenizer, template_kwargs)
+    end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
+    return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
+
+
+def template_marks(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+    """The special tokens that the chat template writes into a chat of two messages, each once; none without a template, or
+    where it refuses the chat."""
+    renderer = _renderer(tokenizer, template_kwargs)
+    chat = None if renderer is None else attempted(renderer.render, _SHORT_CHAT)
+    if chat is None or isinstance(chat, RowError):
+        return []
+    ids = tokenizer(chat.text, add_special_tokens=False)["input_ids"]
+    marks = turn_marks(tokenizer)
+    return [index for index in dict.fromkeys(ids) if index in marks]
+
+
+def _renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> ChatRenderer | None:
+    try:
+        return ChatRenderer(tokenizer, template_kwargs)
+    except ConfigError:  # no chat template, or none that can be used
+        return None
+
+
+def stop_ids(own: int | Sequence[int] | None, tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
+    """Tokens that end a response: those that the model names, the tokenizer's EOS, and the end of an answer in training."""
+    named = [own] if isinstance(own, int) else list(own or ())
+    return sorted({*named, tokenizer.eos_token_id, end} - {None})
 
 
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -304,9 +337,8 @@ class Prompter:
         return str(self.tokenizer.decode(list(ids), **skips))
 
     def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:
-        """Tokens that end a response: those that the model names, the tokenizer's EOS, the template's end of turn."""
-        named = [own] if isinstance(own, int) else list(own or ())
-        return sorted({*named, self.tokenizer.eos_token_id, self.end_of_turn} - {None})
+        """See `stop_ids`, with the template's end of turn."""
+        return stop_ids(own, self.tokenizer, self.end_of_turn)
 
     def unwritable_ids(self, rows: int) -> list[int]:
         """Tokens that no text is made of, of a model whose embedding has so many rows: rows after the tokenizer's last

@@ -37,6 +37,7 @@ from stepjepa.generation.vllm import VllmGenerator
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import (
     check_local,
+    gguf_problem,
     is_preset,
     load_adapter,
     load_model,
@@ -339,7 +340,8 @@ def find_model(name: str) -> Place:
     if not (folder / "config.json").is_file():
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
         hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
-        raise ConfigError(f"{MODEL} {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
+        problem = gguf_problem(folder) or f"no model in this folder (neither config.json nor {_ADAPTER}){hint}"
+        raise ConfigError(f"{MODEL} {name}: {problem}")
     return Place(name, folder)
 
 

@@ -50,9 +50,16 @@ def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTo
 
 
 def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions) -> RowEncoder:
-    """Training's encoder of a data set."""
+    """Training's encoder of a data set; raises ConfigError for a tokenizer with ids beyond the model's embedding."""
+    from stepjepa.modeling.load import check_vocabulary, configured_rows
+
     tokenizer = chat_tokenizer(tokenizer, method)
-    return make_encoder(rows, tokenizer, make_renderer(tokenizer, method), settings_for(rows, method))
+    name = str(tokenizer.name_or_path)
+    vocabulary = configured_rows(name) if name else None
+    if vocabulary is not None:
+        check_vocabulary(tokenizer, vocabulary, name)
+    settings = settings_for(rows, method, vocabulary=vocabulary)
+    return make_encoder(rows, tokenizer, make_renderer(tokenizer, method), settings)
 
 
 def rows_from(source: object, number: int) -> Iterator[tuple[int, str, Any]]:

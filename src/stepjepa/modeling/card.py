@@ -68,7 +68,8 @@ def base_model(name: str, config: object) -> dict[str, str]:
     hub, head = is_hub_id(name), {"license": getattr(config, "license", None)}
     with suppress(Exception):  # no card, no network, or nothing that can be read
         path = hf_hub_download(name, CARD, etag_timeout=3) if hub else os.path.join(name, CARD)
-        head |= vars(ModelCard.load(path, ignore_metadata_errors=True).data)
+        if os.path.isfile(path):  # `ModelCard.load` takes any other name for a Hub id, and asks the Hub
+            head |= vars(ModelCard.load(path, ignore_metadata_errors=True).data)
     found = {"name": public_name(name), **({"id": name} if hub else {})}
     return found | {
         key: escaped(one) for key, one in head.items() if key.startswith("license") and isinstance(one, str)
@@ -108,9 +109,15 @@ def is_card(folder: Path) -> bool:
 
 
 def write_card(
-    folder: Path, name: str, records: Records, tokenizer: PreTrainedTokenizerBase, kept: Sequence[str]
+    folder: Path,
+    name: str,
+    records: Records,
+    tokenizer: PreTrainedTokenizerBase,
+    kept: Sequence[str],
+    end: int | None = None,
 ) -> None:
-    """Write the card of the model in a folder; of the predictor tokens `kept` are in its vocabulary."""
+    """Write the card of the model in a folder; the predictor tokens `kept` are in its vocabulary, the token `end` ends an
+    answer."""
     from huggingface_hub import ModelCard, ModelCardData
 
     run, adapter = records.run, read_object(folder / "adapter_config.json")
@@ -141,6 +148,7 @@ def write_card(
     values["dropped"] = trained_ending(training)
     values["given"] = "".join(f", {key}={value!r}" for key, value in kwargs.items() if key.isidentifier())
     values |= {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
+    values["end_token"] = "" if end is None else str(tokenizer.convert_ids_to_tokens(end))
     card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, version=__version__, **values)
     write_whole(folder / CARD, [str(card).encode()])
 

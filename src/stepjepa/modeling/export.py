@@ -16,11 +16,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
-from stepjepa.data.tokens import kept_predictors
+from stepjepa.data.tokens import answer_end, kept_predictors, stop_ids
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
@@ -33,10 +33,11 @@ from stepjepa.modeling.extras import (
     trained_extras,
     trained_names,
 )
-from stepjepa.modeling.load import check_lora, load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.load import load_adapter, load_model, load_tokenizer
+from stepjepa.modeling.lora import check_lora
 from stepjepa.modeling.masks import OWN
 from stepjepa.modeling.options import ExportOptions
-from stepjepa.modeling.parts import causal_lm, name_of, text_config, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, name_of, plain_module, text_config, vocabulary_size
 from stepjepa.utils.files import (
     MANIFEST,
     check_writable,
@@ -85,14 +86,14 @@ def export_model(
     remove_tree(folder)
     folder.mkdir(parents=True)
     try:
-        tokenizer = _write(model, tokenizer, folder, merge_lora, keep_predictors)
+        tokenizer, end = _write(model, tokenizer, folder, merge_lora, keep_predictors, records)
         if is_card(target) or not (target / CARD).exists():
             kept = list(kept_predictors(tokenizer))
             try:
-                write_card(folder, target.resolve().name, records, tokenizer, kept)
+                write_card(folder, target.resolve().name, records, tokenizer, kept, end)
             except Exception as error:  # damaged records must not cost a model
                 logger.warning("the model card lacks what is recorded of the training: %s", said(error, lines=1))
-                write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept)
+                write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept, end)
         share(folder)
         written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         # What an earlier export has left would be read together with, or in place of, what is written now.
@@ -127,8 +128,9 @@ def _write(
     folder: Path,
     merge_lora: bool,
     keep_predictors: bool,
-) -> PreTrainedTokenizerBase:
-    """Write model, predictors and tokenizer; the tokenizer as it was written."""
+    records: Records,
+) -> tuple[PreTrainedTokenizerBase, int | None]:
+    """Write model, predictors and tokenizer; the tokenizer as it was written, and the token that ends an answer."""
     inner = causal_lm(model)
     if inner is not model and not merge_lora:
         if keep_predictors:
@@ -147,8 +149,10 @@ def _write(
         missing = [name for name, value in bare.named_parameters() if value.is_meta]
         if missing:
             raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
-        bare.generation_config = copy.deepcopy(inner.generation_config)
         bare.save_pretrained(folder)
+    settings = records.run.get("settings")
+    template_kwargs = settings.get("chat_template_kwargs") if isinstance(settings, dict) else None
+    end = write_generation_config(inner, tokenizer, folder, template_kwargs)
     save_predictors(inner, folder)
     file = folder / SAFE_WEIGHTS_NAME
     if file.is_file() and (folder / PREDICTORS_FILE).is_file():
@@ -157,7 +161,28 @@ def _write(
             names = dict.fromkeys(opened.keys(), file.name)
         write_json(folder / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {}, "weight_map": names})
     tokenizer.save_pretrained(folder)
-    return tokenizer
+    return tokenizer, end
+
+
+def write_generation_config(
+    inner: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, template_kwargs: object
+) -> int | None:
+    """Write a causal LM's generation config, in which the token that ends an answer in training also ends generation; that
+    token, None where nothing ends an answer.
+
+    transformers, vLLM and others stop at the ids in this file, not at what a chat template writes. `save_pretrained` would
+    refuse some configs that models are published with (a temperature without sampling).
+    """
+    end = answer_end(tokenizer, template_kwargs if isinstance(template_kwargs, dict) else None)
+    config = copy.deepcopy(inner.generation_config) or GenerationConfig()
+    own = config.eos_token_id
+    if own is None:  # which `generate` would then take from the model's configuration
+        own = getattr(text_config(inner.config), "eos_token_id", None)
+    ids = stop_ids(own, tokenizer, end)
+    if ids:
+        config.eos_token_id = ids[0] if len(ids) == 1 else ids
+    config.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
+    return end
 
 
 def _kept_predictors(tokenizer: Any, inner: PreTrainedModel, keep: bool) -> tuple[Any, list[int], bool]:
@@ -203,7 +228,7 @@ def _write_rows(
     module, output = inner.get_input_embeddings(), inner.get_output_embeddings()
     embedding, head = (f"{name_of(inner, part)}.weight" for part in (module, output))
     size = max(len(weights[embedding]), max(kept) + 1)
-    own = output is not None and output.weight is not module.weight
+    own = output is not None and plain_module(output).weight is not plain_module(module).weight
     for name in (embedding, *((head, head.replace(".weight", ".bias")) if own else ())):
         if name not in weights:
             continue
@@ -226,15 +251,19 @@ def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch
     if inner is model:
         return weights
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-    weights = {name.replace(".base_layer.", "."): value for name, value in weights.items() if "lora_" not in name}
+    # PEFT merges a copy of one layer at a time, whatever kind of LoRA it is (DoRA, with biases, trained token rows).
     for name, module in inner.named_modules():
+        if not isinstance(module, (LoraLayer, TrainableTokensLayer)):
+            continue
         layer: Any = module
-        adapters = layer.active_adapters if merge_lora and isinstance(module, LoraLayer) else ()
-        for adapter in adapters:
-            if adapter in layer.lora_A:
-                key = f"{name}.weight"
-                weights[key] = weights[key] + layer.get_delta_weight(adapter).to(weights[key].dtype)
+        if merge_lora:
+            layer = copy.deepcopy(module)
+            layer.merge()
+        weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
+        plain = name.removesuffix(".token_adapter")
+        weights |= {f"{plain}.{key}": value for key, value in layer.get_base_layer().state_dict().items()}
     return weights
 
 
@@ -257,7 +286,9 @@ def _save_adapter(model: Any, folder: Path) -> None:
     from peft.utils import get_peft_model_state_dict
 
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-    weights = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    # PEFT reads DoRA's magnitudes under both names, `AutoModelForCausalLM.from_pretrained` under the longer one alone.
+    names = {name: f"{name}.weight" for name in weights if name.endswith("lora_magnitude_vector")}
+    weights = {names.get(name, name): value.detach().cpu().contiguous() for name, value in weights.items()}
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     config.inference_mode = True
     if not config.base_model_name_or_path:
@@ -318,7 +349,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         base = _load_base(folder, tokenizer, settings, options.base_model, trusted)
         model = adapted = load_adapter(base, folder, str(folder), "its base")
         if merge:
-            check_lora(adapted.peft_config["default"], f"merge {folder} with PEFT (merge_and_unload)")
+            check_lora(adapted.peft_config["default"], "; merge it with PEFT (merge_and_unload)")
     elif options.base_model is not None:
         raise ConfigError(f"{folder}: is no adapter; leave out --{_NAME.base_model}")
     else:

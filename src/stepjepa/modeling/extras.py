@@ -31,7 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.load import check_finite
-from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, plain_module, vocabulary_size
 from stepjepa.modeling.sharding import free_gathered, like, local, whole, whole_weights
 from stepjepa.utils.files import replacing
 
@@ -81,7 +81,7 @@ class PredictorRows(nn.Module):
         Raises:
             ConfigError: the model's input embedding is no plain one.
         """
-        embedding = model.get_input_embeddings()
+        embedding = plain_module(model.get_input_embeddings())
         if not isinstance(embedding, nn.Embedding):
             raise ConfigError(
                 f"{type(model).__name__}: predictor tokens need a plain input embedding, and this is a "
@@ -132,6 +132,7 @@ class PredictorRows(nn.Module):
 
 def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
     """What an embedding gives for rows (K, D) as if they were the vocabulary's: Gemma scales them, others have a norm."""
+    embedding = plain_module(embedding)
     if type(embedding).forward is nn.Embedding.forward:
         return weight_KD
     stand_in: Any = object.__new__(type(embedding))  # shares everything but the rows; FSDP's classes refuse a copy

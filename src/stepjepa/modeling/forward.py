@@ -63,11 +63,14 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
     return ModelView(trained_extras(model).objective, vocabulary, model.get_input_embeddings(), logits, gather_rows)
 
 
-def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objective | None = None) -> None:
+def attach_forest_forward(
+    model: nn.Module, vocabulary: int, objective: Objective | None = None, noise: float | None = None
+) -> None:
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
     With a step the parts of the objective's loss are computed along with the LM loss; without, the states are as they are.
-    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced; V of its softmax is `vocabulary`.
+    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced; V of its softmax is `vocabulary`. While
+    it is in training mode, the embeddings of the chats get `noise`, the alpha of `noisy_chats`.
     """
     inner: Any = causal_lm(model)
     own = own_forward(inner)
@@ -83,20 +86,27 @@ def attach_forest_forward(model: nn.Module, vocabulary: int, objective: Objectiv
     ) -> Any:
         if batch is None:
             return own_forward(self)(*args, **kwargs)  # of this object: a copy of the model has its own
-        return _forest_forward(self, vocabulary, objective, batch, step, predict_ids)
+        return _forest_forward(self, vocabulary, objective, batch, step, predict_ids, noise)
 
     inner._own_forward = own
     inner.forward = types.MethodType(forward, inner)
 
 
 def _forest_forward(
-    model: PreTrainedModel, vocabulary: int, objective: Objective | None, batch: Batch, step: int | None, predict: bool
+    model: PreTrainedModel,
+    vocabulary: int,
+    objective: Objective | None,
+    batch: Batch,
+    step: int | None,
+    predict: bool,
+    noise: float | None,
 ) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
     separate = separate_targets(model, batch)
     sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
     layers = {side.layer for side in sides}
-    by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
+    with noisy_chats(model, batch.rows, noise) if noise and model.training else nullcontext():
+        by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
     if batch.views is not None:
         views = layer_states(model, batch.views, layers)
         by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
@@ -123,6 +133,28 @@ def _forest_forward(
         output.target_states = objective.target_states(output)
         output.parts.update(objective.loss(output, batch, view, step))
     return output
+
+
+@contextmanager
+def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[None]:
+    """Within this context the embeddings of the rows' chats get the noise of NEFTune (arXiv:2310.05914): uniform in
+    +- alpha / sqrt(L * D) on the L tokens of a chat. Predictors, views of their own and padding get none."""
+    chats_RT, on_chat_RT = rows.example, rows.filled
+    if chats_RT is None:  # a row a chat
+        chats_RT = torch.arange(len(on_chat_RT), device=on_chat_RT.device)[:, None].expand_as(on_chat_RT)
+    if rows.segment is not None:
+        on_chat_RT = on_chat_RT & (rows.segment == 0)
+    if rows.floor is not None:  # the isolated target of `inline`
+        on_chat_RT = on_chat_RT & (rows.floor == 0)
+    lengths_RT = torch.bincount(chats_RT[on_chat_RT])[chats_RT.clamp(min=0)]
+
+    def add(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
+        bounds_RT = alpha / (lengths_RT * output_RTD.shape[-1]).sqrt() * on_chat_RT
+        noise_RTD = torch.empty_like(output_RTD).uniform_(-1, 1)
+        return output_RTD + noise_RTD * bounds_RT[..., None].to(output_RTD.dtype)
+
+    with model.get_input_embeddings().register_forward_hook(add):
+        yield
 
 
 def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,9 @@ from transformers import (
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
+from stepjepa.data.tokens import template_marks
 from stepjepa.errors import ConfigError, RunError, StepJepaError, said
+from stepjepa.modeling.lora import check_lora
 from stepjepa.modeling.options import LoRAOptions, ModelOptions
 from stepjepa.modeling.parts import embedding_rows, idle_parts, name_of, text_config, vocabulary_size
 from stepjepa.utils.failures import is_out_of_memory, library
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
 ATTENTION_ASKED = "_stepjepa_attention_asked"  # on the model
 _NAME = Names(ModelOptions, LoRAOptions)
 MODEL, _TARGETS = f"--{_NAME.model_name}", f"--{_NAME.lora_target_modules}"
+# What a folder must hold to be a model here: by `_PARTS` in words, by the ends or names of files.
+_PARTS = {"model": "weights (model.safetensors)", "tokenizer": "tokenizer (tokenizer.json, tokenizer_config.json)"}
+_WEIGHTS = (".safetensors", ".bin")
+_TOKENIZERS = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
@@ -199,6 +206,8 @@ def load_model(
             f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
             "it (stepjepa export) and give that folder"
         )
+    if not is_preset(name):
+        _check_decoder(name, trust_remote_code)
     try:
         if random:
             preset = PRESETS[name].config(tokenizer) if is_preset(name) else None
@@ -215,16 +224,36 @@ def load_model(
             model.generation_config.eos_token_id = tokenizer.eos_token_id
         return model
     check_finite(model, f"{MODEL} {name}")
-    # Of added tokens only those that any text may get: others may have no embedding, as the image token of a model for text.
-    added, marks = tokenizer.get_added_vocab(), (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-    ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
-    needed = 1 + max((index for index in (*ids, *marks) if index is not None), default=-1)
-    if needed > vocabulary_size(model):
-        raise ConfigError(
-            f"{MODEL} {name}: the tokenizer needs {needed:,} embeddings and the model has {vocabulary_size(model):,}; "
-            "give the model its own tokenizer, or one that was resized with it"
-        )
+    check_vocabulary(tokenizer, vocabulary_size(model), f"{MODEL} {name}")
     return model if quantized is None else prepared(model)
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -> None:
+    """Refuse a tokenizer that writes ids beyond the rows of the model's embedding; `name` is the model's in the message.
+
+    Of added tokens only those count that any text may get, and those that the chat template writes. Others may have no
+    embedding, as the image token of a model for text; a row with such a token is skipped (`RowEncoder`).
+
+    Raises:
+        ConfigError: the embedding is too small.
+    """
+    added = tokenizer.get_added_vocab()
+    ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
+    ids += [tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id, *template_marks(tokenizer)]
+    needed = 1 + max((index for index in ids if index is not None), default=-1)
+    if needed > rows:
+        raise ConfigError(
+            f"{name}: the tokenizer needs {needed:,} embeddings and the model has {rows:,}; give the model its own "
+            "tokenizer, or resize it: model.resize_token_embeddings(len(tokenizer))"
+        )
+
+
+def configured_rows(name: str) -> int | None:
+    """Rows of a model's embedding by its configuration alone; None where there is no configuration that can be read."""
+    try:
+        return int(text_config(AutoConfig.from_pretrained(name)).vocab_size)
+    except Exception:  # no such model, no network, code of its own
+        return None
 
 
 def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
@@ -233,8 +262,36 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
             f"{MODEL} {name}: out of memory while the {what} was loaded ({said(error, lines=1)[:200]}); use a smaller "
             f"model, or weights of fewer bytes (--{_NAME.dtype} bfloat16)"
         )
-    hint = "; the folder must hold what save_pretrained writes" if os.path.isdir(name) else ""
-    return ConfigError(f"{MODEL} {name}: the {what} cannot be loaded ({said(error, lines=1)}){hint}")
+    reason = f"the {what} cannot be loaded ({said(error, lines=1)})"
+    folder = Path(name)
+    if folder.is_dir():
+        names = [path.name for path in folder.iterdir()]
+        held = any(one.endswith(_WEIGHTS) for one in names) if what == "model" else _TOKENIZERS.intersection(names)
+        reason += "; the folder must hold what save_pretrained writes"
+        if not held:
+            reason = gguf_problem(folder) or f"the folder holds no {_PARTS[what]}, as save_pretrained writes them"
+    return ConfigError(f"{MODEL} {name}: {reason}")
+
+
+def gguf_problem(folder: Path) -> str:
+    """Why a folder with a model in GGUF form cannot be used; empty for any other folder."""
+    file = next(folder.glob("*.gguf"), None)
+    return "" if file is None else f"holds {file.name}, which is not read; give the model that it was converted from"
+
+
+def _check_decoder(name: str, trust_remote_code: bool) -> None:
+    """Refuse an encoder-decoder, of which transformers may load the decoder alone, with an embedding of random values.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    config = None
+    with suppress(Exception):  # loading the model reports it
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(
+            f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has a decoder alone"
+        )
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
@@ -329,18 +386,12 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
         memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
     device = embedding_rows(model).device
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of names in transformers that PEFT asks for
             torch.manual_seed(seed)
             return get_peft_model(copy.deepcopy(model, memo), peft_config)
     except ValueError as error:
         raise ConfigError(f"LoRA: {said(error)}") from None
-
-
-def check_lora(peft_config: object, advice: str = "leave it out") -> None:
-    """Raise ConfigError for LoRA of a kind that cannot be exported."""
-    for name in ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices"):
-        if getattr(peft_config, name, None):
-            raise ConfigError(f"LoRA with {name} cannot be exported; {advice}")
 
 
 def own_configs(model: PreTrainedModel) -> None:
@@ -353,9 +404,14 @@ def own_configs(model: PreTrainedModel) -> None:
 
 
 def lora_config(
-    rank: int, alpha: int | None = None, dropout: float = 0.1, targets: list[str] | None = None
+    rank: int,
+    alpha: int | None = None,
+    dropout: float = 0.1,
+    targets: list[str] | None = None,
+    tokens: dict[str, list[int]] | None = None,
 ) -> LoraConfig:
-    """LoRA on every linear layer but the head; alpha is twice the rank unless given (the published setting)."""
+    """LoRA on every linear layer but the head; alpha is twice the rank unless given (the published setting). `tokens` are
+    trained rows, see `token_rows`."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -363,6 +419,7 @@ def lora_config(
         lora_alpha=2 * rank if alpha is None else alpha,
         lora_dropout=dropout,
         target_modules="all-linear" if targets in (None, [], ["all-linear"]) else targets,
+        trainable_token_indices=tokens,
         task_type="CAUSAL_LM",
     )
 

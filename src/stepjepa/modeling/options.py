@@ -25,6 +25,13 @@ class LoRAOptions:
     lora_target_modules: list[str] | None = option(
         None, "Names of the linear layers to adapt. Default: all but the head.", _LORA, needs={"lora": True}
     )
+    train_tokens: list[str] | None = option(
+        None,
+        "Tokens whose rows in embedding and output head are trained next to the adapter, such as an end of turn that the "
+        "base model never saw.",
+        _LORA,
+        needs={"lora": True},
+    )
     load_in_4bit: bool = option(
         False, "Hold the base in 4 bits (nf4, double quantisation) under the adapter; needs bitsandbytes.", _LORA
     )

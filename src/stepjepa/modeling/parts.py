@@ -41,10 +41,16 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
+def plain_module(module: nn.Module) -> Any:
+    """The embedding or output head inside PEFT's wrapper for trained token rows, or the module itself."""
+    adapter: Any = getattr(module, "token_adapter", None)
+    return module if adapter is None else adapter.base_layer
+
+
 def embedding_rows(model: PreTrainedModel) -> torch.Tensor:
-    """(V, D), the weight of the model's input embedding."""
-    embedding: Any = model.get_input_embeddings()
-    return embedding.weight
+    """(V, D), the weight of the model's input embedding; of trained token rows (PEFT) the values before training, as their
+    wrapper copies the matrix each time it is asked for the current ones."""
+    return plain_module(model.get_input_embeddings()).weight
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
@@ -241,7 +247,8 @@ class OutputHead:
         """(N, V) logits of a causal LM for its last hidden states."""
         if self.own:
             return own_logits(model, states_ND, self.own)[..., : self.vocabulary]
-        return scaled_logits(_output_module(model)(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
+        module: Any = model.get_output_embeddings()
+        return scaled_logits(module(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
 
     def loss_sum(
         self, model: PreTrainedModel, states_ND: torch.Tensor, labels_N: torch.Tensor, rows: int | None = None
@@ -253,14 +260,15 @@ class OutputHead:
         """
         rows = chunk_rows(self.vocabulary) if rows is None else rows
         if self.plain and not self.own:
-            module, limit = _output_module(model), 4 * self.vocabulary * rows
+            module: Any = model.get_output_embeddings()
+            limit = 4 * self.vocabulary * rows
 
             def loss(states_ND: torch.Tensor) -> torch.Tensor:
-                weight, bias = module.weight[: self.vocabulary], getattr(module, "bias", None)
+                weight, bias = module.weight[: self.vocabulary], getattr(plain_module(module), "bias", None)
                 bias = None if bias is None else bias[: self.vocabulary]
                 return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
 
-            if not is_sharded(module.weight):
+            if not is_sharded(plain_module(module).weight):
                 return loss(states_ND)
             with forward_as(module, loss):  # which finds the module's weights whole
                 return module(states_ND)  # type: ignore[no-any-return]
@@ -281,13 +289,6 @@ class _Given(ModelOutput):
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
-
-
-def _output_module(model: PreTrainedModel) -> Any:
-    """The output embedding, out of PEFT's wrapper for trained token rows."""
-    module = model.get_output_embeddings()
-    adapter = getattr(module, "token_adapter", None)
-    return module if adapter is None else adapter.base_layer
 
 
 def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> torch.Tensor:
@@ -324,7 +325,7 @@ def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 
 
 def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
-    config, module = text_config(model.config), _output_module(model)
+    config, module = text_config(model.config), plain_module(model.get_output_embeddings())
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)

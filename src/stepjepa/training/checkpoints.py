@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import TrainOutput
@@ -27,7 +27,7 @@ from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, RunError, said
 from stepjepa.modeling.card import CARD, Records, base_model, is_card, is_hub_id
-from stepjepa.modeling.export import export_model
+from stepjepa.modeling.export import export_model, write_generation_config
 from stepjepa.modeling.extras import is_extra, load_extras, save_extras
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset
@@ -480,7 +480,14 @@ class CheckpointedTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
-        super()._save(output_dir, plain)
+        inner, own = self._inner, self._inner.generation_config
+        inner.generation_config = GenerationConfig()  # the own one may be one that transformers refuses to write
+        try:
+            super()._save(output_dir, plain)
+        finally:
+            inner.generation_config = own
+        folder, tokenizer = Path(output_dir or self.args.output_dir or ""), cast(Any, self.processing_class)
+        write_generation_config(inner, tokenizer, folder, self.args.chat_template_kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the final model: the vocabulary and tokenizer as they came, the predictors in a file next to them.

@@ -66,9 +66,10 @@ def _by_our_names(config: type[T]) -> type[T]:
 class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  # type: ignore[misc]  # narrower types
     """Arguments of `JEPATrainer`: every field of `TrainingArguments`, and those of `JEPAOptions`.
 
-    Defaults that differ from `TrainingArguments`: ``learning_rate`` (2e-5, the published one, and 1e-3 for a model that
-    starts from random weights), ``logging_steps`` 10, ``report_to`` none, ``logging_nan_inf_filter`` false (a loss that is
-    not finite is logged as what it is), ``hub_strategy`` end (the only one).
+    Defaults that differ from `TrainingArguments`: ``learning_rate`` (2e-5, the published one, 2e-4 for LoRA on a pretrained
+    model, and 1e-3 for a model that starts from random weights), ``logging_steps`` 10, ``report_to`` none,
+    ``logging_nan_inf_filter`` false (a loss that is not finite is logged as what it is), ``hub_strategy`` end (the only
+    one).
 
     Other spellings (names of transformers 4 and of TRL) are taken too, see `stepjepa.config.spellings`.
 
@@ -122,9 +123,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False
 
-    def settled_learning_rate(self, from_scratch: bool) -> float:
-        """The learning rate of a run, by whether its model starts from random weights."""
-        return self.learning_rate if self.learning_rate is not None else 1e-3 if from_scratch else 2e-5
+    def settled_learning_rate(self, from_scratch: bool, adapter: bool) -> float:
+        """The learning rate of a run: the one that was given, else `usual_learning_rate`."""
+        return usual_learning_rate(from_scratch, adapter) if self.learning_rate is None else self.learning_rate
 
     def _check_mappings(self) -> None:
         """Read the options that hold several settings, each a mapping or the path of a JSON file, and check their keys.
@@ -261,6 +262,13 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
 
 _NAME = Names(JEPAConfig)
+
+
+def usual_learning_rate(from_scratch: bool, adapter: bool) -> float:
+    """The default learning rate, by whether the model starts from random weights, and whether an adapter is trained."""
+    if from_scratch:
+        return 1e-3
+    return 2e-4 if adapter else 2e-5
 
 
 def fixed_on_resume() -> list[str]:

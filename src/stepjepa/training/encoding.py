@@ -39,6 +39,7 @@ def settings_for(
     options: JEPAOptions,
     positions: int | None = None,
     splitter: StepSplitter | None = None,
+    vocabulary: int | None = None,
 ) -> EncodeOptions:
     """How the rows of one data set become examples; with ``step_splitter=auto`` its first rows settle the splitter.
 
@@ -47,6 +48,7 @@ def settings_for(
         options: of the run.
         positions: positions that the model has, None for rotary ones.
         splitter: the one that ``auto`` was settled on before, on the data set that this one is read like.
+        vocabulary: see `EncodeOptions`.
 
     Raises:
         ConfigError, DataError: as `rules_for`.
@@ -65,6 +67,7 @@ def settings_for(
         ),
         max_positions=positions,
         max_length=length,
+        vocabulary=vocabulary,
     )
 
 
@@ -88,17 +91,18 @@ def encode(
     positions: int | None = None,
     split: str = "train",
     splitter: StepSplitter | None = None,
+    vocabulary: int | None = None,
 ) -> tuple[ExampleStore, DataReport]:
     """Examples of a data set under the options of a run.
 
     Args:
-        positions, splitter: see `settings_for`.
+        positions, splitter, vocabulary: see `settings_for`.
 
     Raises:
         DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source, split)
-    settings = settings_for(rows, options, positions, splitter)
+    settings = settings_for(rows, options, positions, splitter, vocabulary)
     tokenizer = chat_tokenizer(tokenizer, options)
     renderer = make_renderer(tokenizer, options)
     store, report = encode_dataset(rows, tokenizer, renderer, settings, options.dataset_num_proc)
@@ -257,14 +261,16 @@ class ExampleReader:
     Args:
         tokenizer: the run's tokenizer.
         args: its configuration.
-        positions: positions that the model has, None for rotary ones.
+        positions, vocabulary: see `settings_for`.
 
     Attributes:
         reports: what was read, by the name of the data set: ``train`` (``train_1``, ... of several), ``eval``.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, args: JEPAConfig, positions: int | None):
-        self.tokenizer, self.args, self.positions = tokenizer, args, positions
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, args: JEPAConfig, positions: int | None, vocabulary: int | None = None
+    ):
+        self.tokenizer, self.args, self.positions, self.vocabulary = tokenizer, args, positions, vocabulary
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.reports: dict[str, DataReport] = {}
 
@@ -321,7 +327,9 @@ class ExampleReader:
     def _store(self, source: object, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
         if isinstance(source, ExampleStore):
             return source
-        store, self.reports[name] = encode(source, self.tokenizer, self.args, self.positions, splitter=splitter)
+        store, self.reports[name] = encode(
+            source, self.tokenizer, self.args, self.positions, splitter=splitter, vocabulary=self.vocabulary
+        )
         return store
 
     def _stream(self, several: Sequence[Any], names: Sequence[str]) -> StreamedExamples:
@@ -330,8 +338,9 @@ class ExampleReader:
             raise ConfigError("streaming reads rows, and the training data is an ExampleStore; leave streaming out")
         sources = [one if isinstance(one, RowSource) else RowSource(one) for one in several]
         renderer = make_renderer(self.tokenizer, args)
+        settings = [settings_for(one, args, self.positions, vocabulary=self.vocabulary) for one in sources]
         encoders = [
-            make_encoder(one, self.tokenizer, renderer, settings_for(one, args, self.positions)) for one in sources
+            make_encoder(one, self.tokenizer, renderer, own) for one, own in zip(sources, settings, strict=True)
         ]
         rows = RowStream(sources, args.mixing_weights)
         stream = ExampleStream(rows, encoders, args.dataset_num_proc)

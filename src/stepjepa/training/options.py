@@ -361,7 +361,7 @@ class TrainerOptions:
     max_steps: int = option(-1, "Optimizer steps instead of epochs, where above 0.", COMMON, resume=True, at_least=-1)
     learning_rate: float | None = option(
         None,
-        "Peak learning rate. Default: 2e-5, and 1e-3 for a model that starts from random weights.",
+        "Peak learning rate. Default: 2e-5, 2e-4 for LoRA, and 1e-3 for a model that starts from random weights.",
         COMMON,
         at_least=0,
     )

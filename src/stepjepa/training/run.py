@@ -24,6 +24,7 @@ from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config, quantization
+from stepjepa.modeling.lora import token_rows
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig
@@ -207,7 +208,7 @@ def make_trainer(
     tokenizer = load_tokenizer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
     )
-    config.learning_rate = config.settled_learning_rate(preset or run.pretrain)
+    config.learning_rate = config.settled_learning_rate(preset or run.pretrain, run.lora)
     if objective_of(config).makes_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
         say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start again")
     model = load_model(
@@ -220,8 +221,10 @@ def make_trainer(
         trust_remote_code=run.trust_remote_code,
         quantized=quantization({**vars(run), **vars(config)}),
     )
-    adapter = (run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules)
-    peft = lora_config(*adapter) if run.lora else None
+    peft = None
+    if run.lora:
+        tokens = token_rows(model, tokenizer, run.train_tokens or [])
+        peft = lora_config(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules, tokens)
     if config.merge_lora is None:
         config.merge_lora = preset or run.pretrain
         if run.lora and config.merge_lora:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,15 @@ import torch
 
 from stepjepa.config.option import Names
 from stepjepa.data.dataset import ExampleStore
+from stepjepa.data.report import DataReport
 from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
-from stepjepa.modeling.load import add_lora, check_lora, is_preset, load_tokenizer, own_configs
+from stepjepa.modeling.load import add_lora, is_preset, load_tokenizer, own_configs
+from stepjepa.modeling.lora import check_lora, check_trainable, warn_of_untrained
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
@@ -84,7 +86,10 @@ def set_up_model(
         model = add_lora(inner, peft_config, seed)
     elif hasattr(model, "get_base_model"):
         check_lora(model.peft_config[str(model.active_adapter)])
+    check_trainable(model)
     inner = causal_lm(model)
+    if inner is not model and tokenizer is not None:
+        warn_of_untrained(model, tokenizer, options.chat_template_kwargs)
     own_configs(inner)
     vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
     if objective.predictors:
@@ -100,7 +105,8 @@ def set_up_model(
         add_extras(inner, rows, options.predictor_head, seed, modules, objective.groups)
         if objective.layer is not None:
             known_layers(inner, objective.layer)
-    attach_forest_forward(model, vocabulary, objective)
+    # The Trainer's own NEFTune scales by the length of a packed row, and would change targets.
+    attach_forest_forward(model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None))
     predictor_ids = [] if rows is None else rows.ids
     ids = placed_predictors(predictor_ids, options, len(objective.groups))
     asked = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
@@ -121,6 +127,22 @@ def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int) -> 
         own *= options.predictors or 0 if options.same_predictor else 1
         placed += own[::-1] if options.predictor_order == "descending" else own
     return tuple(placed)
+
+
+def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataReport], options: JEPAOptions) -> None:
+    """Warn of rows that are longer than what a rotary model was made for; rows for learned positions are cut before."""
+    config: Any = text_config(model.config)
+    rope = getattr(config, "rope_parameters", None) or {}
+    made_for = getattr(config, "max_position_embeddings", None) or 0
+    made_for = max(made_for, rope.get("factor", 1) * rope.get("original_max_position_embeddings", 0))
+    for report in reports.values():
+        longest = options.max_length if options.streaming else report.token_length.get("max", 0)
+        if made_for and longest > made_for:
+            logger.warning(
+                "%s: rows have up to %d tokens, and the model was made for %d positions (max_position_embeddings), so it "
+                "reads what follows badly; give --max_length %d, or a model with more",
+                *(report.source, longest, made_for, made_for),
+            )
 
 
 def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:

@@ -23,8 +23,9 @@ from stepjepa.data.types import Batch
 from stepjepa.errors import StepJepaError
 from stepjepa.modeling.flops import MEANINGS as POSITIONS
 from stepjepa.modeling.flops import batch_tokens
+from stepjepa.modeling.load import is_preset
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.config import JEPAConfig
+from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.meter import clock, meanings, short
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.trainer import JEPATrainer
@@ -32,6 +33,7 @@ from stepjepa.utils.text import counted, legend
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 20  # of each file, to see whether their answers have steps
+_FAR = 5  # times the default learning rate, or a part of it, from where on a rate is unusual
 _LABELS = 7  # columns of the labels
 # Micro-batches that are laid out beforehand, at most, and the seconds after which no more are.
 _BATCHES, _SECONDS = 8, 0.2
@@ -102,7 +104,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
         loss = loss_line(args)
     elif find_objective(args.objective).makes_pairs:
         loss += f" (lbd is 0: trains exactly like {objective.name})"
-    loss = f"{args.objective}: {loss}; forward {trainer.setup.forward}; learning rate {args.learning_rate:g}"
+    loss = f"{args.objective}: {loss}; forward {trainer.setup.forward}; {rate_line(args, run)}"
     parts += [("mix", mixing_lines(trainer)), ("model", [size]), ("loss", [loss])]
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
@@ -191,6 +193,19 @@ def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
     return printed | meanings(
         objective.makes_pairs, trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
     )
+
+
+def rate_line(args: JEPAConfig, run: RunOptions) -> str:
+    """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``: of a rate far from the default of the mode."""
+    scratch = is_preset(run.model_name) or run.pretrain
+    usual, rate = usual_learning_rate(scratch, run.lora), args.settled_learning_rate(scratch, run.lora)
+    line = f"learning rate {rate:g}"
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "adam" not in optimizer or usual / _FAR <= rate <= usual * _FAR:  # other optimizers have other scales
+        return line
+    kind = "low" if rate < usual else "high"
+    mode = "a model from random weights" if scratch else "LoRA" if run.lora else "all weights of a pretrained model"
+    return f"{line} ({kind} for {mode}: the default is {usual:g})"
 
 
 def mixing_lines(trainer: JEPATrainer) -> list[str]:

@@ -34,8 +34,8 @@ from stepjepa.modeling.export import check_keeps_predictors
 from stepjepa.modeling.extras import TargetEncoder, momentum_at, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import is_preset, load_model, max_positions
-from stepjepa.modeling.parts import has_experts
+from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_positions
+from stepjepa.modeling.parts import has_experts, vocabulary_size
 from stepjepa.modeling.sharding import gathered
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.batches import EpochSampler
@@ -55,7 +55,7 @@ from stepjepa.training.meter import (
     precise_dtype,
     total_loss,
 )
-from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for
+from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -137,7 +137,8 @@ class JEPATrainer(CheckpointedTrainer):
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
         name = str(model) if isinstance(model, (str, os.PathLike)) else None
         trained: Any = model
-        args.learning_rate = args.settled_learning_rate(name is not None and is_preset(name))
+        adapter = peft_config is not None or hasattr(model, "get_base_model")
+        args.learning_rate = args.settled_learning_rate(name is not None and is_preset(name), adapter)
         if name is not None:
             if processing_class is None:
                 processing_class, train_dataset = tokenizer_for(name, train_dataset, args)
@@ -154,13 +155,16 @@ class JEPATrainer(CheckpointedTrainer):
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(trained)
-        reader = self._reader = ExampleReader(processing_class, args, max_positions(trained))
+        vocabulary = vocabulary_size(causal_lm(trained))
+        check_vocabulary(processing_class, vocabulary, name or "the model")
+        reader = self._reader = ExampleReader(processing_class, args, max_positions(trained), vocabulary)
         self.data_reports, self.score_answers = reader.reports, score_answers
         if score_answers is not None and hasattr(score_answers, "data_reports"):
             score_answers.data_reports = reader.reports
         train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
         if kwargs.get("compute_metrics") is None:  # whose names are not known
             self._check_best_metric(args, evaluation)
+        warn_beyond_positions(causal_lm(trained), reader.reports, args)
         device = args.device.type
         launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
         if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
@@ -187,6 +191,7 @@ class JEPATrainer(CheckpointedTrainer):
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
+        self.neftune_noise_alpha = None  # the model's forward adds the noise
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
             self._set_up_sharding(trained)

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from stepjepa.api import train
 from stepjepa.data.tasks import generate_rows, make_task
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import METRICS, Metric, Verdict, make_metric
+from stepjepa.evaluation.metrics.answers import fitting_metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
+from support.rows import write
 
 PACKAGES = {"math": "math_verify", "rouge": "rouge_score", "bleu": "sacrebleu"}
 
@@ -271,3 +274,29 @@ def test_the_chosen_option():
         assert (verdict.gold, verdict.score) == (gold, float(gold is not None)), row
     with pytest.raises(DataError, match="must be a list of texts"):
         metric.score("A", {"answer": "A", "choices": {"text": ["x"], "label": ["A", "B"]}})
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"question": "1+1?", "answer": "1 + 1 = 2\n#### 2"}, "gsm8k"),
+        (
+            {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "So \\boxed{1,200}."}]},
+            "gsm8k",
+        ),
+        ({"problem": "?", "solution": "s", "answer": "It is \\boxed{\\frac{x}{\\sqrt{2}}}"}, "math"),
+        ({"question": "?", "answer": "a text", "ground_truth": "4"}, "gsm8k"),
+        ({"prompt": "lines with a number", "completion": "([0-9])+"}, "exact"),
+        ({"text": "no answer"}, "exact"),
+        ({"task": "arithmetic", "messages": [{"role": "assistant", "content": "\\boxed{2}"}]}, "task"),
+    ],
+)
+def test_the_metric_that_fits_a_row(row, expected):
+    assert fitting_metric(row) == expected
+
+
+def test_the_next_command_names_the_metric_that_fits(tmp_path):
+    rows = [{"question": f"{n} and {n}?", "answer": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(4)]
+    data = write(tmp_path / "rows.jsonl", rows)
+    options = {"model_name": "micro", "objective": "regular", "max_steps": 1, "train_file": [str(data)]}
+    assert "--metric gsm8k\n" in str(train(**options, output_dir=str(tmp_path / "run")))

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from stepjepa.config.option import option
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
 from stepjepa.data.numbers import fold, number_of, plain_text
-from stepjepa.data.tasks import task_class
+from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
@@ -175,6 +175,21 @@ class FinalAnswer(Metric):
         if "####" in bare or "boxed" in bare or "\n" in bare or len(bare) > self.longest_bare:
             return final_answer(bare)
         return bare
+
+
+def fitting_metric(row: Mapping[str, Any]) -> str:
+    """The name of the metric for answers like a row's: by the task that it is of, or by a final answer that it marks."""
+    if row.get("task") in TASKS:
+        return TaskAnswer.name
+    metric = FinalAnswer()
+    try:
+        reference, answer = metric.reference(row), metric.known(row)
+    except DataError:
+        return Exact.name
+    marked = "ground_truth" in row or "####" in reference or last_boxed(reference) is not None
+    if answer is None or not marked:
+        return Exact.name
+    return FinalAnswer.name if number_of(answer) is not None else MathAnswer.name
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,145 @@
+"""What of PEFT can be trained and exported here, and rows of tokens that an adapter trains along.
+
+Shapes: V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepjepa.config.option import Names
+from stepjepa.config.values import nearest
+from stepjepa.data.tokens import answer_end, template_marks
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.options import LoRAOptions
+from stepjepa.modeling.parts import causal_lm, name_of, plain_module, vocabulary_size
+from stepjepa.utils.text import escaped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger("stepjepa")
+_TOKENS = f"--{Names(LoRAOptions).train_tokens}"
+_UNTRAINED = 0.05  # distance at which two rows count as equal, in the unit of `untrained_rows`
+# What a `LoraConfig` may ask for that a merged model, or an adapter on the base as it came, cannot hold.
+_NOT_EXPORTED = {
+    "modules_to_save": "it trains copies of modules; for rows of tokens use trainable_token_indices (--train_tokens)",
+    "lora_bias": "most linear layers have no bias that it could be merged into",
+    "layer_replication": "the trained model would have more layers than its base",
+    "target_parameters": "it adapts parameters that are no linear layers",
+    "alora_invocation_tokens": "the adapter would be on for a part of the text only",
+}
+_CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # values of `init_lora_weights`
+
+
+def check_lora(peft_config: Any, advice: str = "") -> None:
+    """Refuse an adapter of a kind that cannot be trained or exported here; the message ends with `advice`.
+
+    Raises:
+        ConfigError: it is no LoRA, or a LoRA that changes more than it can be exported with.
+    """
+    kind = getattr(peft_config.peft_type, "value", peft_config.peft_type)
+    if kind != "LORA":
+        raise ConfigError(f"peft_config is of kind {kind}, and only LoRA is trained here: give a LoraConfig")
+    for name, reason in _NOT_EXPORTED.items():
+        if getattr(peft_config, name, None):
+            raise ConfigError(f"LoRA with {name} cannot be exported: {reason}{advice}")
+    start = str(peft_config.init_lora_weights)
+    if start.startswith(_CHANGING_BASE):
+        raise ConfigError(
+            f"LoRA with init_lora_weights={start} cannot be exported: it changes the base's own weights{advice}"
+        )
+
+
+def check_trainable(model: torch.nn.Module) -> None:
+    """Refuse a model of which nothing would be trained, or whose adapter is not inside a `PeftModel`.
+
+    Raises:
+        ConfigError: there is no trainable weight, or transformers has loaded the adapter.
+    """
+    injected = getattr(model, "_hf_peft_config_loaded", False)  # by AutoModelForCausalLM.from_pretrained(adapter)
+    if any(parameter.requires_grad for parameter in model.parameters()) and not injected:
+        return
+    if injected or hasattr(model, "get_base_model"):
+        raise ConfigError(
+            "the model's adapter is frozen; load it with PeftModel.from_pretrained(base, folder, is_trainable=True)"
+        )
+    raise ConfigError("every weight of the model is frozen (requires_grad is False), so nothing would be trained")
+
+
+def warn_of_untrained(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
+) -> None:
+    """Warn where the token that ends an answer has a row that its base model never trained, and the adapter leaves it so."""
+    inner = causal_lm(model)
+    end = answer_end(tokenizer, template_kwargs)
+    marks = dict.fromkeys([end, *template_marks(tokenizer, template_kwargs)])
+    known = [index for index in marks if index is not None and index < vocabulary_size(inner)]
+    untrained = untrained_rows(inner, known)
+    if end not in untrained:
+        return
+    names = tokenizer.convert_ids_to_tokens(untrained)
+    logger.warning(
+        "the base model has never trained the embedding of %s, and LoRA does not change it, so the model hardly learns to "
+        "end an answer; give %s %s (in Python LoraConfig(trainable_token_indices=%s))",
+        *(escaped(str(tokenizer.convert_ids_to_tokens(end))), _TOKENS),
+        *(escaped(shlex.join(names)), token_rows(inner, tokenizer, names)),
+    )
+
+
+def token_rows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, names: Sequence[str]
+) -> dict[str, list[int]] | None:
+    """The rows of tokens in the form of PEFT's ``trainable_token_indices``: of the embedding, and of an output head that
+    does not share its weights. None without names.
+
+    Raises:
+        ConfigError: the tokenizer has no such token.
+    """
+    if not names:
+        return None
+    known = tokenizer.get_vocab()
+    for name in names:
+        if name not in known:
+            near = nearest(name, tokenizer.get_added_vocab())
+            raise ConfigError(f"{_TOKENS}: the tokenizer has no token {name!r}; did you mean {near!r}?")
+    ids = sorted({known[name] for name in names})
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    shared = head is None or plain_module(head).weight is plain_module(embedding).weight
+    parts = [embedding] if shared else [embedding, head]
+    return {name_of(model, part): ids for part in parts}
+
+
+def untrained_rows(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
+    """Those of the tokens `ids` whose row in the embedding or the output head was never trained, and is not by the adapter:
+    near zero, near the mean of all rows (where resizing puts new ones), or equal to the row of another token.
+
+    Distances are in units of the median distance of a row from the mean.
+    """
+    untrained = set[int]()
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight_VD = None if part is None else plain_module(part).weight.detach()
+        if weight_VD is None or weight_VD.is_meta or hasattr(part, "lora_A"):
+            continue
+        adapter: Any = getattr(part, "token_adapter", None)
+        trained = () if adapter is None else adapter.token_indices[adapter.active_adapters[0]]
+        mean_D = weight_VD.mean(0, dtype=torch.float32)
+        unit = _distances(weight_VD, mean_D).median()
+        for index in set(ids).difference(trained):
+            row_D = weight_VD[index].float()
+            others_V = _distances(weight_VD, row_D)
+            others_V[index] = row_D.norm()
+            nearest_one = torch.minimum(others_V.min(), (row_D - mean_D).norm())
+            if nearest_one < _UNTRAINED * unit:
+                untrained.add(index)
+    return [index for index in ids if index in untrained]
+
+
+def _distances(weight_VD: torch.Tensor, point_D: torch.Tensor) -> torch.Tensor:
+    """(V,) float32 distances of rows from a point, without a copy of all rows."""
+    return torch.cat([(chunk.float() - point_D).norm(dim=1) for chunk in weight_VD.split(2**14)])

@@ -1,0 +1,224 @@
+"""Which adapters are trained, what they train along, and that their exports compute what the trained model computed."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import yaml
+from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig
+from peft import get_peft_model as wrapped
+from transformers import AutoModelForCausalLM
+
+from stepjepa import export
+from stepjepa.api import train
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.lora import token_rows, untrained_rows
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import RunOptions
+from stepjepa.training.setup import set_up_model
+from stepjepa.training.summary import rate_line
+from support.models import tiny_model
+from support.rows import step_rows, write
+from support.tokenizers import byte_bpe_tokenizer, fresh
+from support.training import STEPS, trainer_for
+
+CAUSAL = {"task_type": "CAUSAL_LM"}
+LINEAR = {**CAUSAL, "r": 4, "lora_alpha": 32, "target_modules": "all-linear"}
+
+
+@pytest.fixture(scope="module")
+def chatml():
+    return fresh(byte_bpe_tokenizer("chatml"))
+
+
+def model_for(tokenizer, folder, tied=False, **changes):
+    """A model that was saved and loaded, so that an adapter knows its base."""
+    model = tiny_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=tied, **changes)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def kinds(tokenizer):
+    ids = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+    return {
+        "dora": (True, {"use_dora": True}),
+        "dora-untied": (False, {"use_dora": True}),
+        "rslora": (False, {"use_rslora": True}),
+        "tokens": (True, {"trainable_token_indices": ids}),
+        "tokens-untied": (False, {"trainable_token_indices": {"embed_tokens": ids, "lm_head": ids}}),
+        "dora-tokens": (True, {"use_dora": True, "trainable_token_indices": ids}),
+    }
+
+
+@pytest.mark.parametrize("kind", ["dora", "dora-untied", "rslora", "tokens", "tokens-untied", "dora-tokens"])
+def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml):
+    tied, more = kinds(chatml)[kind]
+    base = model_for(chatml, tmp_path / "base", tied)
+    ids = torch.randint(0, len(chatml), (2, 9), generator=torch.Generator().manual_seed(0))
+    before = base(ids).logits
+    trainer = trainer_for(
+        tmp_path,
+        chatml,
+        step_rows(8),
+        model=base,
+        peft=LoraConfig(**LINEAR, **more),
+        predictors=1,
+        max_steps=3,
+        **STEPS,
+    )
+    trainer.train()
+    trained = trainer.model.eval()(ids).logits
+    assert (trained - before).abs().max() > 0.01
+    assert torch.equal(base(ids).logits, before), "the base is as it was"
+    for merge in (False, True):
+        trainer.args.merge_lora = merge
+        trainer.save_model(str(tmp_path / f"{merge}"))
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / f"{merge}")
+        torch.testing.assert_close(loaded(ids).logits, trained, atol=2e-5, rtol=1e-4)
+    export(tmp_path / "False", tmp_path / "again", merge_lora=True)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    torch.testing.assert_close(again(ids).logits, trained, atol=2e-5, rtol=1e-4)
+    if "tokens" in kind:
+        rows = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+        for part in (again.get_input_embeddings(), again.get_output_embeddings()):
+            own = base.get_input_embeddings() if tied or part is again.get_input_embeddings() else base.lm_head
+            changed = (part.weight != own.weight).any(dim=1).nonzero().flatten().tolist()
+            assert sorted(rows) == changed, "those rows are trained and no other"
+
+
+REFUSED = {
+    "prompt": PromptTuningConfig(num_virtual_tokens=2, **CAUSAL),
+    "p": PromptEncoderConfig(num_virtual_tokens=2, encoder_hidden_size=8, **CAUSAL),
+    "prefix": PrefixTuningConfig(num_virtual_tokens=2, **CAUSAL),
+    "ia3": IA3Config(target_modules=["k_proj"], feedforward_modules=[], **CAUSAL),
+    "modules_to_save": LoraConfig(**LINEAR, modules_to_save=["lm_head"]),
+    "layer_replication": LoraConfig(**LINEAR, layer_replication=[(0, 2), (1, 2)]),
+    "pissa": LoraConfig(**LINEAR, init_lora_weights="pissa"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("way", ["config", "model"])
+def test_what_is_not_exported_is_refused_before_training(kind, way, tmp_path, tokenizer):
+    model, peft = tiny_model("llama", vocab_size=len(tokenizer)), copy.deepcopy(REFUSED[kind])
+    given = {"peft": peft, "model": model} if way == "config" else {"model": wrapped(model, peft)}
+    with pytest.raises(ConfigError, match="only LoRA is trained here|cannot be exported: ") as error:
+        trainer_for(tmp_path, tokenizer, step_rows(8), **given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_frozen_adapter_is_refused(tmp_path, tokenizer):
+    base = model_for(tokenizer, tmp_path / "base")
+    wrapped(copy.deepcopy(base), LoraConfig(**LINEAR)).save_pretrained(tmp_path / "adapter")
+    frozen = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter")
+    by_transformers = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    for model in (frozen, by_transformers):
+        with pytest.raises(ConfigError, match="is_trainable=True"):
+            trainer_for(tmp_path, tokenizer, step_rows(8), model=model, predictors=1, **STEPS)
+    trainable = PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
+    trainer_for(tmp_path, tokenizer, step_rows(8), model=trainable).train()
+    with pytest.raises(ConfigError, match="every weight of the model is frozen"):
+        trainer_for(tmp_path, tokenizer, step_rows(8), model=base.requires_grad_(False))
+
+
+# Rows that pretraining has left alone
+
+
+def spoil(kind, weight, index):
+    with torch.no_grad():
+        if kind == "zero":
+            weight[index] *= 1e-4
+        elif kind == "equal":
+            weight[index] = weight[index + 9] + 1e-5
+        else:
+            weight[index] = weight.mean(0)
+
+
+@pytest.mark.parametrize("part", ["embed_tokens", "lm_head"])
+@pytest.mark.parametrize("kind", ["zero", "equal", "mean"])
+def test_an_untrained_end_of_turn_is_a_warning(kind, part, tmp_path, chatml, caplog):
+    end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+    model = tiny_model("llama", vocab_size=len(chatml))
+    matrix = model.get_submodule("lm_head" if part == "lm_head" else "model.embed_tokens").weight
+    assert untrained_rows(model, [end, start]) == []
+    spoil(kind, matrix, end)
+    assert untrained_rows(model, [end, start, end + 3]) == [end]
+    peft, rows = LoraConfig(**LINEAR), token_rows(model, chatml, ["<|im_end|>"])
+    trainer_for(tmp_path, chatml, step_rows(8), model=model, peft=peft, **STEPS)
+    (line,) = [one.getMessage() for one in caplog.records if "never trained" in one.getMessage()]
+    assert f"--train_tokens '<|im_end|>' (in Python LoraConfig(trainable_token_indices={rows}))" in line
+    caplog.clear()
+    assert list(rows) == ["model.embed_tokens", "lm_head"]
+    trainer_for(tmp_path, chatml, step_rows(8), model=model, **STEPS)  # all weights are trained
+    trainer_for(
+        tmp_path, chatml, step_rows(8), model=model, peft=LoraConfig(**LINEAR, trainable_token_indices=rows), **STEPS
+    )
+    assert "never trained" not in caplog.text
+
+
+def test_train_tokens(tmp_path, chatml):
+    """From the command's options; the row is in the adapter."""
+    model_for(chatml, tmp_path / "base", tied=True)
+    data = write(tmp_path / "rows.jsonl", step_rows(8))
+    options = {"model_name": str(tmp_path / "base"), "train_file": [str(data)], "lora": True, "max_steps": 1}
+    train(**options, output_dir=str(tmp_path / "run"), train_tokens=["<|im_end|>"])
+    config = json.loads((tmp_path / "run" / "adapter_config.json").read_text())
+    assert config["trainable_token_indices"] == {"model.embed_tokens": [chatml.convert_tokens_to_ids("<|im_end|>")]}
+    with pytest.raises(ConfigError, match=r"no token '<\|im_ed\|>'; did you mean '<\|im_end\|>'"):
+        train(**options, output_dir=str(tmp_path / "other"), train_tokens=["<|im_ed|>"])
+
+
+# The learning rate
+
+
+@pytest.mark.parametrize("given", [None, 5e-5])
+def test_the_learning_rate_of_lora(given, tmp_path, tokenizer):
+    """The same from Python and the command line, and written into the run's record."""
+    base = model_for(tokenizer, tmp_path / "base")
+    expected = given or 2e-4
+    data = write(tmp_path / "rows.jsonl", step_rows(8))
+    rate = {} if given is None else {"learning_rate": given}
+    options = {"model_name": str(tmp_path / "base"), "train_file": [str(data)], "lora": True, "max_steps": 1, **rate}
+    train(**options, output_dir=str(tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["learning_rate"] == expected
+    resolved = yaml.safe_load((tmp_path / "run" / "resolved.yaml").read_text())
+    assert float(resolved["learning_rate"]) == expected
+    for way in ({"peft": LoraConfig(**LINEAR)}, {"model": wrapped(copy.deepcopy(base), LoraConfig(**LINEAR))}):
+        more = {"model": base, "learning_rate": given, **way}
+        assert trainer_for(tmp_path, tokenizer, step_rows(8), **more).args.learning_rate == expected
+    assert trainer_for(tmp_path, tokenizer, step_rows(8), model=base, learning_rate=given).args.learning_rate == (
+        given or 2e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "rate", "expected"),
+    [
+        ({"model_name": "m", "lora": True}, None, "learning rate 0.0002"),
+        ({"model_name": "m", "lora": True}, 2e-5, "learning rate 2e-05 (low for LoRA: the default is 0.0002)"),
+        ({"model_name": "m"}, 1e-4, "learning rate 0.0001"),
+        (
+            {"model_name": "m"},
+            2e-4,
+            "learning rate 0.0002 (high for all weights of a pretrained model: the default is 2e-05)",
+        ),
+        (
+            {"model_name": "tiny"},
+            2e-5,
+            "learning rate 2e-05 (low for a model from random weights: the default is 0.001)",
+        ),
+        ({"model_name": "m", "pretrain": True, "lora": True}, None, "learning rate 0.001"),
+    ],
+)
+def test_an_unusual_learning_rate_is_in_the_summary(run, rate, expected):
+    assert rate_line(JEPAConfig(learning_rate=rate, use_cpu=True), RunOptions(**run)) == expected
+    assert "(" not in rate_line(JEPAConfig(learning_rate=rate, use_cpu=True, optim="sgd"), RunOptions(**run))
+
+
+def test_peft_writes_no_warning(recwarn, tokenizer):
+    set_up_model(tiny_model("llama"), JEPAConfig(use_cpu=True), 0, "cpu", LoraConfig(**LINEAR), tokenizer)
+    assert not [one for one in recwarn if issubclass(one.category, FutureWarning)]
