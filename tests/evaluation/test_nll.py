@@ -41,14 +41,18 @@ def test_padding_changes_nothing(name):
     """Row by row without padding, through the model's own forward and logits."""
     model = tiny_model(name, ARCHITECTURES[name][2][0])
     examples = made_up((20, 7, 13))
-    found = nll.answer_losses(model, examples)
-    for example, (total, tokens) in zip(examples, found, strict=True):
+    ends = [int(example.trunk[example.labels[0][1] - 1]) for example in examples[:2]]
+    found = nll.answer_losses(model, examples, ends=ends)
+    for example, (total, tokens, end_total, end_tokens) in zip(examples, found, strict=True):
         ids = torch.from_numpy(example.trunk.astype(np.int64))
         with torch.no_grad():
             logits = model(input_ids=ids[None]).logits[0].double()
         (start, stop), log_p = example.labels[0], logits.log_softmax(-1)
         expected = -sum(float(log_p[place - 1, ids[place]]) for place in range(start, stop))
         assert tokens == stop - start and total == pytest.approx(expected, rel=1e-5)
+        ending = [place for place in range(start, stop) if ids[place] in ends]
+        expected = -sum(float(log_p[place - 1, ids[place]]) for place in ending)
+        assert end_tokens == len(ending) and end_total == pytest.approx(expected, rel=1e-5)
 
 
 def trainer_for(tmp_path, tokenizer, **options):
@@ -130,16 +134,44 @@ def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer, monkeypatc
     rows = [*ROWS[:2], {"messages": [{"role": "user", "content": "x " * 60}, {"role": "assistant", "content": "y"}]}]
     found = likelihood(tokenizer, rows, max_length=40)
     assert set(found.examples) == {0, 1} and found.report.rows_skipped == {"no_room_for_answer": 1}
-    summary = nll.summarise([nll.AnswerLoss(0, 3.0, 2), nll.AnswerLoss(1, 1.0, 4)], found)
+    losses = [nll.AnswerLoss(0, 3.0, 2, 2.5, 1), nll.AnswerLoss(1, 1.0, 4, 0.0, 0)]
+    summary = nll.summarise(losses, found)
     assert summary["value"] == pytest.approx(4 / 6) and summary["row_mean"] == pytest.approx((1.5 + 0.25) / 2)
     kept = [tokenizer.decode(example.trunk[example.labels[0].start :]) for example in found.examples.values()]
     size = sum(len(text.replace("<|end|>", "").encode()) for text in kept)
     assert summary["bits_per_byte"] == pytest.approx(4 / math.log(2) / size)
+    content, end = (nll.summarise(losses, found, name) for name in ("content_nll", "end_nll"))
+    assert (content["value"], content["tokens"], content["n"]) == (1.5 / 5, 5, 2)
+    assert (end["value"], end["tokens"], end["n"], end["row_mean"]) == (2.5, 1, 1, 2.5)
+    assert content["row_mean"] == (0.5 + 0.25) / 2 and end["bits_per_byte"] is None
     assert summary["n"] == 2 and summary["tokens"] == 6 and summary["skipped"] == {"no_room_for_answer": 1}
     assert summary["answers_truncated"] == found.report.answers_truncated > 0
     monkeypatch.setattr(nll, "max_positions", lambda model: 5)
     with pytest.raises(DataError, match="none of .* rows have an answer for"):
         likelihood(tokenizer, rows, max_length=40)
+
+
+def test_the_end_of_turn_and_the_rest_are_the_answer(tokenizer):
+    """Against the logits of the model itself: the last labelled token is the end of turn, the others are the content."""
+    found = likelihood(tokenizer, ROWS[:4])
+    ends = found.prompter.stop_ids(None)
+    for batch in found.compute():
+        for loss in batch:
+            example = found.examples[loss.row]
+            ids = torch.from_numpy(example.trunk.astype(np.int64))
+            with torch.no_grad():
+                log_p = found.model(input_ids=ids[None]).logits[0].double().log_softmax(-1)
+            (start, stop) = example.labels[-1]
+            assert ids[stop - 1] in ends and loss.end_tokens == 1
+            assert loss.of("end_nll") == pytest.approx(-float(log_p[stop - 2, ids[stop - 1]]), abs=1e-5)
+            content = [-float(log_p[place - 1, ids[place]]) for place in range(start, stop - 1)]
+            assert loss.of("content_nll") == pytest.approx(sum(content) / len(content), abs=1e-5)
+    rows = ROWS[:4]
+    result = evaluate_model(found.model, tokenizer, rows, ["end_nll", "answer_nll", "content_nll"], batch_size=4)
+    n = result.metrics["answer_nll"]["tokens"]
+    total = result.value("content_nll") * (n - 4) + result.value("end_nll") * 4
+    assert total == pytest.approx(result.value("answer_nll") * n, rel=1e-6)
+    assert not result.predictions and set(result.answer_nll[0]) >= {"content_nll", "end_nll", "answer_nll"}
 
 
 def test_out_of_memory_is_one_line(tokenizer, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import options_of
-from stepjepa.evaluation.metrics import NLL
+from stepjepa.evaluation.metrics import MODEL_METRICS, model_metrics
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
@@ -32,9 +32,10 @@ def comparable_identity(record: Record, options: EvaluateOptions) -> Record:
     """
     known, metrics = dict(record["identity"]), record["scoring"]["metric"] or []
     idle: list[str] = []
-    if metrics and NLL not in metrics:
+    losses = model_metrics(metrics)
+    if metrics and not losses:
         idle.append("max_length")
-    if metrics == [NLL]:
+    if metrics and len(losses) == len(metrics):
         idle += [name for name, one in options_of(EvaluateOptions).items() if one.group == SAMPLING and name in known]
     return known | {name: getattr(options, name) for name in idle}
 
@@ -65,9 +66,10 @@ class EarlierAnswers:
         found = cls(record["metrics"], float(record["generation"].get("seconds") or 0.0))
         for path in paths.results:
             for one in read_predictions(path, every_sample=True) if path.is_file() else ():
-                if one.answer_nll is not None and one.answer_tokens:
-                    loss = AnswerLoss(one.index, one.answer_nll * one.answer_tokens, one.answer_tokens)
-                    found.losses[one.index] = loss
+                if one.answer_nll is not None and one.answer_tokens and one.end_tokens is not None:
+                    total = one.answer_nll * one.answer_tokens
+                    end_total = (one.end_nll or 0.0) * one.end_tokens
+                    found.losses[one.index] = AnswerLoss(one.index, total, one.answer_tokens, end_total, one.end_tokens)
                 if path == paths.results[0]:
                     number = one.index * samples + (one.sample or 1) - 1
                     refused = one.note or REFUSED if one.stop_reason == REFUSED else None
@@ -78,4 +80,7 @@ class EarlierAnswers:
                         new_tokens=one.tokens or 0,
                         refused=refused,
                     )
+        if not found.losses:  # version 0.2 did not keep the end of turn apart: the likelihoods are computed again
+            for name in MODEL_METRICS:
+                found.metrics.pop(name, None)
         return found

@@ -1,4 +1,5 @@
-"""`answer_nll`: the negative log-likelihood of the reference answers, token by token, as training computes its LM loss.
+"""The negative log-likelihood of the reference answers, token by token, as training computes its LM loss: `answer_nll` of all
+their tokens, `content_nll` of those without the end of turn, and `end_nll` of the end of turn, which follows the reference.
 
 Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
 """
@@ -19,7 +20,7 @@ from stepjepa.data.encode import EncodeOptions, RowEncoder
 from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.evaluation.intervals import mean
-from stepjepa.evaluation.metrics import NLL
+from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL
 from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
@@ -33,11 +34,29 @@ NO_LIMIT = 2**30
 
 
 class AnswerLoss(NamedTuple):
-    """Of the question with this index: summed negative log-likelihood in nats, and how many tokens it is of."""
+    """Of the question with this index: summed negative log-likelihood in nats, and how many tokens it is of.
+
+    `end_total` and `end_tokens` are the share of the tokens that end a turn: none where the answer is cut at `max_length`.
+    """
 
     row: int
     total: float
     tokens: int
+    end_total: float
+    end_tokens: int
+
+    def part(self, name: str) -> tuple[float, int]:
+        """The sum and the number of the tokens that a metric of this name reads."""
+        if name == END_NLL:
+            return self.end_total, self.end_tokens
+        if name == CONTENT_NLL:
+            return self.total - self.end_total, self.tokens - self.end_tokens
+        return self.total, self.tokens
+
+    def of(self, name: str) -> float | None:
+        """Nats per token; None without a token."""
+        total, tokens = self.part(name)
+        return total / tokens if tokens else None
 
 
 class AnswerLikelihood:
@@ -92,14 +111,16 @@ class AnswerLikelihood:
             if batch:
                 advice = f"what is done is kept; lower --{_NAME.batch_size}"
                 with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
-                    losses = answer_losses(self.model, [self.examples[index] for index in batch], self.vocabulary)
+                    examples = [self.examples[index] for index in batch]
+                    losses = answer_losses(self.model, examples, self.vocabulary, self.prompter.stop_ids(None))
                 yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
 
 def answer_losses(
-    model: torch.nn.Module, examples: Sequence[Example], vocabulary: int | None = None
-) -> list[tuple[float, int]]:
-    """Summed cross-entropy over the labelled tokens of each example, and how many they are.
+    model: torch.nn.Module, examples: Sequence[Example], vocabulary: int | None = None, ends: Sequence[int] = ()
+) -> list[tuple[float, int, float, int]]:
+    """Summed cross-entropy over the labelled tokens of each example, and how many they are; and the same of those among
+    them that end a turn, whose ids are `ends`.
 
     The rows are padded on the right and masked; logits exist at labelled positions only.
     """
@@ -115,10 +136,18 @@ def answer_losses(
         states = run_backbone(inner, ids_BT, mask_BT, positions_BT)[0].flatten(0, 1)  # (B * T, D)
         for row, example in enumerate(examples):
             labelled = np.concatenate([np.arange(start, stop) for start, stop in example.labels])
-            labelled_N = torch.from_numpy(labelled).to(device)
-            loss = head.loss_sum(inner, states[row * ids_BT.shape[1] + labelled_N - 1], ids_BT[row, labelled_N])
-            losses.append((float(loss), len(labelled)))
+            ending = labelled[np.isin(example.trunk[labelled], ends)]
+            sums = []
+            for places in (labelled, ending):
+                places_N = torch.from_numpy(places).to(device)
+                before_ND = states[row * ids_BT.shape[1] + places_N - 1]
+                sums.append(float(head.loss_sum(inner, before_ND, ids_BT[row, places_N])) if len(places) else 0.0)
+            losses.append((sums[0], len(labelled), sums[1], len(ending)))
     return losses
+
+
+def _bytes_of(likelihood: AnswerLikelihood, row: int) -> int:
+    return labelled_bytes(likelihood.examples[row], likelihood.prompter)
 
 
 def labelled_bytes(example: Example, prompter: Prompter) -> int:
@@ -129,13 +158,14 @@ def labelled_bytes(example: Example, prompter: Prompter) -> int:
     return len(str(text).encode())
 
 
-def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood) -> dict[str, Any]:
-    """Mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
-    total, tokens = math.fsum(one.total for one in losses), sum(one.tokens for one in losses)
+def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood, name: str = NLL) -> dict[str, Any]:
+    """The metric `name`: mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
+    parts = [one.part(name) for one in losses]
+    total, tokens = math.fsum(part for part, _ in parts), sum(count for _, count in parts)
     value = total / tokens if tokens else None
-    size = sum(labelled_bytes(likelihood.examples[one.row], likelihood.prompter) for one in losses)
+    size = 0 if name == END_NLL else sum(_bytes_of(likelihood, one.row) for one in losses)
     report = likelihood.report
-    rows = mean([one.total / one.tokens for one in losses])
+    rows = mean([part / count for part, count in parts if count])
     return {
         "kind": "loss",
         "value": value,
@@ -144,7 +174,7 @@ def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood) -> dic
         "row_mean": rows.value,
         "low": rows.low,
         "high": rows.high,
-        "n": len(losses),
+        "n": sum(1 for _, count in parts if count),
         "tokens": tokens,
         "answers_truncated": report.answers_truncated,
         "skipped": dict(report.rows_skipped),

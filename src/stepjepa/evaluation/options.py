@@ -10,7 +10,7 @@ from typing import Any, Literal
 from stepjepa.config.option import Names, option, options_of, unread_options
 from stepjepa.data.options import VIEWS, ColumnOptions
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, NLL
+from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, NLL, model_metrics
 from stepjepa.generation.options import SAMPLING, GeneratorOptions
 
 AS_TRAINED = "as_trained"
@@ -144,8 +144,9 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
                 raise ConfigError(f"{file} {self.output_file}: the name must end in .jsonl or .json")
             if Path(self.output_file).is_dir():
                 raise ConfigError(f"{file} {self.output_file}: is a folder; see {folder}")
-        if self.backend == "vllm" and NLL in self.metric:
-            raise ConfigError(f"{NLL} needs --{_NAME.backend} transformers: vLLM gives no states")
+        losses = model_metrics(self.metric)
+        if self.backend == "vllm" and losses:
+            raise ConfigError(f"{losses[0]} needs --{_NAME.backend} transformers: vLLM gives no states")
 
     def without_effect(self) -> Iterator[str]:
         """A line for each option with a value of its own that changes nothing."""
@@ -159,9 +160,10 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
             silent = dict.fromkeys(unread, f"with --{_NAME.harness}")
         else:
             why = f"where nothing is generated, as for {NLL}"
-            generates = any(name != NLL for name in self.metric or ())
+            losses = model_metrics(self.metric)
+            generates = len(losses) < len(self.metric or ())
             silent = {name: why for name in own if known[name].group == SAMPLING and not generates}
-            if self.max_length is not None and NLL not in (self.metric or ()):
+            if self.max_length is not None and not losses:
                 silent[_NAME.max_length] = f"without --{_NAME.metric} {NLL}"
             silent |= {one.name: one.reason for one in unread_options(self, set(own).difference(silent))}
         yield from (f"note     --{name} has no effect {reason}" for name, reason in silent.items())

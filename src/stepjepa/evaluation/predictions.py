@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import mean, share
-from stepjepa.evaluation.metrics import NLL, Metric, Verdict
+from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL, Metric, Verdict
 from stepjepa.generation import Reply
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.store import json_line
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 _LARGEST, _QUOTED = 1e100, 80
 _PASS_AT = (5, 10, 100)  # k of pass@k besides 1 and all samples
-_OPTIONAL = ("note", "answer_nll", "answer_tokens", "sample")
+_OPTIONAL = ("note", "answer_nll", "content_nll", "end_nll", "answer_tokens", "end_tokens", "sample")
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Prediction:
         scores: metric -> score.
         note: why the first metric's score is not 1.
         answer_nll: nats per token of the reference answer, where that was computed; of `answer_tokens` tokens.
+        content_nll, end_nll: the same of its tokens without the end of turn, and of the end of turn alone (`end_tokens` tokens).
     """
 
     index: int
@@ -62,7 +63,10 @@ class Prediction:
     scores: dict[str, float] = field(default_factory=dict)
     note: str | None = None
     answer_nll: float | None = None
+    content_nll: float | None = None
+    end_nll: float | None = None
     answer_tokens: int | None = None
+    end_tokens: int | None = None
     sample: int | None = None
 
     def record(self) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def _trouble(row: Any) -> str:
             return f"it has no text {name!r}"
     if not _is_number(row.get(NLL)):
         return f"{NLL} is {row[NLL]!r}"
-    for name in ("index", "tokens", "answer_tokens"):
+    for name in ("index", "tokens", "answer_tokens", "end_tokens"):
         if isinstance(row.get(name), float) or not _is_number(row.get(name)):
             return f"{name} is {row[name]!r}"
     if not isinstance(row.get("correct"), (bool, type(None))):
@@ -200,6 +204,8 @@ def _metric_text(found: Mapping[str, Any]) -> str:
     if found["kind"] == "score" and value is not None:
         corpus = f"; of all texts together {found['corpus']:.4f}" if "corpus" in found else ""
         return f"{value:.4f}{ends}{corpus}"
+    if found["kind"] == "count" and value is not None:
+        return f"{value:.1f}{ends} ({found['n']} answers)"
     if value is None or not math.isfinite(value):
         return f"no finite number ({found['n']} rows)"
     skipped = sum(found["skipped"].values())
@@ -250,7 +256,9 @@ def predictions_of(
         if samples > 1:
             one.sample = number % samples + 1
         if loss is not None:
-            one.answer_nll, one.answer_tokens = loss.total / loss.tokens, loss.tokens
+            one.answer_nll, one.answer_tokens = loss.of(NLL), loss.tokens
+            one.content_nll, one.end_nll = loss.of(CONTENT_NLL), loss.of(END_NLL)
+            one.end_tokens = loss.end_tokens
         found.append(one)
         step(1)
     return found
@@ -259,15 +267,19 @@ def predictions_of(
 def _verdict(metric: Metric, reply: Reply, question: Question) -> Verdict:
     """A metric's verdict; a refused request is wrong."""
     if reply.refused is None:
-        return scored(metric, reply.text, question)
+        return scored(metric, reply.text, question, reply.stopped)
     gold = None if metric.is_custom else scored(metric, "", question).gold
-    return Verdict(0.0, gold, None, reply.refused)
+    return Verdict(math.nan if metric.kind == "count" else 0.0, gold, None, reply.refused)
 
 
-def scored(metric: Metric, text: str, question: Question) -> Verdict:
-    """A metric's verdict on a text. Raises DataError: the row holds nothing to compare with, or a user's function failed."""
+def scored(metric: Metric, text: str, question: Question, stopped: bool = False) -> Verdict:
+    """A metric's verdict on a text, which the model ended by itself if it `stopped`.
+
+    Raises:
+        DataError: the row holds nothing to compare with, or a user's function failed.
+    """
     try:
-        return metric.score(text, question.row)
+        return metric.score_response(text, question.row, stopped)
     except DataError as error:
         raise DataError(f"{question.place}: {error}") from None
 
@@ -285,6 +297,8 @@ def summarise(
     for metric in metrics:
         scores = [prediction.scores[metric.name] for prediction in predictions]
         groups = [scores[begin : begin + samples] for begin in range(0, len(scores), samples)]
+        if metric.kind == "count":  # NaN: the metric says nothing about this answer
+            groups = [[score for score in group if not math.isnan(score)] or [math.nan] for group in groups]
         binary = metric.kind == "accuracy" or (metric.is_custom and all(score in (0.0, 1.0) for score in scores))
         found = {metric.name: [fmean(group) for group in groups]}
         for k in sorted({samples, *(k for k in _PASS_AT if k < samples)}) if binary and samples > 1 else ():
@@ -293,6 +307,9 @@ def summarise(
             if binary and all(value in (0.0, 1.0) for value in values):
                 right = values.count(1.0)
                 summary[name] = {"kind": "accuracy", **share(right, n)._asdict(), "correct": right, "n": n}
+            elif metric.kind == "count":
+                counted = [value for value in values if not math.isnan(value)]
+                summary[name] = {"kind": "count", **mean(counted)._asdict(), "n": len(counted)}
             else:
                 summary[name] = {"kind": "score", **mean(values)._asdict(), "n": n}
         rows = [question.row for question in questions for _ in range(samples)]

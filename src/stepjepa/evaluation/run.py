@@ -36,7 +36,7 @@ from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.earlier import EarlierAnswers, comparable_identity, metrics_with_earlier
-from stepjepa.evaluation.metrics import NLL, Metric, make_metrics
+from stepjepa.evaluation.metrics import MODEL_METRICS, Metric, make_metrics, model_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import EvaluationResult, record_lines
 from stepjepa.evaluation.questions import Question, QuestionSet, SystemPrompt
@@ -66,8 +66,12 @@ class Answers(Replies):
         if "losses" not in line:
             super().take(line)
             return
-        losses = (nll.AnswerLoss(row, math.nan if total is None else total, n) for row, total, n in line["losses"])
-        self.losses.update((loss.row, loss) for loss in losses)
+        for row, total, n, *ending in line["losses"]:
+            if not ending:  # of a version that did not keep the end of turn apart: it is computed again
+                continue
+            end_total, ends = ending
+            sums = [math.nan if value is None else value for value in (total, end_total)]
+            self.losses[row] = nll.AnswerLoss(row, sums[0], n, sums[1], ends)
 
 
 @dataclass
@@ -77,6 +81,7 @@ class Task:
     Attributes:
         generator: answers the questions; None where no metric reads an answer.
         likelihood: the reference answers whose likelihood is computed, None for none.
+        losses: the metrics that are read off it.
         samples: answers to each question.
     """
 
@@ -84,6 +89,7 @@ class Task:
     metrics: list[Metric]
     generator: Generator | None = None
     likelihood: nll.AnswerLikelihood | None = None
+    losses: Sequence[str] = (NLL,)
     temperature: float = 0.0
     seed: int = 42
     samples: int = 1
@@ -130,7 +136,7 @@ def evaluate_model(
             its generation config are restored afterwards.
         tokenizer: its tokenizer, with a chat template.
         rows: a path, a Hub data set, a `datasets.Dataset` or a list of dicts, as training takes them.
-        metrics: names of metrics, see `stepjepa.evaluation.metrics`, or ``answer_nll``.
+        metrics: names of metrics, see `stepjepa.evaluation.metrics`, also those of likelihoods such as ``answer_nll``.
         metric_options: of the metrics; each takes those that it has.
         max_new_tokens, batch_size, temperature, top_p, seed: of the generation, see `generate_batch`.
         samples_per_question: answers to each; more than one need a temperature.
@@ -161,7 +167,8 @@ def evaluate_model(
         task, answers = Task(asked, chosen, temperature=temperature, seed=seed, samples=samples_per_question), Answers()
         if chosen:
             task.generator = local.LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
-        if NLL in metrics:
+        task.losses = model_metrics(metrics)
+        if task.losses:
             task.likelihood = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
         answer(task, answers)
         return score(task, answers)
@@ -193,7 +200,7 @@ def open_model(options: EvaluateOptions) -> Opened:
 
 def with_max_length(options: EvaluateOptions, record: models.TrainingRecord) -> EvaluateOptions:
     """The options with the longest chat of the training where the likelihood is computed and none is given."""
-    if options.max_length is None and NLL in (options.metric or ()):
+    if options.max_length is None and model_metrics(options.metric):
         return replace(options, max_length=record.settings.get("max_length"))
     return options
 
@@ -229,14 +236,16 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             with reading_record(output.paths.record):
                 return written_before(output.complete, files)
         sampling = options.temperature, options.seed, options.samples_per_question
-        task, answers = Task(asked, metrics, None, None, *sampling, bar), Answers(output)
+        losses = model_metrics(names)
+        task, answers = Task(asked, metrics, None, None, losses, *sampling, bar), Answers(output)
         earlier = _take_earlier(task, answers, output)
+        # The likelihoods are stored for all of their metrics or for none.
+        stored = {name: earlier.metrics[name] for name in losses if name in earlier.metrics}
+        task.losses = () if len(stored) == len(losses) else losses
         description = "not loaded: its stored answers are scored again"
         unanswered = bool(metrics) and any(number not in answers.replies for number, _ in task.numbered())
-        if unanswered or (NLL in names and NLL not in earlier.metrics):
+        if unanswered or task.losses:
             description = _load(model, task)
-        if NLL in earlier.metrics:
-            task.likelihood = None
         with output.opened(answers.take):
             bar.say(f"model    {place.name} ({description})")
             bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
@@ -249,8 +258,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 bar.say(f"note     --{_NAME.no_lora} changes nothing: {place.name} is no adapter")
             answer(task, answers)
             result = score(task, answers)
-            if NLL in earlier.metrics:
-                result.metrics[NLL] = earlier.metrics[NLL]
+            if not task.losses:
+                result.metrics |= stored
             result.files, result.record = files, record_of(result, model, output)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
@@ -326,10 +335,16 @@ def score(task: Task, answers: Answers) -> EvaluationResult:
         metrics = predictions.summarise(task.metrics, found, asked.questions)
     if task.likelihood is not None:
         values = [answers.losses[index] for index in sorted(answers.losses)]
-        metrics[NLL] = nll.summarise(values, task.likelihood)
+        metrics |= {name: nll.summarise(values, task.likelihood, name) for name in task.losses}
         texts = {question.index: question.text for question in asked.questions}
         losses = [
-            {"index": one.row, "question": texts[one.row], NLL: one.total / one.tokens, "answer_tokens": one.tokens}
+            {
+                "index": one.row,
+                "question": texts[one.row],
+                **{name: one.of(name) for name in MODEL_METRICS},
+                "answer_tokens": one.tokens,
+                "end_tokens": one.end_tokens,
+            }
             for one in values
         ]
     rows = {
@@ -431,7 +446,7 @@ def _load(opened: Opened, task: Task) -> str:
     options, place, record, _, prompter = opened
     generator, description = local.load_generator(place, prompter, options, options.no_lora)
     task.generator = generator if task.metrics else None
-    if NLL in (options.metric or ()):
+    if task.losses:
         assert isinstance(generator, local.LocalGenerator)  # `EvaluateOptions.check` sees to it
         vocabulary = models.softmax_size(generator.model, prompter.tokenizer, place, record)
         limits = options.batch_size or local.BATCH_SIZE, vocabulary, options.max_length
@@ -456,9 +471,10 @@ class AnswerScorer:
     """
 
     def __init__(self, rows: RowsGiven, metrics: Sequence[str], samples: int = 100, **settings: Any):
-        if NLL in metrics:
+        if losses := model_metrics(metrics):
             raise ConfigError(
-                f"eval_metrics: {NLL} is the evaluation's lm_loss, which is computed anyway; leave it out"
+                f"eval_metrics: {losses[0]} is read off the likelihood of the references, and the evaluation computes their "
+                "lm_loss anyway; leave it out"
             )
         if samples < 1:
             raise ConfigError(f"samples is {samples}; it must be at least 1")
@@ -484,6 +500,8 @@ class AnswerScorer:
         settings = {"trained": trained_ending(training), **self.settings}
         result = evaluate_model(model, tokenizer, own, self.metrics, **settings)
         scores = {name: [one.scores[name] for one in result.predictions] for name in self.metrics}
+        # A count says nothing about some answers.
+        scores = {name: [value for value in values if not math.isnan(value)] for name, values in scores.items()}
         cut = result.generation["did_not_stop"]
         return {name: (sum(values), len(values)) for name, values in scores.items()} | {
             "did_not_stop": (cut["count"], cut["n"])

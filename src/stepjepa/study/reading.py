@@ -21,7 +21,7 @@ from stepjepa.config.values import did_you_mean, nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric
+from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric, metric_class
 from stepjepa.evaluation.options import HARNESS, HarnessOptions
 from stepjepa.objectives.base import OBJECTIVES, Objective, built_in, objective_of
 from stepjepa.study.spec import (
@@ -320,7 +320,11 @@ def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
 
 def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     values = {key: node.value for key, node in options.items()}
-    usual = GEOMETRY[name].higher_is_better if name in GEOMETRY else name not in MODEL_METRICS
+    usual = name not in MODEL_METRICS
+    if name in GEOMETRY:
+        usual = GEOMETRY[name].higher_is_better
+    elif name in METRICS:
+        usual = metric_class(name).higher_is_better
     higher = values.pop("higher_is_better", usual)
     if type(higher) is not bool:
         raise ConfigError(f"{where}: higher_is_better: expected true or false, got {higher!r}")

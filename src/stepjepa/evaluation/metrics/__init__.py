@@ -24,7 +24,8 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import text_of
 
 OPTIONS = "metric"  # the group of a metric's options
-NLL = "answer_nll"
+# Likelihoods of the reference: of all its tokens, of those without the end of turn, and of the end of turn alone.
+NLL, CONTENT_NLL, END_NLL = "answer_nll", "content_nll", "end_nll"
 # How a note begins where the metric could not decide, and where the answer is no expression or query at all.
 UNDECIDED, INVALID = ("unknown:", "not decided"), ("the answer is no ", "the query fails")
 
@@ -34,6 +35,9 @@ METRICS = {  # where each is in this package, ``module:class``
     "math": "answers:MathAnswer",
     "exact": "answers:Exact",
     "prefix": "answers:Prefix",
+    "contains": "answers:Contains",
+    "stopped": "answers:Stopped",
+    "text_after": "answers:TextAfter",
     "regex_equivalence": "regex_equivalence:RegexEquivalence",
     "sql_execution": "sql:SqlExecution",
     "multiple_choice": "answers:MultipleChoice",
@@ -42,14 +46,19 @@ METRICS = {  # where each is in this package, ``module:class``
     "rouge": "answers:Rouge",
     "bleu": "answers:Bleu",
 }
-MODEL_METRICS = (NLL,)  # read off the model's own probabilities, so not from a generated text
+MODEL_METRICS = (NLL, CONTENT_NLL, END_NLL)  # read off the model's own probabilities, so not from a generated text
+
+
+def model_metrics(names: Sequence[str] | None) -> list[str]:
+    """Those of these metrics that are read off the model's own probabilities."""
+    return [name for name in names or () if name in MODEL_METRICS]
 
 
 class Verdict(NamedTuple):
     """What a metric finds in one generated text.
 
     Attributes:
-        score: 0 to 1; of an accuracy 0 or 1.
+        score: 0 to 1; of an accuracy 0 or 1; of a count any number, NaN for a text that the metric says nothing about.
         gold: the reference answer as it was read from the row, None where there is none.
         answer: the answer as it was read from the generated text, None where there is none.
         note: why the score is not 1, or what could not be decided; empty where there is nothing to add.
@@ -69,7 +78,8 @@ class Metric(ABC):
 
     Attributes:
         name: as `make_metric` takes it.
-        kind: an accuracy is 0 or 1 for each row, a score anything between.
+        kind: an accuracy is 0 or 1 for each row, a score anything between, a count any number or NaN.
+        higher_is_better: the direction, for studies.
         is_custom: whether it is a function of the user's.
         columns: where the reference is looked for, in this order; messages is the last answer of the chat.
     """
@@ -78,7 +88,8 @@ class Metric(ABC):
     _worker: Any = field(default=None, init=False, repr=False)  # see `metrics.worker`
 
     name: ClassVar[str] = ""
-    kind: ClassVar[Literal["accuracy", "score"]] = "accuracy"
+    kind: ClassVar[Literal["accuracy", "score", "count"]] = "accuracy"
+    higher_is_better: ClassVar[bool] = True
     is_custom: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "answer", "ground_truth")
 
@@ -96,6 +107,10 @@ class Metric(ABC):
         Raises:
             DataError: the row holds no reference.
         """
+
+    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Verdict:
+        """Score a response; `stopped`: the model ended it by itself. Most metrics score the text alone."""
+        return self.score(generated, row)
 
     def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
         """The score of all texts together, 0 to 1, where the metric defines one that is not the mean of the rows'."""
@@ -146,7 +161,7 @@ class CustomMetric(Metric):
 
     target: str
 
-    kind: ClassVar[Literal["accuracy", "score"]] = "score"
+    kind: ClassVar[Literal["accuracy", "score", "count"]] = "score"
     is_custom: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -201,6 +216,12 @@ def make_metric(name: str, **options: Any) -> Metric:
     return make_metrics([name], options)[0]
 
 
+def metric_class(name: str) -> type[Metric]:
+    """The class of a metric in `METRICS`."""
+    module, _, found = METRICS[name].partition(":")
+    return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), found)
+
+
 def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:
     """The metrics of these names that read a generated text; a ConfigError as from `make_metric`.
 
@@ -213,10 +234,7 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
             continue
         if name in LEFT:
             raise ConfigError(f"metric {name}: {LEFT[name]}")
-        kind: type[Metric] = CustomMetric
-        if name in METRICS:
-            module, _, found = METRICS[name].partition(":")
-            kind = getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), found)
+        kind = metric_class(name) if name in METRICS else CustomMetric
         takes = set(options_of(kind)) - {"target"}
         given = {key: value for key, value in options.items() if key in takes}
         made.append(CustomMetric(target=name, **given) if kind is CustomMetric else kind(**given))

@@ -1,4 +1,4 @@
-r"""`exact`, `prefix`, `rouge` and `bleu` compare texts; `gsm8k`, `math` and `multiple_choice` find the answer in a text, and
+r"""`exact`, `prefix`, `contains`, `rouge` and `bleu` compare texts; `stopped` and `text_after` say how a response ends; `gsm8k`, `math` and `multiple_choice` find the answer in a text, and
 compare that alone; `task` and `first_step` check answers to the built-in tasks.
 
 math-verify reads LaTeX with a grammar and compares with SymPy. It runs in a process of its own, because SymPy can compute
@@ -8,6 +8,7 @@ for ever (`9^{9^{9^9}}`), and reads LaTeX only: its reader of plain expressions 
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,57 @@ class Prefix(Metric):
 
 
 @dataclass(kw_only=True)
+class Contains(Metric):
+    """The reference occurs in the generated text, character by character: what the model knows, however the text goes on.
+
+    `exact` also asks that the model stops there. The reference may occur within a longer wrong answer, which counts here.
+    """
+
+    name: ClassVar[str] = "contains"
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """1 where the text contains the reference."""
+        gold, answer = self.pair(generated, row)
+        contains = gold in answer
+        return Verdict(float(contains), gold, answer, "" if contains else "the reference does not occur")
+
+
+@dataclass(kw_only=True)
+class Stopped(Metric):
+    """The model ended its response by itself, before `max_new_tokens`; no reference is read."""
+
+    name: ClassVar[str] = "stopped"
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """0: nothing shows that this text was ended by a model, see `score_response`."""
+        return self.score_response(generated, row, stopped=False)
+
+    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Verdict:
+        """1 where the response was ended by the model."""
+        return Verdict(float(stopped), None, generated.strip(), "" if stopped else "cut off")
+
+
+@dataclass(kw_only=True)
+class TextAfter(Metric):
+    """Characters after the first occurrence of the reference in the generated text; 0 where the text ends there.
+
+    A text that does not contain the reference does not count. `max_new_tokens` bounds it.
+    """
+
+    name: ClassVar[str] = "text_after"
+    kind: ClassVar[Literal["accuracy", "score", "count"]] = "count"
+    higher_is_better: ClassVar[bool] = False
+
+    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+        """The number of characters, NaN without the reference."""
+        gold, answer = self.pair(generated, row)
+        _, occurs, after = answer.partition(gold)
+        if not occurs:
+            return Verdict(math.nan, gold, answer, "the reference does not occur")
+        return Verdict(float(len(after)), gold, answer, "text after the reference" if after else "")
+
+
+@dataclass(kw_only=True)
 class Rouge(Metric):
     """F measure of ROUGE, by the package rouge-score: of words (rouge1), pairs of words (rouge2), the longest common
     subsequence (rougeL), or that by lines (rougeLsum)."""
@@ -66,7 +118,7 @@ class Rouge(Metric):
     stem: bool = option(False, "Compare English words by their stems.", OPTIONS)
 
     name: ClassVar[str] = "rouge"
-    kind: ClassVar[Literal["accuracy", "score"]] = "score"
+    kind: ClassVar[Literal["accuracy", "score", "count"]] = "score"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +141,7 @@ class Bleu(Metric):
     lowercase: bool = option(False, "Ignore letter case.", OPTIONS)
 
     name: ClassVar[str] = "bleu"
-    kind: ClassVar[Literal["accuracy", "score"]] = "score"
+    kind: ClassVar[Literal["accuracy", "score", "count"]] = "score"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,72 @@
+"""Metrics that separate what a model knows from whether it stops, on responses typed by hand."""
+
+import math
+
+import pytest
+
+from stepjepa.data.sources import RowSource
+from stepjepa.evaluation.metrics import make_metrics
+from stepjepa.evaluation.predictions import predictions_of, read_predictions, record_lines, summarise
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
+from stepjepa.evaluation.run import AnswerScorer
+from stepjepa.generation import Reply
+
+GOLD = "[a-z]+"
+# (response, ended by the model) -> exact, prefix, contains, stopped, text_after
+CASES = {
+    ("[a-z]+", True): (1, 1, 1, 1, 0),
+    ("[a-z]+ [a-z]+", False): (1 - 1, 1, 1, 0, 7),
+    (" it is [a-z]+.", True): (0, 0, 1, 1, 1),
+    ("[A-Z]+", True): (0, 0, 0, 1, math.nan),
+    ("", False): (0, 0, 0, 0, math.nan),
+}
+NAMES = ["exact", "prefix", "contains", "stopped", "text_after"]
+
+
+def asked(n):
+    rows = [
+        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": GOLD}]} for i in range(n)
+    ]
+    return read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
+
+
+def predictions(samples=1):
+    questions, metrics = asked(len(CASES) // samples), make_metrics(NAMES)
+    replies = [Reply(number, text, stopped) for number, (text, stopped) in enumerate(CASES)][: len(questions) * samples]
+    answered = [(questions[number // samples], reply) for number, reply in enumerate(replies)]
+    found = predictions_of(answered, samples, {}, metrics, lambda n: None)
+    return found, summarise(metrics, found, questions)
+
+
+def test_each_response_by_each_metric():
+    found, summary = predictions()
+    for one, expected in zip(found, CASES.values(), strict=True):
+        values = tuple(one.scores.values())
+        assert values[:4] == expected[:4] and values[4] == pytest.approx(expected[4], nan_ok=True)
+    assert {name: summary[name]["value"] for name in NAMES} == pytest.approx(
+        {"exact": 1 / 5, "prefix": 2 / 5, "contains": 3 / 5, "stopped": 3 / 5, "text_after": 8 / 3}
+    )
+    assert summary["stopped"]["kind"] == "accuracy" and summary["stopped"]["correct"] == 3
+    assert summary["text_after"]["kind"] == "count" and summary["text_after"]["n"] == 3
+
+
+def test_several_answers_to_a_question_count_what_can_be_counted():
+    _, summary = predictions(samples=2)  # (0, 7) and (1, nan)
+    assert summary["text_after"]["value"] == pytest.approx((3.5 + 1) / 2)
+
+
+def test_they_come_back_from_a_file(tmp_path):
+    found, _ = predictions()
+    path = tmp_path / "predictions.jsonl"
+    path.write_bytes(b"".join(record_lines(path, [one.record() for one in found])))
+    again = [one.scores["text_after"] for one in read_predictions(path)]
+    assert again == pytest.approx([0, 7, 1, math.nan, math.nan], nan_ok=True)
+
+
+def test_an_evaluation_on_the_way_counts_what_can_be_counted(monkeypatch):
+    found, summary = predictions()
+    result = type("Result", (), {"predictions": found, "generation": {"did_not_stop": {"count": 2, "n": 5}}})
+    monkeypatch.setattr("stepjepa.evaluation.run.evaluate_model", lambda *args, **more: result)
+    rows = [{"messages": question.chat} for question in asked(5)]
+    sums = AnswerScorer(rows, NAMES, 5)(None, None)
+    assert sums["text_after"] == (8.0, 3) and sums["contains"] == (3.0, 5)
