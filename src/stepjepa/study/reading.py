@@ -66,6 +66,7 @@ class _BlockValues:
     """What a block says by plain values."""
 
     seeds: list[int] = field(default_factory=list)
+    tune_seeds: list[int] = field(default_factory=list)
     baseline: str = OBJECTIVES[0]
     controls: list[Literal["shuffled", "random"]] = field(default_factory=list)
     equal_compute: bool = False
@@ -95,7 +96,7 @@ class _Select:
 
 
 _STUDY_KEYS = [f.name for f in fields(Study) if f.name != "notes"]
-_BLOCK_KEYS = ["base", "arms", "grid", "tune", "data", "metrics", "select", "evaluate"]
+_BLOCK_KEYS = ["base", "arms", "grid", "tune", "data", "metrics", "select", "evaluate", "order"]
 _BLOCK_KEYS += [f.name for f in fields(_BlockValues)]
 
 
@@ -110,7 +111,16 @@ def read_options(options: StudyOptions) -> Study:
     assignments = [f"{name}={value}" for name, value in replaced.items() if value is not None]
     for assignment in [*assignments, *(options.overrides or [])]:
         tree = set_value(tree, assignment, options.mini)
-    return read_study(tree, name, options.mini, output_dir=options.output_dir)
+    study = read_study(tree, name, options.mini, output_dir=options.output_dir)
+    if options.blocks is None:
+        return study
+    known = [block.name for block in study.blocks]
+    unknown = [name for name in options.blocks if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"--{_NAME.blocks} {unknown[0]}: the study has no such block; it has {', '.join(known) or 'none'}"
+        )
+    return replace(study, blocks=tuple(block for block in study.blocks if block.name in options.blocks))
 
 
 def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None = None) -> Study:
@@ -157,10 +167,11 @@ def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
     node = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
     tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
     values = _BlockValues(**field_values(_BlockValues, node.given))
-    seeds = values.seeds
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+    seeds, every = values.seeds, [*values.seeds, *values.tune_seeds]
+    if not seeds or min(every) < 0 or len(set(every)) < len(every):
         expected = "expected different whole numbers from 0 on, as in seeds: [1, 2, 3]"
-        raise ConfigError(f"{tree['seeds'].where}: seeds: {expected}")
+        also = ", and others for tune_seeds" if values.tune_seeds else ""
+        raise ConfigError(f"{tree['seeds'].where}: seeds: {expected}{also}")
     base = {**DEFAULTS, **read_training(tree["base"].mapping("base"))}
     variants = [*dict.fromkeys(values.controls), *([SAME_FLOP] if values.equal_compute else [])]
     arms = dict[str, Arm]()
@@ -187,7 +198,33 @@ def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
     metrics = _metrics(tree["metrics"], data)
     evaluation = Evaluation(**field_values(Evaluation, tree["evaluate"].mapping("evaluate"), "evaluate"))
     select = _select(tree["select"], metrics)
-    return Block(name, base, tuple(arms.values()), values.baseline, tuple(seeds), data, metrics, select, evaluation)
+    return Block(
+        name,
+        base,
+        tuple(arms.values()),
+        values.baseline,
+        tuple(seeds),
+        data,
+        metrics,
+        select,
+        evaluation,
+        tuple(values.tune_seeds),
+        _order(tree["order"], arms),
+    )
+
+
+def _order(node: Node, arms: Mapping[str, Arm]) -> tuple[tuple[str, ...], ...]:
+    """Groups of rows of the table, of which earlier ones are run first."""
+    if node.given is None:
+        return ()
+    groups = [[str(row.value) for row in group.listed("order")] for group in node.listed("order")]
+    known = [row for arm in arms.values() for row in arm.rows.values()]
+    for row in (row for group in groups for row in group):
+        if row not in known:
+            raise ConfigError(
+                f"{node.where}: order: {row!r} is no row of the table; did you mean {nearest(row, known)!r}?"
+            )
+    return tuple(map(tuple, groups))
 
 
 def _check_name(name: str, where: str) -> None:
@@ -223,6 +260,9 @@ def _arm(
     notes: list[str],
 ) -> Arm:
     tune, control_arm = section.pop("tune", Node(None, where)), section.pop("control_arm", Node(None, where))
+    if "controls" in section:  # instead of the block's
+        own = field_values(_BlockValues, {"controls": section.pop("controls")}).get("controls", [])
+        wanted = [*own, *(variant for variant in wanted if variant == SAME_FLOP)]
     settings = read_training(section)
     values = {**base, **settings}
     config = config_of(values, f"{where}: arm {name}: ")

@@ -26,7 +26,7 @@ from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.sources import RowSource, file_rows
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
 from stepjepa.errors import ConfigError, DataError, RowError
-from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, all_runs, evaluates_on_the_way
+from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, evaluates_on_the_way, possible_runs
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import (
     LOCK,
@@ -49,6 +49,8 @@ _OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
 # What is kept of a model whose weights are deleted.
 _MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
 _OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json")
+# Of a run's training, as its record has them: the hardware, the types of weights and arithmetic, the commit of the code.
+CIRCUMSTANCES = ("machine", "dtype", "commit")
 _MOST_BYTES = 500_000_000  # larger files are not searched for questions of other splits
 
 
@@ -99,6 +101,7 @@ class StudyRunFolder:
     def restore(self, result: Mapping[str, Any]) -> None:
         """Write the records of the stages that are done by a line of results."""
         trained = {name: result[name] for name in ("steps", "flops", "train_seconds", "history")}
+        trained |= {name: result[name] for name in ("losses", *CIRCUMSTANCES) if result.get(name)}
         trained |= {"diverged": result["diverged"]} if result.get("diverged") else {}
         for stage, at in result["at"].items():
             done = trained if stage == "train" else {"metrics": result["metrics"][stage]}
@@ -202,7 +205,7 @@ class KeptRuns:
     def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
         check_writable(path.parent, f"--{_NAME.records}")
         self.path, self.runs = path, kept_runs(path)
-        for run in all_runs(study):
+        for run in possible_runs(study):
             if (known := self.runs.get(run.name)) and known["identity"] != run_identity(run, identity):
                 raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
 
@@ -357,7 +360,7 @@ def _block_identity(block: Block, study: Study) -> dict[str, Any]:
         settings, tuned = {**block.base, **arm.settings}, {name for cell in arm.cells for name in cell}
         row: dict[str, Any] = {k: v for k, v in settings.items() if options[k].identity and k not in tuned}
         if arm.tuned:  # a choice among others, or on other seeds, is another choice
-            row |= {"tune": [dict(cell) for cell in arm.cells], "seeds": list(block.seeds)}
+            row |= {"tune": [dict(cell) for cell in arm.cells], "seeds": list(block.tune_seeds or block.seeds)}
         if study.processes_per_run > 1:  # each has a batch of its own
             row[_NAME.processes_per_run] = study.processes_per_run
         arms |= dict.fromkeys(arm.rows.values(), row)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.study.compare import CONFIDENCE, ArmRuns, ComparedArm, Comparison, Kind, compare_arms
-from stepjepa.study.records import Item, run_identity
+from stepjepa.study.records import CIRCUMSTANCES, Item, run_identity
 from stepjepa.study.spec import SAME_FLOP, SPLITS, Block, Study, Values
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.text import scaled, written
@@ -48,7 +48,9 @@ class RunRecord:
         settings: what differs from the base.
         metrics: split -> metric -> value; None for a value that is no number.
         history: the evaluations on the way: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.
+        losses: the losses of training and the gradient norm, as often as they were logged.
         diverged: what was not finite in a run that broke, None for others.
+        machine, dtype, commit: of its training (`stepjepa.study.records.CIRCUMSTANCES`), None where they are not known.
         model: the folder of the weights, None where there are none.
         status: ``finished``, ``failed`` or ``not run``; `error` says why.
     """
@@ -70,7 +72,11 @@ class RunRecord:
     train_seconds: float | None
     steps: int | None
     history: Sequence[Mapping[str, float]] = ()
+    losses: Sequence[Mapping[str, float]] = ()
     diverged: str | None = None
+    machine: str | None = None
+    dtype: str | None = None
+    commit: str | None = None
     model: str | None
     status: str
     error: str | None
@@ -228,14 +234,16 @@ def record_of(carried: StudyRun, item: Item) -> RunRecord:
         compute=run.compute,
         seed=run.seed,
         cell=run.cell,
-        chosen=bool(run.variant or not run.arm.tuned or (choice and choice["cell"] == run.cell)),
+        chosen=not run.only_tunes and bool(run.variant or not run.arm.tuned or (choice and choice["cell"] == run.cell)),
         settings=run.changes,
         metrics={split: done["metrics"] for split in SPLITS[1:] if (done := item.folder.done(split))},
         flops=trained.get("flops"),
         train_seconds=trained.get("train_seconds"),
         steps=trained.get("steps"),
         history=trained.get("history", ()),
+        losses=trained.get("losses", ()),
         diverged=trained.get("diverged"),
+        **{name: trained.get(name) for name in CIRCUMSTANCES},
         model=str(item.folder.model) if item.folder.has_weights else None,
         status="failed" if item.error is not None else "not run" if item.todo else "finished",
         error=item.error or (f"diverged: {trained['diverged']}" if "diverged" in trained else None),

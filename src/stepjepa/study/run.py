@@ -99,9 +99,10 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         library(name, "study")  # before the work, whose results could not be written
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
     with explaining(less_memory, "start the same command again"):
-        carried = run_study(read, say, options.overwrite_output_dir, options.records)
+        carried = run_study(read, say, options.overwrite_output_dir, options.records, options.stop_after)
     tables, lines = write_results(carried)
-    return StudyResult(("", *lines), tables, bool(carried.failed))
+    failed = [item for item in carried.failed if item.error is not None or not carried.stopped]
+    return StudyResult(("", *lines), tables, bool(failed))
 
 
 # Where runs are carried out
@@ -283,12 +284,22 @@ def visible_devices() -> list[str]:
 # What is carried out
 
 
-def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False, kept: str | None = None) -> StudyRun:
+def run_study(
+    study: Study,
+    say: Callable[[str], None],
+    overwrite: bool = False,
+    kept: str | None = None,
+    stop_after: float | None = None,
+) -> StudyRun:
     """Carry a study out, or what is left of it; runs in the file `kept` count as carried out, and it gets the others.
+
+    Args:
+        stop_after: minutes, see `StudyRun.carry_out`.
 
     Raises:
         ConfigError, DataError: nothing was begun.
     """
+    deadline = None if stop_after is None else time.monotonic() + 60 * stop_after
     folder = study.output_dir
     records.check_folder(folder)
     if kept and folder.resolve() in Path(kept).resolve().parents:
@@ -323,7 +334,7 @@ def run_study(study: Study, say: Callable[[str], None], overwrite: bool = False,
         else:
             executor = Processes(study.jobs, study.processes_per_run)
         run = StudyRun(study, state, say, notes, known)
-        run.carry_out(executor)
+        run.carry_out(executor, deadline)
         return run
 
 
@@ -338,6 +349,7 @@ class StudyRun:
         self._items: dict[Path, Item] = {}
         self._arms: dict[tuple[str, str], list[Item]] = {}  # of each block: its runs
         self._finished: set[Path] = set()
+        self.stopped = False  # because its time was up
         self._total = sum(1 for _ in all_runs(study))
 
     @property
@@ -350,8 +362,11 @@ class StudyRun:
         """The runs that are not done: those that ended with an error and those that were not begun."""
         return [item for item in self.items if item.todo or item.error is not None]
 
-    def carry_out(self, executor: Executor) -> None:
-        """Do what is not done, `jobs` runs at a time. One failed run does not stop the others."""
+    def carry_out(self, executor: Executor, deadline: float | None = None) -> None:
+        """Do what is not done, `jobs` runs at a time. One failed run does not stop the others.
+
+        At the deadline (of `time.monotonic`) the runs that have not finished are ended; they count as not run.
+        """
         pool, active = ThreadPoolExecutor(self.study.jobs), dict[Future[str | None], Item]()
         new = [item for block in self.study.blocks for arm in block.arms for item in self._plan(block, arm)]
         self._keep(self.items)  # what ended while no study was there to see it
@@ -359,13 +374,18 @@ class StudyRun:
         try:
             while True:
                 if new:  # first all arms of the first seed, so that a part of a study is of use
-                    ready, new = sorted(ready + new, key=lambda item: item.run.block.seeds.index(item.run.seed)), []
+                    ready, new = sorted(ready + new, key=lambda item: item.run.priority), []
                 while ready and len(active) < self.study.jobs:
                     item = ready.pop(0)
                     active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
                 if not active:
                     return
-                for future in wait(active, return_when=FIRST_COMPLETED).done:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                ended = wait(active, left, return_when=FIRST_COMPLETED).done
+                if not ended:
+                    self._stop(executor, active)
+                    return
+                for future in ended:
                     item = active.pop(future)
                     item.error = future.result()
                     if item.error is None and item.todo:
@@ -378,6 +398,18 @@ class StudyRun:
             while not all(future.done() for future in active):
                 executor.stop()
                 time.sleep(0.05)
+
+    def _stop(self, executor: Executor, active: Mapping[Future[str | None], Item]) -> None:
+        """End the runs that are active because the time is up; those that finish in this moment count."""
+        self.stopped = True
+        while not all(future.done() for future in active):
+            executor.stop()
+            time.sleep(0.05)
+        finished = [item for item in active.values() if not item.todo]
+        for item in finished:
+            self._tidy(item)
+        self._keep(finished)
+        self.say(f"the time is up: {len(self._finished)} of {self._total} runs are finished; the same command resumes")
 
     def _keep(self, items: Sequence[Item], failed: bool = False) -> None:
         """Add runs to the file of records, those that `failed` or of which the file lacks a stage."""
@@ -406,13 +438,17 @@ class StudyRun:
     def _plan(self, block: Block, arm: Arm) -> list[Item]:
         """Add the runs of an arm, choose its cell where all that is needed is there, and give what can be begun by now."""
         first = ("train", "select") if "select" in block.data.paths(self.study.output_dir) else ("train",)
-        items = [self._add(run, first if arm.tuned else (*first, "test")) for run in runs_of(block, arm)]
+        seeds = block.tune_seeds if arm.tuned and block.tune_seeds else block.seeds
+        # Where the choice has seeds of its own, the others have nothing to do with the validation split.
+        complete = ("train", "test") if block.tune_seeds else (*first, "test")
+        items = [self._add(run, first if arm.tuned else complete) for run in runs_of(block, arm, seeds=seeds)]
         cell = self._choice(block, arm, items)
         for item in items:
-            if item.run.cell == cell:
-                item.stages = (*first, "test")
-        for variant in arm.variants if cell is not None else ():
-            items += [self._add(run, (*first, "test")) for run in runs_of(block, arm, variant, [cell or {}])]
+            if item.run.cell == cell and not item.run.only_tunes:
+                item.stages = complete
+        rows = [*(("",) if seeds is not block.seeds else ()), *arm.variants] if cell is not None else []
+        for row in rows:
+            items += [self._add(run, complete) for run in runs_of(block, arm, row, [cell or {}])]
         self._arms[block.name, arm.name] = items
         for item in items:
             self._tidy(item)
@@ -433,7 +469,8 @@ class StudyRun:
             return
         undecided = item.run.arm.tuned and self.state.choice(item.run.block.name, item.run.arm.name) is None
         self._finished.add(item.folder.path)
-        item.folder.tidy(self.study.keep_models or undecided)
+        # Of a run that only serves the choice nothing more is scored.
+        item.folder.tidy(self.study.keep_models or (undecided and not item.run.only_tunes))
 
     def _add(self, run: Run, wanted: tuple[str, ...]) -> Item:
         path = self.study.output_dir / run.folder

@@ -42,6 +42,13 @@ class StudyOptions:
         "machine what slurm runs on a cluster.",
         "study",
     )
+    blocks: list[str] | None = option(None, "Blocks of the file to run. Default: all.", "study")
+    stop_after: float | None = option(
+        None,
+        "Minutes after which the study stops; the next start does what is not finished.",
+        "study",
+        above=0,
+    )
     records: str | None = option(
         None, "JSONL of runs, as results.jsonl: those in it are not run again, and new ones are added.", "study"
     )
@@ -153,6 +160,9 @@ class Block:
         name: empty where there is only one.
         base: options of ``stepjepa train`` that all arms share.
         select: the metric that chooses among cells, and whether its highest value wins.
+        tune_seeds: the choice is made on runs of these seeds, and only the chosen cell is run with `seeds`; empty where it
+            is made on runs of all `seeds`.
+        order: groups of rows of the table; runs of an earlier group begin first.
     """
 
     name: str
@@ -164,6 +174,8 @@ class Block:
     metrics: tuple[MetricSpec, ...]
     select: tuple[str, bool]
     evaluation: Evaluation
+    tune_seeds: tuple[int, ...] = ()
+    order: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -205,6 +217,18 @@ class Run:
     def row(self) -> str:
         """Its row of the table."""
         return self.arm.rows[self.variant]
+
+    @property
+    def only_tunes(self) -> bool:
+        """Whether it serves the choice among cells alone: it is in no table, and the test split is not scored."""
+        return self.arm.tuned and self.seed in self.block.tune_seeds
+
+    @property
+    def priority(self) -> tuple[int, int]:
+        """Runs begin in this order: by the group of the row, the choice among cells first, then seed by seed."""
+        groups = [number for number, group in enumerate(self.block.order) if self.row in group]
+        turn = -1 if self.only_tunes else self.block.seeds.index(self.seed)
+        return groups[0] if groups else len(self.block.order), turn
 
     @property
     def name(self) -> str:
@@ -259,17 +283,34 @@ def file_word(value: object) -> str:
     return re.sub(r"[^\w.-]", "_", f"{value:g}" if isinstance(value, float) else str(value))
 
 
-def runs_of(block: Block, arm: Arm, variant: str = "", cells: Sequence[Values] | None = None) -> list[Run]:
+def runs_of(
+    block: Block,
+    arm: Arm,
+    variant: str = "",
+    cells: Sequence[Values] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Run]:
     """The runs of an arm, or of its variant, which differs from it in that one thing: cells x seeds."""
-    return [Run(block, arm, variant, cell, seed) for cell in cells or arm.cells for seed in block.seeds]
+    return [Run(block, arm, variant, cell, seed) for cell in cells or arm.cells for seed in seeds or block.seeds]
 
 
 def all_runs(study: Study) -> Iterator[Run]:
-    """Every run that there may be; variants of tuned arms have the first cell until one is chosen."""
+    """Every run that there may be; what waits for the choice among the cells of an arm has the first cell until then."""
+    for block in study.blocks:
+        for arm in block.arms:
+            if arm.tuned and block.tune_seeds:
+                yield from runs_of(block, arm, seeds=block.tune_seeds)
+            for variant in arm.rows:
+                waits = variant or block.tune_seeds
+                yield from runs_of(block, arm, variant, arm.cells[:1] if waits else None)
+
+
+def possible_runs(study: Study) -> Iterator[Run]:
+    """Every run that the study may come to, whatever is chosen."""
     for block in study.blocks:
         for arm in block.arms:
             for variant in arm.rows:
-                yield from runs_of(block, arm, variant, arm.cells[:1] if variant else None)
+                yield from runs_of(block, arm, variant, seeds=[*block.seeds, *block.tune_seeds])
 
 
 def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
@@ -288,7 +329,8 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
         choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
         yield from ["", f"block {block.name}"] if block.name else [""]
         yield f"base       {assignments(block.base)}"
-        yield f"seeds      {' '.join(map(str, block.seeds))}; baseline {block.baseline}"
+        tuning = f"; the choice is made with {' '.join(map(str, block.tune_seeds))}" if block.tune_seeds else ""
+        yield f"seeds      {' '.join(map(str, block.seeds))}{tuning}; baseline {block.baseline}"
         yield f"data       {files if data.builtin is None else f'built in: {assignments(data.builtin)}'}"
         yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; " + (
             choice if any(arm.tuned for arm in block.arms) else "nothing is tuned"

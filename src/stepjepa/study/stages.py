@@ -24,11 +24,13 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
+from stepjepa.data.types import LM
 from stepjepa.errors import ConfigError, DataError, StepJepaError
-from stepjepa.study.records import StudyRunFolder, read_record, write_record
+from stepjepa.objectives.base import JEPA
+from stepjepa.study.records import CIRCUMSTANCES, StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Evaluation, Study, Values
 from stepjepa.training.options import JEPAOptions, TrainerOptions
-from stepjepa.training.run_folder import BROKEN, RunFolder, recorded_steps
+from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error, print_text
@@ -94,11 +96,13 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
         if broken is None:
             raise
         # That it diverged is the run's result: no metric of it has a value, and no cell with it is chosen.
-        write_record(run.record("train"), {"steps": broken["step"], "diverged": broken["what"], "train_seconds": None})
+        diverged = {"steps": broken["step"], "diverged": broken["what"], "train_seconds": None}
+        write_record(run.record("train"), {**diverged, **_circumstances(run)})
         return
     written = read_record(run.model / "metrics.json") or {}
     metrics, steps = written.get("metrics", {}), written.get("steps", 0)
-    evaluations = [entry for entry in written.get("log_history", ()) if "eval_loss" in entry]
+    log, curves = written.get("log_history", ()), ("step", LM, JEPA, "grad_norm")
+    evaluations = [entry for entry in log if "eval_loss" in entry]
     speed = ("_runtime", "_per_second")
     seconds = metrics.get("train_runtime")
     if seconds is not None and begun:  # of the steps since the checkpoint; the others took as long
@@ -109,8 +113,22 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
         "train_seconds": seconds,
         "resumed_at_step": begun or None,
         "history": [{k: v for k, v in entry.items() if not k.endswith(speed)} for entry in evaluations],
+        "losses": [{name: entry[name] for name in curves if name in entry} for entry in log if "loss" in entry],
+        **_circumstances(run),
     }
     write_record(run.record("train"), record)
+
+
+def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
+    """Where and as what a run was trained, see `CIRCUMSTANCES`; None for what its folder does not say."""
+    record = read_record(run.model / RECORD) or {}
+    settings, device = record.get("settings", {}), record.get("device")
+    if device == "cpu":
+        device = (record.get("machine") or {}).get("processor") or device
+    dtype = f"{settings['dtype']} weights" if settings.get("dtype") else None
+    reduced = next((name for name in (_NAME.bf16, _NAME.fp16) if settings.get(name)), None)
+    dtype = f"{dtype}, {reduced} autocast" if dtype and reduced else dtype
+    return dict(zip(CIRCUMSTANCES, (device, dtype, record.get("git_commit")), strict=True))
 
 
 # Processes

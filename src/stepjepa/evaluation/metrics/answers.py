@@ -1,5 +1,6 @@
-r"""`exact`, `prefix`, `contains`, `rouge` and `bleu` compare texts; `stopped` and `text_after` say how a response ends; `gsm8k`, `math` and `multiple_choice` find the answer in a text, and
-compare that alone; `task` and `first_step` check answers to the built-in tasks.
+r"""`exact`, `prefix`, `contains`, `rouge` and `bleu` compare texts; `stopped` and `text_after` look at how a response ends;
+`gsm8k`, `math` and `multiple_choice` find the answer in a text, and compare that alone; `task` and `first_step` check
+answers to the built-in tasks.
 
 math-verify reads LaTeX with a grammar and compares with SymPy. It runs in a process of its own, because SymPy can compute
 for ever (`9^{9^{9^9}}`), and reads LaTeX only: its reader of plain expressions is left out, as that hands text to `eval`.
