@@ -16,6 +16,7 @@ from stepjepa.study.tree import open_study, parse_tree, recipe_files, recipe_lin
 PAPER_SEEDS = (82, 23, 37, 84, 4)
 OWN = (
     "builtin",
+    "labels_or_jepa",
     "planning",
     "planning_grid",
     *(f"evidence_{n}" for n in ("nl_rx", "nl_rx_labels", "step_builtin", "step_gsm8k")),

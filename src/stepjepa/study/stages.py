@@ -126,8 +126,8 @@ def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
     if device == "cpu":
         device = (record.get("machine") or {}).get("processor") or device
     dtype = f"{settings['dtype']} weights" if settings.get("dtype") else None
-    reduced = next((name for name in (_NAME.bf16, _NAME.fp16) if settings.get(name)), None)
-    dtype = f"{dtype}, {reduced} autocast" if dtype and reduced else dtype
+    if dtype and settings.get(_NAME.bf16):
+        dtype += ", bf16 autocast"
     return dict(zip(CIRCUMSTANCES, (device, dtype, record.get("git_commit")), strict=True))
 
 

@@ -250,8 +250,11 @@ def _write_report(trainer: JEPATrainer, output: Path) -> None:
 
 
 def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
-    """When, where and by which command a run was started; no names of hosts or users."""
-    processor, commit = platform.processor(), ""
+    """When, where and by which command a run was started; no names of hosts or users.
+
+    The variable ``STEPJEPA_COMMIT`` names the commit where the code lies in no repository.
+    """
+    processor, commit = platform.processor(), os.environ.get("STEPJEPA_COMMIT", "")
     with suppress(OSError):  # Linux
         found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
         processor = found[1] if found else processor
