@@ -48,7 +48,7 @@ class Prediction:
         scores: metric -> score.
         note: why the first metric's score is not 1.
         answer_nll: nats per token of the reference answer, where that was computed; of `answer_tokens` tokens.
-        content_nll, end_nll: the same of its tokens without the end of turn, and of the end of turn alone (`end_tokens` tokens).
+        content_nll, end_nll: the same of its tokens without the end of turn, and of the end of turn (`end_tokens` tokens).
     """
 
     index: int

@@ -36,7 +36,7 @@ from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation import models, nll, predictions, questions
 from stepjepa.evaluation.earlier import EarlierAnswers, comparable_identity, metrics_with_earlier
-from stepjepa.evaluation.metrics import MODEL_METRICS, Metric, make_metrics, model_metrics
+from stepjepa.evaluation.metrics import MODEL_METRICS, NLL, Metric, make_metrics, model_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import EvaluationResult, record_lines
 from stepjepa.evaluation.questions import Question, QuestionSet, SystemPrompt
