@@ -254,3 +254,14 @@ def test_thinking_in_a_key_of_its_own_reaches_the_template(key):
     (line,) = [line for line in report.lines() if "leaves out" in line]
     assert "in 1 row, 10 characters in all (first: list row 1: 'Two and two.')" in line
     assert "write thinking of a key of its own into the content" in line
+
+
+def test_answers_of_earlier_turns_that_are_context_are_not_warned_about():
+    """Qwen 3.5 opens a thinking block in every prompt and writes none in earlier turns."""
+    rows = [{"messages": CHATS["two turns"]}]
+    _, _, report = report_of("qwen3_5_think", rows)
+    assert (report.prompts.opened, report.prompts.answers, dict(report.prompts.endings)) == (1, 2, {"": 1})
+    (line,) = [line for line in report.lines() if "not what the template asks with" in line]
+    assert line.endswith(": --train_on last trains the last answers alone")
+    _, _, report = report_of("qwen3_5_think", rows, train_on="last")
+    assert report.prompts.answers == 1 and not report.prompts.warnings()

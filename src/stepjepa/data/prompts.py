@@ -22,11 +22,12 @@ from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
+from stepjepa.data.columns import is_trained
 from stepjepa.data.counts import Counts
-from stepjepa.data.options import REASONING, PromptOptions, TemplateOptions
+from stepjepa.data.options import REASONING, DataOptions, PromptOptions
 from stepjepa.utils.text import counted
 
-_NAME = Names(TemplateOptions, PromptOptions)
+_NAME = Names(DataOptions, PromptOptions)
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*$")
 _QUOTED = 60  # characters of a text that a message quotes
 
@@ -122,7 +123,7 @@ class PromptCounts(Counts):
     switches: dict[str, str] = field(default_factory=dict)
 
     def count(self, place: str, messages: Sequence[Mapping[str, str]], rendered: Any, switch: _Switch) -> None:
-        """Count the answers of a chat.
+        """Count the answers of a chat that are trained.
 
         Args:
             rendered: the chat as a `RenderedChat`.
@@ -130,8 +131,9 @@ class PromptCounts(Counts):
         """
         self.rows += 1
         answers = [message for message in messages if message["role"] == "assistant"]
-        for number, (message, opening) in enumerate(zip(answers, rendered.openings, strict=True), 1):
-            if opening is None:
+        last = ""
+        for message, opening in zip(answers, rendered.openings, strict=True):
+            if opening is None or not is_trained(message):
                 continue
             self.answers += 1
             if opening.written.strip() and REASONING not in message:
@@ -141,8 +143,8 @@ class PromptCounts(Counts):
                 self.opened += 1
                 prompt = quoted(opening.quoted + opening.extra)
                 self._note("opened", f"{place}: {quoted(opening.quoted)} and {prompt}", messages, switch)
-            if number == len(answers):
-                self.endings[opening.extra] += 1
+            last = opening.extra
+        self.endings[last] += 1
         if rendered.characters_left_out:
             self.left_out += 1
             self.characters_left_out += rendered.characters_left_out
@@ -177,6 +179,8 @@ class PromptCounts(Counts):
                 f"the generation prompt: {self.first['opened']})"
             )
             switch = f"train on answers with their thinking, or give another --{_NAME.chat_template}"
+            if not any(ending.strip() for ending in self.endings):  # those of earlier turns alone
+                switch = f"--{_NAME.train_on} last trains the last answers alone"
             advice = (
                 f"evaluate and generate ask for a last answer as in training (--{_NAME.prompt_from} training), others do "
                 f"not: {self.switches['opened'] or switch}"
