@@ -33,7 +33,7 @@ def test_last_boxed(text, expected):
     ("text", "expected"),
     [
         ("5 + 5 = 10\n#### 10\nbut \\boxed{11} 12", "11"),
-        ("#### 1\nno:\n#### 1,234 apples\n", "1,234 apples"),
+        ("#### 1\nno:\n#### 1,234 apples\n", "1"),
         ("one of 10,20 and 305,1000", "1000"),
         (r"It is \(\frac{1}{2}\).", r"\frac{1}{2}"),
         (r"It is 1.5 \times 10^6.", r"1.5 \times 10^6"),
@@ -144,3 +144,43 @@ def test_digits_without_end():
     assert answers_match(f"{long}.0", long)
     assert not answers_match(long[:-1] + "1", long)
     assert normalise_number(f"{long}/2") == f"{long}/2"
+
+
+# As docs/metrics.md lists them, and as they stand in sentences.
+WRITTEN = [
+    "18", "$18.00", r"\$18", "50%", "1234.5", "1,234.50", "1{,}234.5", r"1\,234.5", r"1,\!234.5", "1 234,5", "1.234,50",
+    "1'234.5", "1_234", "12,34,567", "0.5", ".5", "1/2", "2/4", r"\frac{1}{2}", r"\dfrac12", "\u00bd", "\u2154", "1.5",
+    "1 1/2", r"1\frac{1}{2}", "1\u00bd", "12\u00bd", "1 \u00bd", "1500000", r"1.5 \times 10^6", "1.5e6", "1.5 million",
+    "-3", "\u22123", "minus 3", "Minus 3", "negative 3", "minus 12\u00bd", "minus 1,234", "-\u00bd", "\uff11\uff18",
+]  # fmt: skip
+SENTENCES = [
+    "It is {}.", "So {} apples are left", "The answer is {}.", "Answer: {}", "He has {}, then", "#### {}", "**{}**", "${}$",
+    "We get x = {}.", "{}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_numbers_are_read_in_sentences_as_in_boxes(sentence):
+    for written in WRITTEN:
+        boxed = final_answer(f"\\boxed{{{written}}}")
+        found = final_answer(sentence.format(written))
+        assert normalise_number(found) == normalise_number(boxed), (written, found)
+
+
+@pytest.mark.parametrize("difference", ["8 minus 3", "It is 8 minus 3.", "(x) minus 3"])
+def test_a_difference_in_words_is_no_negative_number(difference):
+    assert final_answer(difference) == "3"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("#### 72\n#### 73", "72"),
+        ("#### 5 #### 6", "5"),
+        ("#### 72\n\nQuestion: and then?\n#### 9\n", "72"),
+        ("#### Step 1\nShe has 3.\n#### 18\nand more", "18"),
+        ("####\n#### 7", "7"),
+    ],
+)
+def test_the_first_hashes_count(text, expected):
+    assert final_answer(text) == expected

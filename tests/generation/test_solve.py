@@ -171,7 +171,7 @@ def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
 def test_ground_truth():
     for answer, expected in (
         ("She has 3.\n#### 1,234", "1,234"),
-        ("#### 1\nNo:\n####  7 \nThat is it.", "7"),
+        ("#### 1\nNo:\n####  7 \nThat is it.", "1"),
         ("So \\boxed{5}.\n#### 6", "6"),
         (r"Thus \boxed{\frac{1}{2}} of it.", r"\frac{1}{2}"),
         (" 70000 ", "70000"),

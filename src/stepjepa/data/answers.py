@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from stepjepa.data.blocks import answer_of
 from stepjepa.data.numbers import NUMBER, fold, normalise_number, number_of
 
 __all__ = ["answers_match", "final_answer", "last_boxed", "normalise_number"]
@@ -26,6 +27,7 @@ _SAYS = re.compile(
 )
 _CALCULATION = re.compile(r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(]|\\times|\\cdot|\\div|x[ ]?\d)")
 _LIST_ITEM = re.compile(r"[.)][ \t]+\S")
+_HASHES = re.compile(r"####((?:(?!####)[^\n])*)")
 _HEADED = re.compile(r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d", re.IGNORECASE)
 
 _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # not the one between two numbers
@@ -59,14 +61,15 @@ def last_boxed(text: str) -> str | None:
 def final_answer(text: str) -> str | None:
     r"""The answer of a text, as written (see `normalise_number`).
 
-    The first of these that the text has: the last `\boxed{}` that holds something; what follows the last `####`, where it
+    The first of these that the text has: the last `\boxed{}` that holds something; what follows the first `####`, where it
     is the text's end or a number, not another heading; what stands between the last `<answer>` marks; the number after the
-    last "answer is" or "answer:"; the last number. None without any.
+    last "answer is" or "answer:"; the last number. None without any. Thinking is passed over, see `answer_of`.
     """
+    text = answer_of(text)
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
-    found = _after_hashes(text) if "####" in text else None
+    found = after_hashes(text) if "####" in text else None
     if found is None and "</answer>" in text:
         end = text.rfind("</answer>")
         inner = text[text.rfind("<answer>", 0, end) + 8 : end].strip() if "<answer>" in text[:end] else ""
@@ -91,19 +94,19 @@ def answers_match(a: str | None, b: str | None) -> bool:
     return words == others != ""
 
 
-def _after_hashes(text: str) -> str | None:
-    """What follows the last `####` on its line. Where more text follows, such a line may be a heading: then it must begin
-    with a number, or with "answer" and a number."""
-    place, rest = text.rfind("####"), len(text)
-    while place >= 0:
-        end = text.find("\n", place, rest)
-        line = text[place + 4 : rest if end < 0 else end].strip()
-        if line:
-            last = rest == len(text) and (end < 0 or not text[end:].strip())
-            if last or (_HEADED.match(fold(line)) and not _LIST_ITEM.search(line[:6]) and number_of(line) is not None):
-                return line
-        rest = place
-        place = text.rfind("####", 0, place)
+def after_hashes(text: str) -> str | None:
+    """What follows the first `####` on its line, as GSM8K's own extractor reads it; None without an answer there.
+
+    Where more text follows, such a line may be a heading: then it must begin with a number, or with "answer" and a number.
+    """
+    end = len(text.rstrip())
+    for hashes in _HASHES.finditer(text):
+        line = hashes[1].strip()
+        if line and hashes.end() >= end:
+            return line
+        numbered = _HEADED.match(fold(line)) and not _LIST_ITEM.search(line[:6])
+        if numbered and number_of(line) is not None:
+            return line
     return None
 
 

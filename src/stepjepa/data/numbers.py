@@ -36,6 +36,7 @@ _LATEX_SIGNS = {
 _SPACE_RUN = re.compile(r"\s+")
 _GROUP = re.compile(r"\((?:[^(){},]*)\)|\{(?:[^(){},]*)\}|\$[^$]+\$|'[^']+'")
 
+_ONE_SIGN = "\u00bc-\u00be\u2150-\u215e"  # one half and other fractions that are one sign
 _ONE_HALF_AND_OTHERS = {
     code: " " + unicodedata.normalize("NFKC", chr(code)).replace("\u2044", "/")
     for code in (0xBC, 0xBD, 0xBE, *range(0x2150, 0x215F))
@@ -117,10 +118,10 @@ _LONGEST_SENTENCE = 200  # characters of a text in which words around a number a
 _LONGEST_NAME = 60
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3}
 
-# Thousands in groups, 1,234  1,23,456  1 234  1'234  1_234  1.234.567, or none: 1234. Repetitions that may fail after
-# many turns are bounded, else a line of "11,11,11,..." would be read again and again.
-_WHOLE = r"""(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)|\d{1,3}(?:[ ]\d{3})+(?![\d/])
-    |\d{1,3}(?:'\d{3})+(?!\d)|\d{1,3}(?:_\d{3})+(?!\d)|\d{1,3}(?:\.\d{3}){2,}(?!\d)|\d+)"""
+# Thousands in groups, 1,234  1{,}234  1\,234  1,23,456  1 234  1'234  1_234  1.234.567, or none: 1234. Repetitions that
+# may fail after many turns are bounded, else a line of "11,11,11,..." would be read again and again.
+_WHOLE = r"""(?:\d{1,3}(?:(?:,(?:\\!)?|\{,\}|\\,)\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)
+    |\d{1,3}(?:[ ]\d{3})+(?![\d/])|\d{1,3}(?:'\d{3})+(?!\d)|\d{1,3}(?:_\d{3})+(?!\d)|\d{1,3}(?:\.\d{3}){2,}(?!\d)|\d+)"""
 _DECIMAL = rf"(?:\d{{1,3}}(?:[. ]\d{{3}}){{1,9}},\d+(?!\d)|{_WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)"
 _SCALE = r"(?i:hundred|thousand|million|billion|trillion)\b"
 _FRAC = r"\\[dtc]?frac[ ]?(?:\{[ ]?-?[\d.,]+[ ]?\}[ ]?\{[ ]?[\d.,]+[ ]?\}|\d[ ]?\d)"
@@ -129,14 +130,14 @@ _FRAC = r"\\[dtc]?frac[ ]?(?:\{[ ]?-?[\d.,]+[ ]?\}[ ]?\{[ ]?[\d.,]+[ ]?\}|\d[ ]?
 # it ("5-3" is a difference). Dates, times and ratios are found whole, so that none of their parts is taken for a number.
 NUMBER = re.compile(
     rf"""
-    (?=[-\\.\d$\u20ac\u00a3\u00a5\u20b9])(?:                     # for speed: what each of them begins with
+    (?=[-\\.\dmnMN$\u20ac\u00a3\u00a5\u20b9{_ONE_SIGN}])(?:          # for speed: what each of them begins with
     \d{{4}}-\d{{2}}-\d{{2}}(?!\d)                               # 2024-12-25
     |\d{{1,4}}/\d{{1,2}}/\d{{2,4}}(?!\d)                        # 12/25/2024
     |\d{{1,6}}(?::\d{{1,6}})+(?:[ ]?(?i:[ap]m\b|[ap]\.m\.?))?        # 3:30 pm, 3:4
     |\d{{1,2}}[ ]?(?i:[ap]m\b|[ap]\.m\.?)                            # 5 pm
-    |(?:(?<![\w)\]])-)?(?:\\?[$\u20ac\u00a3\u00a5\u20b9][ ]?-?)?
+    |(?:(?<![\w)\]])-|(?<!\w)(?<![\d)\]][ ])(?i:minus|negative)[ ])?(?:\\?[$\u20ac\u00a3\u00a5\u20b9][ ]?-?)?
      (?:10[ ]?\^[ ]?\{{?[-+]?\d+\}}?                            # 10^6
-     |(?:\d+[ ]?)?{_FRAC}                                       # 1\frac{{1}}{{2}}
+     |(?:\d+[ ]?)?(?:{_FRAC}|[{_ONE_SIGN}])                      # 1\frac{{1}}{{2}}, 1\u00bd
      |\d+[ ]\d+/\d+(?![\d/])                                    # 1 1/2
      |{_DECIMAL}(?:
         [eE][-+]?\d+\b                                          # 1e6, 2 \times 10^6

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import MISSING, Names
-from stepjepa.data.answers import answers_match, final_answer, last_boxed
+from stepjepa.data.answers import after_hashes, answers_match, final_answer, last_boxed
+from stepjepa.data.blocks import answer_of
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.columns import history_of
 from stepjepa.data.options import Form, as_object, asked_in, chat_column, column_value, form_of, listed_columns
@@ -120,14 +121,13 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
 
 
 def ground_truth(answer: str) -> str | None:
-    r"""The final answer in a known solution: what follows the last ``####`` on its line, else the last ``\boxed{}``, else
+    r"""The final answer in a known solution: what follows the first ``####`` on its line, else the last ``\boxed{}``, else
     the text itself where it is one short line. None without any of them: a number in a longer text may be any.
     """
-    if "####" in answer:
-        return answer.rpartition("####")[2].strip().partition("\n")[0].strip() or None
-    boxed = last_boxed(answer)
-    if boxed:
-        return boxed
+    answer = answer_of(answer)
+    marked = after_hashes(answer) or last_boxed(answer)
+    if marked or "####" in answer:
+        return marked
     bare = answer.strip()
     return bare if bare and "\n" not in bare and len(bare) <= _LONGEST_BARE_ANSWER else None
 

@@ -75,6 +75,7 @@ ANSWERED = ("question", "answer", "answer", "ground_truth")
         ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion", "ground_truth")),
         ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k", ANSWERED),
         ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", None),
+        ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns", None),  # the first is the answer
         ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", None),
         ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", None),
         ([TEACHER], {"format": "gsm8k"}, "gsm8k", ANSWERED),
@@ -184,11 +185,11 @@ def test_pieces_that_are_too_short(pieces, joined, dropped):
         ("a <b> c", ["a <b> c"], ["a <b> c"]),
         ("<think>\nhm\n\nso\n</think>\n\nanswer", ["answer"], ["hm\n\nso", "answer"]),
         ("hm\n</think>\nanswer", ["answer"], ["hm", "answer"]),  # opened in the prompt
-        ("<think>a</think>b<think>c</think>d", ["b\n\nd"], ["a", "b", "c", "d"]),
-        ("[THINK]a[/THINK]b<thinking>c</thinking>", ["b"], ["a", "b", "c"]),
-        ("<think>a</think>b</think>c", ["bc"], ["a", "bc"]),
+        ("<think>a</think>b<think>c</think>d", ["d"], ["a", "b", "c", "d"]),  # what follows the last mark
+        ("[THINK]a[/THINK]b<thinking>c</thinking>", None, ["a", "b", "c"]),
+        ("<think>a</think>b</think>c", ["c"], ["a", "b", "c"]),
         ("<think>a</think>\n```\n<think>\n```", ["```\n<think>\n```"], ["a", "```\n<think>\n```"]),
-        ("b<think>never closed", ["b"], ["b", "never closed"]),
+        ("b<think>never closed", None, ["b", "never closed"]),
         ("<think>a", None, ["a"]),
     ],
 )

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import MISSING, Names, options_of
+from stepjepa.data.answers import after_hashes
+from stepjepa.data.blocks import answer_of
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.columns import history_of, system_of
 from stepjepa.data.options import Form, absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
@@ -170,10 +172,13 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
 def _split_final(text: str) -> tuple[str, str | None]:
     r"""A text without its last line ``#### 72``, and what follows the hashes; None without such a line.
 
-    A text with a ``\boxed{}`` has its answer there: ``####`` is a heading in it.
+    A text with a ``\boxed{}`` has its answer there: ``####`` is a heading in it. Of several such lines the first is the
+    answer, so a text that goes on to another one does not end in it.
     """
     match = None if "\\boxed" in text else _FINAL.search(text)
-    return (text, None) if match is None else (text[: match.start()], match[1].strip())
+    if match is None or after_hashes(answer_of(text)) != match[1].strip():
+        return text, None
+    return text[: match.start()], match[1].strip()
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

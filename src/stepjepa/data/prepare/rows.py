@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
+from stepjepa.data.blocks import MARK, answer_of
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
 from stepjepa.data.prepare.options import PUBLISHED_LENGTH, PrepareOptions
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, make_splitter, text_of
@@ -27,7 +27,6 @@ LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that
 KEY_BITS = 64
 _SHOWN = 160  # characters of a dropped row
 _JOIN = "\n\n"
-_THINK_MARK = re.compile(r"</?think(?:ing)?>|\[/?THINK\]")
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 # Number; bytes of a line, an object with columns, or what is wrong where it could not be read.
@@ -201,25 +200,26 @@ def question_of(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def response_parts(text: str, keep_thinking: bool) -> list[str]:
-    """A response without its thinking blocks; with `keep_thinking` what is inside and between them, without the marks.
-
-    A template may open the block in the prompt, so that the response holds the closing mark alone.
+    """What a response says after its thinking; with `keep_thinking` what is inside and between it too, without the marks.
 
     Raises:
         RowError: nothing is left.
     """
-    if not _THINK_MARK.search(text):
+    if MARK.search(text) is None:
         return [text]
-    pieces, at = [], 0
-    for start, end in text_of(text).thoughts:
-        pieces += [text[at:start], text[start:end]] if keep_thinking else [text[at:start]]
-        at = end
+    pieces = [answer_of(text)]
+    if keep_thinking:
+        thoughts = text_of(text).thoughts
+        ends = [0, *(end for _, end in thoughts)]
+        between = [text[end:start] for end, (start, _) in zip(ends, thoughts, strict=False)]
+        inside = [text[start:end] for start, end in thoughts]
+        pieces = [piece for pair in zip(between, inside, strict=True) for piece in pair] + pieces
     # Marks in a code fence are what the code is about.
-    parts = [(piece if "```" in piece else _THINK_MARK.sub("", piece)).strip() for piece in [*pieces, text[at:]]]
+    parts = [(piece if "```" in piece else MARK.sub("", piece)).strip() for piece in pieces]
     parts = [part for part in parts if part]
     if not parts:
         raise RowError("only_thinking", f"the response is only a thinking block; --{_NAME.keep_thinking} keeps it")
-    return parts if keep_thinking else [_JOIN.join(parts)]
+    return parts
 
 
 def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:

@@ -37,7 +37,6 @@ PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
 LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
 _NAME = Names(StepsOptions)
 _SAMPLED_ROWS, _MOST = 200, 10**9  # that a splitter is chosen by; a larger number is none of steps
-_CLOSING_TAGS = ("</think>", "</thinking>", "[/THINK]")
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _NEXT_LINE = re.compile(r"\n[ \t]*(?=[^\W\d_])")
 _LONG = 40  # characters of a line that may have been wrapped
@@ -192,7 +191,7 @@ def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = 
             source = text_of(text)
             style, spans = style_and_spans(source, auto.separator)
             serving = {style} if len(spans) > 1 else set()
-            if style not in ("separator", "lines") and len(_body(text, separated(source, auto.separator))) > 1:
+            if style not in ("separator", "lines") and len(_body(source, separated(source, auto.separator))) > 1:
                 serving.add("separator")
             served += bool(serving)
             for name in serving & counts.keys():
@@ -220,7 +219,7 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
     marked = numbered(source)
     if len(marked.spans) > 1 and marked.clear:
         return "numbered", marked.spans
-    body = _body(text, paragraphs)
+    body = _body(source, paragraphs)
     # No blank line before the hashes: the data set writes steps on lines.
     if len(body) < 2 or _hashes(text) > body[-1][0]:
         by_line = lines(source)
@@ -229,10 +228,10 @@ def style_and_spans(text: str | Text, separator: str = "\n\n") -> tuple[str, lis
     return "separator", paragraphs
 
 
-def _body(text: str, paragraphs: list[CharSpan]) -> list[CharSpan]:
+def _body(source: Text, paragraphs: list[CharSpan]) -> list[CharSpan]:
     """The paragraphs that may be steps: without thinking, an introduction, and a last one of hashes."""
-    body = paragraphs
-    if body and text[slice(*body[0])].rstrip().endswith(_CLOSING_TAGS):
+    text, body = source.text, paragraphs
+    if body and any(not text[end : body[0][1]].strip() for _, end in source.thoughts):
         body = body[1:]
     if len(body) > 1 and _INTRODUCTION.fullmatch(text, *body[0]):
         body = body[1:]

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-CharSpan = tuple[int, int]
+from stepjepa.data.blocks import Block, blocks_of
 
-# Whatever opens or closes a block. A fence opens at the start of a line, or after the sign of a quote or a list item.
-_TOKEN = re.compile(
-    r"(?P<think><think(?:ing)?>|\[THINK\])"
-    r"|(?P<thought></think(?:ing)?>|\[/THINK\])"
-    r"|^[ \t>]*(?P<item>(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<fence>`{3,}|~{3,})(?=(?P<info>[^\n]*))"
-    r"|(?P<dollars>\$\$)"
-    r"|(?P<open>\\\[)|(?P<close>\\\])"
-    r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
-    re.MULTILINE,
-)
-_SIGNS = ("think", "THINK]", "```", "~~~", "$$", "\\[", "\\begin{")  # a text without any of them has no block
-_CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
-_TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
+CharSpan = tuple[int, int]
 
 _PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # its start: blank lines, or a heading
 _OPENING = re.compile(
@@ -83,19 +71,18 @@ class Text:
         return self.lines if self.text.isascii() else _WIDE_SIGNS.sub(lambda sign: _PLAIN[sign[0]], self.lines)
 
     @cached_property
-    def _named_blocks(self) -> list[tuple[str, int, int]]:
-        return list(_blocks(self.lines)) if any(map(self.text.__contains__, _SIGNS)) else []
+    def _named_blocks(self) -> list[Block]:
+        return blocks_of(self.lines)
 
     @property
     def thoughts(self) -> list[CharSpan]:
         """The thinking blocks."""
-        return [(start, end) for kind, start, end in self._named_blocks if kind == "think"]
+        return [block.span for block in self._named_blocks if block.kind == "think"]
 
     @cached_property
     def blocks(self) -> list[CharSpan]:
         """All stretches that are never cut, in order of their starts."""
-        blocks = [(start, end) for _, start, end in self._named_blocks]
-        return sorted([*blocks, *_tables(self.lines)]) if "|" in self.text and "-" in self.text else blocks
+        return sorted(block.span for block in self._named_blocks)
 
     @cached_property
     def _reach(self) -> tuple[list[int], list[int]]:
@@ -144,61 +131,6 @@ class Text:
 
 
 text_of = lru_cache(maxsize=4)(Text)  # of a text that several ask for, one after the other
-
-
-def _blocks(text: str) -> Iterator[tuple[str, int, int]]:
-    """Kind, start and end of the blocks, in order; what is inside a block opens no other."""
-    tokens = list(_TOKEN.finditer(text))
-    kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
-    numbers: dict[tuple[str, str | None], list[int]] = {}  # of tokens by kind, of an environment's end by its name too
-    for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
-        numbers.setdefault((kind, token["end"]), []).append(at)
-    at = 0
-    if "thought" in kinds and "think" not in kinds[: kinds.index("thought")]:
-        at = kinds.index("thought") + 1  # the prompt, or nobody, opened the block
-        yield "think", 0, tokens[at - 1].end()
-    while at < len(tokens):
-        kind, token = kinds[at], tokens[at]
-        start, close = token.start(), None
-        if kind == "fence":
-            start = token.start("fence")
-            if "~" in token["fence"] or "`" not in token["info"]:
-                close = next((n for n in range(at + 1, len(tokens)) if _closes(tokens[n], token)), len(tokens))
-        elif kind in _CLOSED_BY:
-            closing = numbers.get((_CLOSED_BY[kind], token["begin"]), [])
-            first = bisect_right(closing, at)
-            close = closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
-        if close is not None:
-            end = len(text)
-            if close < len(tokens):
-                end = tokens[close].end() + (len(tokens[close]["info"]) if kind == "fence" else 0)
-            yield kind, start, end
-            at = close
-        at += 1
-
-
-def _closes(token: re.Match[str], fence: re.Match[str]) -> bool:
-    """Whether a token closes an opened fence: at least as long, and nothing else on its line."""
-    same = token["fence"] is not None and token["item"] is None and token["fence"].startswith(fence["fence"])
-    return same and not token["info"].rstrip(" \t").strip("`~")
-
-
-def _tables(text: str) -> Iterator[CharSpan]:
-    """Markdown tables: a line with a bar, the rule below it, and the lines with bars that follow."""
-    reached = 0
-    for rule in _TABLE_RULE.finditer(text):
-        start = text.rfind("\n", 0, max(rule.start() - 1, 0)) + 1
-        end = rule.end()
-        if rule.start() <= reached or "|" not in text[start : rule.start()]:
-            continue
-        while end < len(text):
-            stop = text.find("\n", end + 1)
-            stop = stop if stop >= 0 else len(text)
-            if "|" not in text[end + 1 : stop]:
-                break
-            end = stop
-        reached = end
-        yield start, end
 
 
 # Sentences

@@ -19,6 +19,7 @@ from stepjepa.config.named import load_named
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import did_you_mean
+from stepjepa.data.blocks import answer_of
 from stepjepa.data.options import column_value, listed_columns
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation import text_of
@@ -122,8 +123,8 @@ class Metric(ABC):
             self._worker.close()
 
     def pair(self, generated: str, row: Mapping[str, Any]) -> tuple[str, str]:
-        """The reference and the generated text, without white space around them; errors as `reference`."""
-        return self.reference(row).strip(), generated.strip()
+        """The reference and the generated text, without thinking and white space around them; errors as `reference`."""
+        return self.reference(row).strip(), answer_of(generated).strip()
 
     def __enter__(self) -> Metric:
         return self
@@ -132,7 +133,7 @@ class Metric(ABC):
         self.close()
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """The text of the first of the reference's columns that holds one; numbers are written out.
+        """The text of the first of the reference's columns that holds one, without its thinking; numbers are written out.
 
         Raises:
             DataError: none does.
@@ -143,7 +144,7 @@ class Metric(ABC):
             if column == "messages" and isinstance(value, (list, tuple)):
                 turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
                 value = turns[-1].get("content") if turns else None
-            text = text_of(value)
+            text = answer_of(text_of(value))
             if text.strip():
                 return text
         known = listed_columns(row)

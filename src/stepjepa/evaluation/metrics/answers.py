@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from stepjepa.config.option import option
 from stepjepa.data.answers import answers_match, final_answer, last_boxed
+from stepjepa.data.blocks import answer_of
 from stepjepa.data.numbers import fold, number_of, plain_text
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
@@ -203,9 +204,9 @@ class FirstStep(TaskAnswer):
 class FinalAnswer(Metric):
     r"""Compares final answers by the rules of `stepjepa.data.answers`.
 
-    The generated text's answer is its last `\boxed{}`, else what follows `####`, else the number after "the answer is",
-    else its last number. The row's is its column `ground_truth`, else the final answer of `answer` or of the chat's last
-    message; a short line without marks is one already.
+    The generated text's answer is its last `\boxed{}`, else what follows the first `####`, else the number after "the
+    answer is", else its last number. The row's is its column `ground_truth`, else the final answer of `answer` or of the
+    chat's last message; a short line without marks is one already.
     """
 
     name: ClassVar[str] = "gsm8k"
@@ -268,6 +269,7 @@ class MathAnswer(FinalAnswer):
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
         """1 where the answers are equal."""
+        generated = answer_of(generated)
         gold, answer = self.known(row), final_answer(generated)
         source = last_boxed(generated)
         if source is None and any(mark in generated for mark in ("$", "\\(", "\\[")):
@@ -356,7 +358,7 @@ class MultipleChoice(Metric):
             gold = list(options)[int(bare)] if len(bare) < 3 and int(bare) < len(options) else None
         else:
             gold = bare.upper() if bare.upper() in options else _chosen(reference, options)
-        answer = _chosen(generated, options)
+        answer = _chosen(answer_of(generated), options)
         if gold is None:
             return Verdict(0.0, None, answer, "the reference names no option")
         if answer is None:

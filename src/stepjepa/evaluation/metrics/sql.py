@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, option
+from stepjepa.data.blocks import answer_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
@@ -65,7 +66,7 @@ class SqlExecution(Metric):
         Raises:
             DataError: the row has no reference, or its database is not there.
         """
-        gold, answer = query_of(self.reference(row)), query_of(generated)
+        gold, answer = query_of(self.reference(row)), query_of(answer_of(generated))
         database = self._database(row)
         if not answer:
             return Verdict(0.0, gold, None, "no query found")

@@ -1,0 +1,141 @@
+"""Thinking is no answer: metrics, `generate` and `prepare` read what follows the last closing mark, of every kind."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+
+from stepjepa.data.answers import final_answer
+from stepjepa.data.blocks import answer_of, decoded, opened_in, special_tokens
+from stepjepa.data.prepare.rows import response_parts
+from stepjepa.errors import RowError
+from stepjepa.evaluation.metrics import make_metric
+from stepjepa.generation.solve import ground_truth
+from support.tokenizers import fresh
+
+# Opening and closing marks as chat templates write them; gpt-oss and Muse as an answer that goes on from the prompt.
+MARKS = {
+    "qwen": ("<think>\n", "\n</think>\n\n"),
+    "thinking": ("<thinking>", "</thinking>"),
+    "thought": ("<thought>\n", "\n</thought>\n"),
+    "magistral": ("[THINK]", "[/THINK]"),
+    "seed-oss": ("<seed:think>", "</seed:think>"),
+    "kimi": ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    "command-a": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
+    "gemma4": ("<|channel>thought\n", "\n<channel|>"),
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    "gpt-oss, decoded": ("<|channel|>analysis<|message|>", "assistant<|channel|>final<|message|>"),
+    "muse": (" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
+}
+THOUGHTS = "It may be \\boxed{7}, or #### 7.\n\n```\n<answer>7</answer>\n\nThe answer is (B) 7."
+ANSWER = "So it is (A), \\boxed{5}."
+
+
+@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
+def test_what_follows_the_last_closing_mark_is_the_answer(marks):
+    opening, closing = marks
+    bare = ANSWER if "START_RESPONSE" not in closing else f"<|START_RESPONSE|>{ANSWER}"
+    for text in (
+        opening + THOUGHTS + closing + ANSWER,
+        THOUGHTS + closing + ANSWER,  # the prompt has opened it
+        "7" + opening + THOUGHTS + closing + "7 again" + opening + "Hm." + closing + ANSWER,
+        opening + THOUGHTS + closing + "No, 7." + closing + ANSWER,
+        (opening + THOUGHTS + closing + ANSWER).replace("\n", "\r\n"),
+    ):
+        assert answer_of(text).strip() == bare
+        assert final_answer(text) == ground_truth(text) == "5"
+        assert response_parts(text, False) == [bare]
+
+
+@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
+def test_thinking_that_does_not_end_has_no_answer(marks):
+    opening, closing = marks
+    for text in (opening + THOUGHTS, opening + "Hm." + closing + "#### 7\n" + opening + THOUGHTS):
+        assert answer_of(text) == "" and final_answer(text) is None and ground_truth(text) is None
+        with pytest.raises(RowError, match="only a thinking block"):
+            response_parts(text, False)
+        for name in ("gsm8k", "exact", "prefix", "multiple_choice"):
+            assert make_metric(name).score(text, {"answer": "7", "choices": ["5", "7"]}).score == 0, name
+
+
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("math", "rouge")]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "exact", "prefix", "multiple_choice", *LONG])
+def test_metrics_compare_without_thinking(name):
+    pytest.importorskip({"math": "math_verify", "rouge": "rouge_score"}.get(name, "re"))
+    gold = "A" if name == "multiple_choice" else ANSWER
+    with make_metric(name) as metric:
+        for opening, closing in (MARKS["qwen"], MARKS["gemma4"], MARKS["gpt-oss"]):
+            for reference in (gold, opening + "Not 7." + closing + gold):
+                row = {"answer": reference, "choices": ["5", "7"]}
+                assert metric.score(opening + THOUGHTS + closing + ANSWER, row).score == 1
+                assert metric.score(opening + ANSWER, row).score == 0
+
+
+def test_marks_that_a_text_is_about_are_none():
+    for text in (
+        "Models write `<think>` before an answer and `</think>` after.",
+        "Use this:\n```\n<think>\n```",
+        "I think <b>so</b>.",
+    ):
+        assert answer_of(text) == text
+
+
+def test_special_tokens_that_mark_thinking_stay_in_a_decoded_answer(bpe_tokenizer):
+    tokenizer = fresh(bpe_tokenizer)
+    plain = tokenizer("It is 5.", add_special_tokens=False).input_ids
+    assert decoded(tokenizer, [*plain, tokenizer.eos_token_id]) == "It is 5." and not special_tokens(tokenizer)[1]
+    specials = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>"]
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in specials], special_tokens=True)
+    for name in ("gpt-oss", "magistral", "gemma4"):
+        opening, closing = MARKS[name]
+        text = opening + "Or 7?" + closing + "It is 5."
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        shown = decoded(tokenizer, [*ids, tokenizer.eos_token_id])
+        assert shown == text.replace("<|end|>", "").replace("<|start|>", "") and answer_of(shown) == "It is 5."
+
+
+def test_a_mark_that_the_prompt_opens_counts(bpe_tokenizer):
+    for prompt, opened in (
+        ("user\nHow many?\nassistant\n<think>\n", "<think>\n"),
+        ("assistant\n<think>\n\n</think>\n\n", ""),
+        ("What does <think> do?\nassistant\n", ""),
+    ):
+        ids = bpe_tokenizer(prompt, add_special_tokens=False).input_ids
+        assert opened_in(bpe_tokenizer, ids) == opened
+        assert (final_answer(opened_in(bpe_tokenizer, ids) + "Is it 7?") is None) == bool(opened)
+
+
+def templates() -> list[Path]:
+    """The chat templates of TRL, read as files."""
+    found = importlib.util.find_spec("trl")
+    folder = Path(found.origin).parent / "chat_templates" if found and found.origin else None
+    return sorted(folder.glob("*.jinja")) if folder else []
+
+
+@pytest.mark.skipif(not templates(), reason="TRL is not installed, or has no templates")
+def test_every_template_of_trl_that_writes_thinking():
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    answer = {"role": "assistant", "content": "It is 5.\n\nSo 5."}
+    answer |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), "Is it 7?\n\nNo.")
+    thinking = 0
+    for file in templates():
+        template = _compile_jinja_template(file.read_text(encoding="utf-8"))
+        names = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": True}
+        try:
+            text = template.render(messages=[{"role": "user", "content": "How many?"}, answer], **names)
+        except Exception:  # of models that see: their messages are lists of parts
+            continue
+        if "Is it 7?" in text:
+            thinking += 1
+            assert answer_of(text[text.index("Is it 7?") :]).lstrip().startswith("It is 5."), file.name
+            assert answer_of(text).lstrip().startswith("It is 5."), file.name
+    assert thinking > 20
