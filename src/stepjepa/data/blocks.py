@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 # What opens and closes thinking: Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4; gpt-oss;
 # Muse. A template may open it in the prompt, and the headers of the last two name whom each message is for. A mark after a
-# backtick is what a text is about.
+# backtick or a quotation mark is what a text is about.
 _THINKING = (
-    r"(?<!`)(?:<(?:seed:)?think(?:ing)?>|<thought>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|channel>thought"
+    r"(?<![`\"'])(?:<(?:seed:)?think(?:ing)?>|<thought>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|channel>thought"
     r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>|[ ]?to=self<\|message\|>)"
 )
 _THOUGHT = (
-    r"(?<!`)(?:</(?:seed:)?think(?:ing)?>|</thought>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<channel\|>"
+    r"(?<![`\"'])(?:</(?:seed:)?think(?:ing)?>|</thought>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<channel\|>"
     r"|<\|channel\|>final[^<\n]{0,80}<\|message\|>|[ ]?to=user<\|message\|>)"
 )
 MARK = re.compile(f"{_THINKING}|{_THOUGHT}")

@@ -61,7 +61,7 @@ def test_formats(row, changes, truth, steps):
     form = recognise([row], options, "a file")
     example = read_example(row, form, options)
     assert (example.question, example.ground_truth) == ("How many?", truth)
-    assert Converter(form, options).steps_of(example)[0] == steps
+    assert Converter(form, options).steps_of(example).steps == steps
 
 
 ANSWERED = ("question", "answer", "answer", "ground_truth")
@@ -127,8 +127,8 @@ def test_rows_that_are_refused(format, row, reason, words):
 def found(response, format="teacher", final=None, **changes):
     """Steps, which are those that training finds again, and how many pieces were too short."""
     converter = Converter(RawFormat(format), PrepareOptions(**changes))
-    steps, short = converter.steps_of(RawExample("q", "a", None, response, final))
-    joined = "\n\n".join(steps)
+    joined, steps, short = converter.steps_of(RawExample("q", "a", None, response, final))
+    assert joined == "\n\n".join(steps)
     assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps
     return steps, short
 

@@ -27,6 +27,7 @@ MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it 
 
 _NAME = Names(PrepareOptions)
 _MARK = re.compile(r"<<[^\n]*?>>")
+_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
 _LOOKS = {
     "gsm8k": "answers that end in '#### ...'",
@@ -148,7 +149,7 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
             one_turn(row_to_messages(row))  # refuses several turns
         if form.asked is not None and form.question in row:
             row = {**row, form.question: asked_in(row, form.asked)}
-    question, pieces = _text(row, form.question), None
+    question, pieces = _text(row, form.question).strip(), None
     if form.name == "gsm8k":
         answer = _text(row, form.answer)
         text = answer if form.response == form.answer else _text(row, form.response)
@@ -189,7 +190,7 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:
-    """The text of a column, line ends as ``\\n``."""
+    """The text of a column, line ends as ``\\n``, without blank lines at its start and white space at its end."""
     value = _value(row, name)
     if numbers and type(value) in (int, float):
         try:
@@ -201,7 +202,7 @@ def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:
     _refuse_long(len(value), f"column {name!r}")
     if "\r" in value:
         value = value.replace("\r\n", "\n").replace("\r", "\n")
-    value = value.strip()
+    value = blank_lines_off(value)
     if not value:
         raise RowError("empty_text", f"column {name!r} is empty")
     return value
@@ -223,7 +224,12 @@ def _ground_truth(row: Mapping[str, Any], name: str, final: str | None) -> str |
     missing = value is None or (isinstance(value, str) and not value.strip())
     if missing or (type(value) is float and not math.isfinite(value)):
         return final
-    return _text(row, name, numbers=True)
+    return _text(row, name, numbers=True).strip()
+
+
+def blank_lines_off(text: str) -> str:
+    """A text without blank lines at its start and white space at its end: its first line keeps its indentation."""
+    return _BLANK_LINES.sub("", text).rstrip()
 
 
 def _refuse_long(length: int, what: str) -> None:

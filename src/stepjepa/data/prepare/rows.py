@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.blocks import MARK, answer_of
-from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example
-from stepjepa.data.prepare.options import PUBLISHED_LENGTH, PrepareOptions
+from stepjepa.data.prepare.code import holds_code
+from stepjepa.data.prepare.formats import RawExample, RawFormat, blank_lines_off, read_example
+from stepjepa.data.prepare.options import PUBLISHED_LENGTH, SYSTEM_PROMPT, PrepareOptions
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, make_splitter, text_of
 from stepjepa.errors import RowError, said
 from stepjepa.utils.files import line_text, line_value
@@ -55,6 +56,14 @@ class Dropped(NamedTuple):
     text: str
 
 
+class Steps(NamedTuple):
+    """The answer that is written, its steps in order, and how many pieces were too short to be steps."""
+
+    content: str
+    steps: list[str]
+    short: int
+
+
 class Converter:
     """Prepares rows.
 
@@ -91,16 +100,17 @@ class Converter:
     def _prepared(self, number: int, row: object) -> Kept:
         options = self._options
         example = read_example(row, self._form, options)
-        steps, short = self.steps_of(example)
+        content, steps, short = self.steps_of(example)
         if len(steps) < options.min_steps:
             more = f" ({len(steps) + short} with those below --{_NAME.min_step_length} {self.least})" if short else ""
             raise RowError("too_few_steps", f"{counted(len(steps), 'step')} found{more}")
         if options.max_steps is not None and len(steps) > options.max_steps:
             raise RowError("too_many_steps", f"{len(steps)} steps found")
-        content = _JOIN.join(steps)
         messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
         system = example.system or options.system_prompt
-        if system:
+        boxed = "\\boxed" in content
+        # The prompt that is the default asks for a box.
+        if system and (boxed or system != SYSTEM_PROMPT or example.system):
             messages.insert(0, {"role": "system", "content": system})
         prepared = {
             "question": example.question,
@@ -121,10 +131,10 @@ class Converter:
             raise RowError(
                 "broken_text", f"a text holds {half} without its other half, which is no character"
             ) from None
-        return Kept(number, data, key, len(steps), short, "\\boxed" in content, example.question[:_SHOWN])
+        return Kept(number, data, key, len(steps), short, boxed, example.question[:_SHOWN])
 
-    def steps_of(self, example: RawExample) -> tuple[list[str], int]:
-        """The steps, the final answer at the end of the last one, and how many pieces were too short to be steps.
+    def steps_of(self, example: RawExample) -> Steps:
+        """The steps of an example, the final answer at the end of the last one.
 
         Raises:
             RowError: the response is nothing but thoughts.
@@ -132,19 +142,35 @@ class Converter:
         pieces = example.pieces
         if pieces is None:
             parts = response_parts(example.response, self._options.keep_thinking)
+            if self._form.name != "gsm8k" and any(map(holds_code, parts)):
+                # Code stays as it is, character by character, and its steps are stretches of it.
+                return self._of_code(_cut(_JOIN.join(parts), self._splitter), example.final, glue="")
             pieces = [piece for part in parts for piece in _cut(part, self._splitter)]
-        pieces = [self._one_paragraph(piece.strip()) for piece in pieces if piece.strip()]
-        fitting = fit_lengths(pieces, self.least, self._options.drop_short)
-        short = len(pieces) - len(fitting)
-        if example.final is not None:
-            boxed = self._options.final_answer == "boxed"
-            final = f"\\boxed{{{example.final}}}" if boxed else f"#### {example.final}"
-            fitting = [*fitting[:-1], f"{fitting[-1]}\n{final}"] if fitting else [final]
+        pieces = [trimmed(piece) for piece in pieces if piece.strip()]
+        if example.pieces is not None and any(map(holds_code, pieces)):
+            return self._of_code(pieces, example.final, glue=_JOIN)
+        fitting = fit_lengths(list(map(self._one_paragraph, pieces)), self.least, self._options.drop_short)
         # An unclosed code fence, for one, makes one step of all that follows.
-        return [step.strip() for step in _cut(_JOIN.join(fitting), self._blank_lines)], short
+        content = _JOIN.join(self._with_final(fitting, example.final))
+        steps = [trimmed(step) for step in _cut(content, self._blank_lines)]
+        return Steps(_JOIN.join(steps), steps, len(pieces) - len(fitting))
+
+    def _of_code(self, pieces: list[str], final: str | None, glue: str) -> Steps:
+        """Steps whose white space stays, blank lines inside a step included; none is left out for being short."""
+        fitting = fit_lengths(pieces, self.least, drop=False, glue=glue)
+        steps = self._with_final(fitting, final)
+        return Steps(glue.join(steps), list(map(trimmed, steps)), len(pieces) - len(fitting))
+
+    def _with_final(self, steps: list[str], final: str | None) -> list[str]:
+        """The steps with the final answer at the end of the last one."""
+        if final is None:
+            return steps
+        written = f"\\boxed{{{final}}}" if self._options.final_answer == "boxed" else f"#### {final}"
+        return [*steps[:-1], f"{steps[-1]}\n{written}"] if steps else [written]
 
     def _one_paragraph(self, piece: str) -> str:
-        return "\n".join(part.strip() for part in _cut(piece, self._blank_lines)) if "\n" in piece else piece
+        """A piece without blank lines outside of code, maths and tables."""
+        return "\n".join(map(blank_lines_off, _cut(piece, self._blank_lines))) if "\n" in piece else piece
 
     def _checked_truth(self, example: RawExample, content: str) -> str | None:
         """The ground truth; with ``require_correct`` checked against the response."""
@@ -215,37 +241,45 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
         inside = [text[start:end] for start, end in thoughts]
         pieces = [piece for pair in zip(between, inside, strict=True) for piece in pair] + pieces
     # Marks in a code fence are what the code is about.
-    parts = [(piece if "```" in piece else MARK.sub("", piece)).strip() for piece in pieces]
+    parts = [blank_lines_off(piece if "```" in piece else MARK.sub("", piece)) for piece in pieces]
     parts = [part for part in parts if part]
     if not parts:
         raise RowError("only_thinking", f"the response is only a thinking block; --{_NAME.keep_thinking} keeps it")
     return parts
 
 
-def fit_lengths(pieces: Sequence[str], least: int, drop: bool) -> list[str]:
+def trimmed(text: str) -> str:
+    """A text without blank lines and white space around it; the first line keeps its indentation where the next has some."""
+    text = blank_lines_off(text)
+    below = text.partition("\n")[2]
+    return text if below[:1].isspace() else text.strip()
+
+
+def fit_lengths(pieces: Sequence[str], least: int, drop: bool, glue: str = "\n") -> list[str]:
     """Pieces of `least` characters or more; a wide one (Chinese, Japanese, Korean) says about as much as four letters, and
     counts as four.
 
-    A shorter one joins the next piece if it is a heading or the first, else the one before it. With `drop` it is left out,
-    unless it holds the final answer.
+    A shorter one joins the next piece if it is a heading or the first, else the one before it, with `glue` between. With
+    `drop` it is left out, unless it holds the final answer.
     """
     fitting: list[str] = []
     lead = ""
     for piece in pieces:
         if lead:
-            piece, lead = f"{lead}\n{piece}", ""
-        heading = piece.startswith(("#", "---")) or piece.rstrip("*_ ").endswith(":") or piece[:2] == piece[-2:] == "**"
-        wide = 0 if piece.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in piece)
-        if len(piece) + 3 * wide >= least:
+            piece, lead = f"{lead}{glue}{piece}", ""
+        words = piece.strip()
+        heading = words.startswith(("#", "---")) or words.rstrip("*_ ").endswith(":") or words[:2] == words[-2:] == "**"
+        wide = 0 if words.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in words)
+        if len(words) + 3 * wide >= least:
             fitting.append(piece)
         elif drop and "\\boxed" not in piece and "####" not in piece:
             continue
         elif not fitting or heading:
             lead = piece
         else:
-            fitting[-1] += f"\n{piece}"
+            fitting[-1] += f"{glue}{piece}"
     if lead and fitting:
-        fitting[-1] += f"\n{lead}"
+        fitting[-1] += f"{glue}{lead}"
     elif lead:
         fitting.append(lead)
     return fitting
