@@ -246,9 +246,18 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
     short = "  Too short for a step: 4 pieces in 2 rows, joined to a neighbour (--min_step_length 21; 1 keeps each as"
     assert f"{short} a step)" in said
     assert any("1 step found (2 with those below --min_step_length 21)" in line for line in said)
-    assert any("asks for \\boxed{}, and no answer has one" in line for line in said)
+    assert any("System prompt: in no row, because no answer has the \\boxed{} that" in line for line in said)
     boxed = {"question": "b", "answer": f"{long}\n\n{long} \\boxed{{3}}"}
-    assert any("only 1 of 3 answers have one" in line for line in run(tmp_path, [*rows, boxed]).lines())
+    assert any(
+        "in the 1 of 3 rows whose answer has the \\boxed{}" in line for line in run(tmp_path, [*rows, boxed]).lines()
+    )
+    kept = contents(tmp_path)["out.jsonl"].decode().splitlines()
+    assert [json.loads(line)["messages"][0]["role"] for line in kept] == ["user", "user", "system"]
+    for asked, words in (([*rows, boxed], "only 1 of 3 answers have one"), (rows, "no answer has one")):
+        own = run(tmp_path, asked, system_prompt="Use \\boxed{}.")
+        assert any(f"asks for \\boxed{{}}, and {words}" in line for line in own.lines())
+        kept = contents(tmp_path)["out.jsonl"].decode().splitlines()
+        assert all(json.loads(line)["messages"][0]["content"] == "Use \\boxed{}." for line in kept)
     quiet = run(tmp_path, rows, min_step_length=1, system_prompt=None).lines()
     assert not any("Too short" in line or "prompt" in line for line in quiet)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.prepare.formats import recognise
-from stepjepa.data.prepare.options import PrepareOptions
+from stepjepa.data.prepare.options import SYSTEM_PROMPT, PrepareOptions
 from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
 from stepjepa.data.report import REASONS as CHAT_REASONS
 from stepjepa.data.sources import RowSource, csv_rows, reading
@@ -148,14 +148,24 @@ class PrepareResult:
                 f"(--{_NAME.min_step_length} {self.min_step_length}; 1 keeps each as a step)"
             )
         if self.rows_kept and self.system_prompt:
-            lines.append(f"  System prompt: {escaped(self.system_prompt)} (--{_NAME.system_prompt} TEXT, or none)")
-            if "\\boxed" in self.system_prompt and 2 * self.rows_boxed < self.rows_kept:
-                few = f"only {self.rows_boxed:,} of {self.rows_kept:,} answers have" if self.rows_boxed else ""
-                lines.append(
-                    f"    warning: it asks for \\boxed{{}}, and {few or 'no answer has'} one; see "
-                    f"--{_NAME.final_answer} and --{_NAME.system_prompt}"
-                )
+            lines += self._of_prompt(self.system_prompt)
         return lines + [f"  {escaped(name)}: {counted(rows, 'row')}" for name, rows in self.files.items()]
+
+    def _of_prompt(self, prompt: str) -> list[str]:
+        """What the system prompt is, and which rows have it: the default asks for a box, so answers without one do not."""
+        boxed, rows = self.rows_boxed, self.rows_kept
+        if prompt == SYSTEM_PROMPT and boxed < rows:
+            which = (
+                f"in the {boxed:,} of {rows:,} rows whose answer has" if boxed else "in no row, because no answer has"
+            )
+            others = f"--{_NAME.system_prompt} TEXT gives all rows another one"
+            return [f"  System prompt: {which} the \\boxed{{}} that it asks for ({others})"]
+        lines = [f"  System prompt: {escaped(prompt)} (--{_NAME.system_prompt} TEXT, or none)"]
+        if "\\boxed" in prompt and 2 * boxed < rows:
+            few = f"only {boxed:,} of {rows:,} answers have" if boxed else "no answer has"
+            advice = f"see --{_NAME.final_answer} and --{_NAME.system_prompt}"
+            lines.append(f"    warning: it asks for \\boxed{{}}, and {few} one; {advice}")
+        return lines
 
     def dropped(self) -> list[str]:
         """Number of rows, reason and first example of each kind of row that was dropped."""

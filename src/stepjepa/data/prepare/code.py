@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import warnings
 
 from stepjepa.data.blocks import blocks_of
@@ -53,7 +54,7 @@ def _is_python(text: str) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" in a string
-            statements = ast.parse(text).body
+            statements = ast.parse(textwrap.dedent(text)).body  # the body of a function is indented as a block
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     indented = re.search(r"\n[ \t]+\S", text) is not None

@@ -73,7 +73,10 @@ class PrepareOptions:
         "boxed", "Write a final '#### 72' as \\boxed{72}, or keep it.", _STEPS
     )
     system_prompt: str | None = option(
-        SYSTEM_PROMPT, "System message of chats without one; none for no message.", _STEPS
+        SYSTEM_PROMPT,
+        "System message of chats without one; none for no message. The default asks for a box, and only rows whose "
+        "answer has one get it.",
+        _STEPS,
     )
     min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS, at_least=1)
     max_steps: int | None = option(None, "Rows with more steps are dropped.", _ROWS)

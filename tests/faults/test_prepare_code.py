@@ -1,0 +1,147 @@
+"""`prepare` leaves code as it is: functions of the standard library, fenced and not, alone and among prose."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import json
+import textwrap
+
+import pytest
+
+from stepjepa.data.prepare import PrepareOptions, prepare
+from stepjepa.data.prepare.code import holds_code
+from stepjepa.data.prepare.formats import RawExample, RawFormat
+from stepjepa.data.prepare.rows import Converter
+from stepjepa.data.steps import spans_of_steps
+from stepjepa.inspect.check.texts import TextStatistics
+from support.checks import check_format
+from support.rows import lines
+
+MODULES = (
+    "argparse ast asyncio.tasks bisect calendar cmd codecs collections configparser contextlib copy csv dataclasses decimal "
+    "difflib dis email.message enum filecmp fnmatch fractions functools glob gzip heapq html.parser http.client inspect "
+    "ipaddress json.decoder json.encoder linecache locale logging mailbox numbers pathlib pickle pprint random re sched "
+    "shlex shutil statistics string tempfile textwrap tokenize traceback types typing urllib.parse uuid zipfile"
+).split()
+PROSE = "The function takes a list of numbers.\n\nIt returns the largest one of them."
+STYLES = ("auto", "separator", "lines", "numbered", "sentence")
+
+
+@functools.cache
+def snippets() -> list[str]:
+    """Functions and classes of the standard library, each of two lines or more, that parse by themselves."""
+    sources: list[str] = []
+    for name in MODULES:
+        source = inspect.getsource(importlib.import_module(name))
+        source_lines = source.split("\n")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                text = textwrap.dedent("\n".join(source_lines[node.lineno - 1 : node.end_lineno])).rstrip()
+                if "\n" in text and len(text) < 4000 and parses(text):
+                    sources.append(text)
+    return sources[::6]
+
+
+def parses(text: str) -> bool:
+    try:
+        return ast.parse(text) is not None
+    except SyntaxError:
+        return False
+
+
+def prepared(response: str, **options):
+    """The prepared answer; training finds its steps in it, one after the other."""
+    converter = Converter(RawFormat("columns"), PrepareOptions(**options))
+    content, steps, _ = converter.steps_of(RawExample("q", "a", None, response))
+    spans = spans_of_steps(content, steps)
+    assert [content[start:end].strip() for start, end in spans] == [step.strip() for step in steps]
+    assert sum(map(len, steps)) > 0 and all(step in content for step in steps)
+    return content
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_function_stays_as_it_is_to_the_character(style):
+    assert len(snippets()) > 300
+    for source in snippets():
+        for text in (source, source.replace("    ", "\t")):
+            if parses(text):
+                assert prepared(text, step_splitter=style) == text
+                assert parses(prepared(text, step_splitter=style, min_step_length=1, drop_short=True))
+
+
+def test_code_among_prose_stays_as_it_is():
+    for source in snippets()[::14]:
+        body = "\n".join("    " + line if line else line for line in source.split("\n"))
+        if "```" in source or "~~~" in source:
+            continue
+        for text in (f"{PROSE}\n\n{source}", f"{source}\n\n{PROSE}", f"{PROSE}\n\n{source}\n\nDone, it works."):
+            assert prepared(text) == text
+        for fenced in (f"```python\n{source}\n```", f"~~~\n{source}\n~~~", f"    ```\n{body}\n    ```"):
+            for text in (
+                f"{PROSE}\n\n{fenced}\n\nDone, it works.",
+                fenced,
+                f"1. Write it:\n\n{fenced}\n\n2. Run it now.",
+            ):
+                for style in ("auto", "separator", "lines", "numbered"):
+                    assert fenced in prepared(text, step_splitter=style)
+
+
+def test_a_list_of_steps_with_code_stays_as_it_is():
+    for source in snippets()[::9]:
+        converter = Converter(RawFormat("columns"), PrepareOptions(step_splitter="list"))
+        content, steps, _ = converter.steps_of(RawExample("q", "a", None, pieces=[PROSE, source]))
+        assert content == f"{PROSE}\n\n{source}" and steps == [PROSE, source]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "function add(a, b) {\n  return a + b;\n}",
+        "#include <stdio.h>\n\nint main(void) {\n  return 0;\n}",
+        "public class A {\n\n    int x = 1;\n}",
+        "SELECT name\n  FROM people\n\n WHERE age > 3;",
+        "#!/bin/sh\n\nfor name in a b; do\n    echo $name\ndone",
+        "fn main() {\n    let x = 1;\n}",
+        "package main\n\nfunc main() {\n\tprintln(1)\n}",
+        "<ul>\n  <li>a</li>\n\n  <li>b</li>\n</ul>",
+        "    return x\n\n    # the rest of a body",
+    ],
+)
+def test_code_of_other_languages(text):
+    for style in STYLES:
+        assert prepared(text, step_splitter=style) == text
+
+
+def test_prose_is_no_code():
+    for text in (
+        PROSE,
+        "For each box:\n  take one of them.\n\nThen add.",
+        "x = 3\ny = 4",
+        "1. Add 3 and 4;\n2. halve it.",
+        "If x > 3, then y = 2.\nelse y = 1",
+        "Yes\nNo",
+        "Import the class of the day: from all of them.",
+    ):
+        assert not holds_code(text)
+
+
+def test_white_space_inside_a_step_stays():
+    text = "1. Take one of the apples.\n\n   - It   is red.\n\n   - It is\tsweet.\n\n2. Add another one to it."
+    assert prepared(text, step_splitter="numbered") == (
+        "1. Take one of the apples.\n   - It   is red.\n   - It is\tsweet.\n\n2. Add another one to it."
+    )
+
+
+def test_what_check_counts_of_prepared_code(tmp_path):
+    rows = [{"text": f"Function {number}?", "code": source} for number, source in enumerate(snippets())]
+    file = tmp_path / "out.jsonl"
+    result = prepare(PrepareOptions(output_file=str(file), min_steps=1), rows)
+    written = lines(file)
+    assert result.rows_kept == len(rows) == len(written)
+    assert [row["messages"][-1]["content"] for row in written] == [row["code"] for row in rows]
+    assert all(row["messages"][0]["role"] == "user" for row in written if "\\boxed" not in json.dumps(row))
+    found: TextStatistics = check_format(str(file), "auto")
+    assert found.step_counts == result.step_counts and found.steps.own == len(rows) and not found.steps.unread
