@@ -54,7 +54,10 @@ def kinds(tokenizer):
     }
 
 
-@pytest.mark.parametrize("kind", ["dora", "dora-untied", "rslora", "tokens", "tokens-untied", "dora-tokens"])
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("dora", "dora-untied", "rslora", "tokens")]
+
+
+@pytest.mark.parametrize("kind", ["tokens-untied", "dora-tokens", *LONG])
 def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml):
     tied, more = kinds(chatml)[kind]
     base = model_for(chatml, tmp_path / "base", tied)
@@ -138,8 +141,9 @@ def spoil(kind, weight, index):
             weight[index] = weight.mean(0)
 
 
-@pytest.mark.parametrize("part", ["embed_tokens", "lm_head"])
-@pytest.mark.parametrize("kind", ["zero", "equal", "mean"])
+@pytest.mark.parametrize(
+    ("kind", "part"), [("zero", "embed_tokens"), ("equal", "lm_head"), ("mean", "embed_tokens"), ("zero", "lm_head")]
+)
 def test_an_untrained_end_of_turn_is_a_warning(kind, part, tmp_path, chatml, caplog):
     end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
     model = tiny_model("llama", vocab_size=len(chatml))
@@ -175,7 +179,7 @@ def test_train_tokens(tmp_path, chatml):
 # The learning rate
 
 
-@pytest.mark.parametrize("given", [None, 5e-5])
+@pytest.mark.parametrize("given", [None, pytest.param(5e-5, marks=pytest.mark.long)])
 def test_the_learning_rate_of_lora(given, tmp_path, tokenizer):
     """The same from Python and the command line, and written into the run's record."""
     base = model_for(tokenizer, tmp_path / "base")
