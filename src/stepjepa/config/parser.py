@@ -440,7 +440,11 @@ def _words_by_flag(argv: Sequence[str]) -> dict[str, str]:
 
 
 def merged(settings: Iterable[Setting]) -> dict[str, Setting]:
-    """The last setting of each field; two spellings, one of them an alias, must not disagree."""
+    """The last setting of each field.
+
+    Raises:
+        ConfigError: two spellings of a field, one of them an alias, disagree.
+    """
     merged: dict[str, Setting] = {}
     for new in settings:
         old = merged.get(new.field)
