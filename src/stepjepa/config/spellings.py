@@ -112,8 +112,12 @@ _TRL: dict[str, Alias] = {
     ),
     **_answers("chat_template", _END, eos_token="none"),
     **_answers("ddp_broadcast_buffers", "leave it out; see --{option}", ignore_bias_buffers="false"),
+    **_answers("lora", "leave it out: --{option} is for causal language models", lora_task_type="causal_lm"),
+    **_answers("lora_target_modules", "linear layers alone are adapted: --{option}", lora_target_parameters="none"),
     **_answers(
-        "lora", _ADAPTER, lora_task_type="causal_lm", lora_target_parameters="none", lora_modules_to_save="none"
+        "train_tokens",
+        "--{option} trains rows of tokens; modules next to the adapter cannot be exported",
+        lora_modules_to_save="none",
     ),
     **_answers("lora", _ADAPTER, use_rslora="false", use_dora="false"),
     **_answers(
