@@ -189,6 +189,12 @@ ROWS = {
         ["key 'comment' of messages"],
         [],
     ),
+    "thinking in a key of its own": (
+        {"messages": [USER, {**ANSWER, "thinking": LONG}]},
+        [USER, {**ANSWER, "reasoning_content": LONG}],
+        [],
+        [],
+    ),
     "prepared": (
         {"question": Q, "answer": LONG, "ground_truth": "12", "steps": A.split("\n\n"), "total_steps": 2, "messages": CHAT},
         CHAT,

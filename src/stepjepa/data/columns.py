@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.data.options import (
     CHOSEN,
+    REASONING_KEYS,
     SQUAD_ANSWERS,
     STEPS_COLUMN,
     TOTAL_COLUMN,
@@ -30,7 +31,7 @@ REJECTED = "rejected"
 MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # of token ids: 1 where a token is labelled
 # Keys of a message that say whether it is trained: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's and others.
 _SWITCHES = (TRAINED, "weight", "train", "training", "loss", "loss_mask", "trainable")
-_MESSAGE_KEYS = {"role", "content", "from", "value", "tool_calls", "function_call", *_SWITCHES}
+_MESSAGE_KEYS = {"role", "content", "from", "value", "tool_calls", "function_call", *REASONING_KEYS, *_SWITCHES}
 # Columns that other parts of the library read.
 _READ_ELSEWHERE = {STEPS_COLUMN, TOTAL_COLUMN, "ground_truth", TOOLS, TEMPLATE_KWARGS, CHOSEN, REJECTED}
 # Columns that describe a row; a sentence in one of them is no text to train on.
