@@ -57,7 +57,7 @@ STEP = ("--step_jepa",)
         (lines(chat(("user", "x"))), (), ["line 1", "no message has the role 'assistant'"]),
         (lines(chat(("user", "x"), ("robot", "y"))), (), ["line 1", "'robot'", "system, user, assistant"]),
         (lines(chat(("user", 7), ("assistant", "y"))), (), ["line 1", "content of type int", "must be text"]),
-        (lines({"text": "x"}), (), ["line 1", "columns found: text", "question/answer"]),
+        (lines({"text": "x"}), (), ["line 1", "columns found: text", "a question (question, prompt,"]),
         (lines(GOOD, chat(("user", "x"))), ("--strict_data",), ["line 2", "'assistant'", "--strict_data"]),
         (lines(chat(("user", "x"), ("assistant", "one step"))), STEP, ["no example has a pair", "--step_splitter"]),
         (lines(GOOD), ("--max_length", "4"), ["line 1", "max_length is 4", "raise --max_length"]),
@@ -156,7 +156,7 @@ def test_folders_of_models_that_cannot_be_used(refused, tmp_path, capsys):
     tokenizer = load_tokenizer("tiny", ["some text"])
     (tmp_path / "model").mkdir()
     message = refused(lines(GOOD), "--model_name", str(tmp_path / "model"))
-    assert "cannot be loaded" in message and "save_pretrained" in message
+    assert "the folder holds no tokenizer (tokenizer.json" in message and "save_pretrained" in message
     load_model("tiny", tokenizer).save_pretrained(tmp_path / "model")
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "model")

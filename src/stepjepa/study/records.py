@@ -88,7 +88,7 @@ class StudyRunFolder:
         return self.path / ("trained.json" if stage == "train" else f"scored-{stage}.json")
 
     def done(self, stage: str) -> dict[str, Any] | None:
-        """The record of a stage, None where it is not done."""
+        """The record of a stage, None where it is not done. Raises DataError: it is damaged."""
         path = self.record(stage)
         if stage not in self._done and (record := read_record(path)) is not None:
             kind = int if stage == "train" else dict
