@@ -74,22 +74,13 @@ def answer_of(text: str) -> str:
     return text[max(thoughts, default=0) :]
 
 
-def special_tokens(tokenizer: Any) -> tuple[dict[int, str], dict[int, str]]:
-    """The special tokens that a reader should not see, and those that mark thinking: id -> text."""
-    unseen: dict[int, str] = {}
-    marks: dict[int, str] = {}
-    for number, token in tokenizer.added_tokens_decoder.items():
-        if token.special:
-            kind = marks if token.content in _MARK_TOKENS else unseen
-            kind[number] = token.content
-    return unseen, marks
-
-
-def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of token ids, without special tokens other than those that mark thinking."""
-    unseen, marks = special_tokens(tokenizer)
-    kept = ids if marks.keys().isdisjoint(ids) else [number for number in ids if number not in unseen]
-    text: str = tokenizer.decode(kept, skip_special_tokens=kept is ids, clean_up_tokenization_spaces=False)
+def marked_text(tokenizer: Any, ids: Sequence[int]) -> str | None:
+    """The text of token ids with the special tokens that mark thinking, and without other ones; None where none marks it."""
+    special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if not any(special.get(number) in _MARK_TOKENS for number in ids):
+        return None
+    kept = [number for number in ids if special.get(number) in _MARK_TOKENS or number not in special]
+    text: str = tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
 
 

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from stepjepa.config.option import Names
+from stepjepa.data.blocks import marked_text, opened_in
 from stepjepa.data.chat import ChatRenderer, attempted, with_template
 from stepjepa.data.options import DataOptions, PromptFrom, PromptOptions
 from stepjepa.data.prompts import quoted
@@ -320,13 +321,14 @@ class Prompter:
         """The token ids of `text`."""
         return self.tokenizer(self.text(messages, template_kwargs), add_special_tokens=False)["input_ids"]
 
-    def response(self, ids: Sequence[int], text: str) -> str:
-        """The answer in what a model has written, `ids`, of which `text` is all: without what the template writes between
-        the generation prompt and an answer."""
+    def response(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str:
+        """The answer in what a model has written, `ids`, of which `text` is all but special tokens: without what the
+        template writes between the generation prompt and an answer. Marks of thinking stay, also one that `prompt` ends
+        with."""
         header = self._header.strip()
         at = self._decoded(ids).rfind(header) if header else -1
         if at < 0:
-            return text
+            return opened_in(self.tokenizer, prompt) + (marked_text(self.tokenizer, ids) or text)
         lengths = range(len(ids) + 1)
         begin = bisect_left(lengths, at + len(header), key=lambda count: len(self._decoded(ids[:count])))
         answer = self._decoded(ids[begin:], skip_special_tokens=True)

@@ -28,7 +28,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.data.blocks import decoded, opened_in
 from stepjepa.data.prompts import trained_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
@@ -152,7 +151,8 @@ def generate_batch(
             for index, new_ids in zip(chosen, output_BT[:, ids_BT.shape[1] :].tolist(), strict=True):
                 end = next((position for position, token in enumerate(new_ids) if token in stop_ids), None)
                 kept = new_ids[:end]
-                results[index] = Generation(kept, decoded(tokenizer, kept), stopped=end is not None)
+                text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                results[index] = Generation(kept, text, stopped=end is not None)
     return [results[index] for index in range(len(prompts))]
 
 
@@ -248,8 +248,7 @@ class LocalGenerator:
             )
         replies = []
         for request, ids, one in zip(batch, prompts, generations, strict=True):
-            opened = opened_in(self.prompter.tokenizer, ids)
-            text = opened + mended(self.prompter.response(one.token_ids, one.text))
+            text = mended(self.prompter.response(one.token_ids, one.text, ids))
             replies.append(Reply(request.row, text, one.stopped, len(ids), len(one.token_ids) + one.stopped))
         return replies
 

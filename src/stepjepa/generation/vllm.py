@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.blocks import opened_in, special_tokens
 from stepjepa.errors import ConfigError, said
 from stepjepa.generation import Reply, Request, mended, with_room
 from stepjepa.generation.options import GeneratorOptions
@@ -45,10 +44,7 @@ class VllmGenerator:
         longest, vocabulary = self._engine.limits
         self._prompter, self._longest_prompt = prompter, longest - 1
         self._batch_size = options.batch_size or BATCH_SIZE
-        # vLLM drops all special tokens, the marks of thinking among them.
-        self._unseen, marks = special_tokens(prompter.tokenizer)
         self._sampling = {
-            "skip_special_tokens": not marks,
             _NAME.top_p: options.top_p,
             "max_tokens": options.max_new_tokens,
             "stop_token_ids": prompter.stop_ids(None),  # vLLM adds the tokens that the model itself names
@@ -68,16 +64,9 @@ class VllmGenerator:
             replies = []
             for one, (text, ended, written) in zip(batch, answers, strict=True):
                 ids = prompts[one.row]
-                response = self._shown(self._prompter.response(written, text))
-                response = opened_in(self._prompter.tokenizer, ids) + mended(response)
-                replies.append(Reply(one.row, response, ended, len(ids), len(written)))
+                text = mended(self._prompter.response(written, text, ids))
+                replies.append(Reply(one.row, text, ended, len(ids), len(written)))
             yield replies
-
-    def _shown(self, text: str) -> str:
-        """A text without special tokens that mark no thinking."""
-        for token in self._unseen.values() if not self._sampling["skip_special_tokens"] else ():
-            text = text.replace(token, "")
-        return text
 
 
 def _require_gpus(options: GeneratorOptions) -> None:
