@@ -12,7 +12,8 @@ written, names that are restated, imports.
 - `docstring_share`: per cent of the lines under `src/` that are part of a docstring of a module, class or function.
 - `objective_literals`: string literals equal to an objective's name, outside `objectives/`, `recipes/` and the table of
   spellings (`spellings.py`). Docstrings do not count, here and below.
-- `option_literals`: places that restate the name of an option. An option is a field that a class body assigns from
+- `option_literals`: places that restate the name of an option, outside the tables of other spellings (`spellings.py`,
+  `gone.py`). An option is a field that a class body assigns from
   `option(...)`; text inside such a call (help, metadata) does not count. Each of these counts as one:
     - an option's name as the second argument of `getattr`, `setattr`, `hasattr` or `delattr`;
     - every option's name in a table: the texts of a list, tuple or set display, the keys of a dictionary, the words of a
@@ -254,6 +255,8 @@ def option_literals(sources: list[Source]) -> list[str]:
     """Where the name of an option is restated; see the top of the file."""
     names, hits = option_names(sources), list[str]()
     for source in sources:
+        if source.path.name in ("spellings.py", "gone.py"):
+            continue
         ignored = {id(text) for text in source.docstrings}
         for node in source.nodes:
             if called(node) == "option":

@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What opens and closes thinking: Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4; gpt-oss;
 # Muse. A template may open it in the prompt, and the headers of the last two name whom each message is for. A mark after a
@@ -44,7 +47,7 @@ _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin"
 _TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
 
 
-class Block(NamedTuple):
+class UncutBlock(NamedTuple):
     """A stretch that is never cut: its kind (``think``, ``fence``, ``table`` or one of maths), and its characters."""
 
     kind: str
@@ -57,7 +60,7 @@ class Block(NamedTuple):
         return self.start, self.end
 
 
-def blocks_of(text: str) -> list[Block]:
+def blocks_of(text: str) -> list[UncutBlock]:
     """The blocks of a text whose lines end in line feeds; tables come last."""
     blocks = list(_blocks(text)) if any(map(text.__contains__, _SIGNS)) else []
     if "|" in text and "-" in text:
@@ -74,23 +77,23 @@ def answer_of(text: str) -> str:
     return text[max(thoughts, default=0) :]
 
 
-def marked_text(tokenizer: Any, ids: Sequence[int]) -> str | None:
+def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
     """The text of token ids with the special tokens that mark thinking, and without other ones; None where none marks it."""
     special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if not any(special.get(number) in _MARK_TOKENS for number in ids):
         return None
     kept = [number for number in ids if special.get(number) in _MARK_TOKENS or number not in special]
-    text: str = tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
+    return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def opened_in(tokenizer: Any, prompt: Sequence[int]) -> str:
+def opened_in(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
     """The mark with which a prompt opens thinking at its end, so that the answer starts inside; empty without one."""
-    mark = _OPENED.search(tokenizer.decode(prompt[-_LONGEST_MARK:], skip_special_tokens=False))
+    end = list(prompt[-_LONGEST_MARK:])
+    mark = _OPENED.search(str(tokenizer.decode(end, skip_special_tokens=False)))
     return mark[0] if mark else ""
 
 
-def _blocks(text: str) -> Iterator[Block]:
+def _blocks(text: str) -> Iterator[UncutBlock]:
     """The blocks but for tables, in order; what is inside a block opens no other."""
     tokens = list(_TOKEN.finditer(text))
     kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
@@ -116,11 +119,11 @@ def _blocks(text: str) -> Iterator[Block]:
             end = len(text)
             if close < len(tokens):
                 end = tokens[close].end() + (len(tokens[close]["info"]) if kind == "fence" else 0)
-            yield Block(kind, start, end)
+            yield UncutBlock(kind, start, end)
             thought = end if kind == "think" else thought
             at = close
         elif kind == "thought":  # thinking that nothing has opened
-            yield Block("think", thought, token.end())
+            yield UncutBlock("think", thought, token.end())
             thought = token.end()
         at += 1
 
@@ -131,7 +134,7 @@ def _closes(token: re.Match[str], fence: re.Match[str]) -> bool:
     return same and not token["info"].rstrip(" \t").strip("`~")
 
 
-def _tables(text: str) -> Iterator[Block]:
+def _tables(text: str) -> Iterator[UncutBlock]:
     """Markdown tables: a line with a bar, the rule below it, and the lines with bars that follow."""
     reached = 0
     for rule in _TABLE_RULE.finditer(text):
@@ -146,4 +149,4 @@ def _tables(text: str) -> Iterator[Block]:
                 break
             end = stop
         reached = end
-        yield Block("table", start, end)
+        yield UncutBlock("table", start, end)

@@ -26,7 +26,7 @@ REASONS = {
     "not_an_object": "the row is no object with columns",
     "unknown_switch": "a message's switch (weight, train) is neither on nor off",
     "switched_off": "every answer is switched off",
-    "bad_template_kwargs": "chat_template_kwargs or tools that no template could take",
+    "bad_template_kwargs": f"{_NAME.chat_template_kwargs} or tools that no template could take",
     "no_answer": "the question has no answer",
     "contradicting_columns": "columns of token ids contradict each other",
     LONGER: f"longer than {_NAME.max_length}, left out by {_NAME.drop_longer}",

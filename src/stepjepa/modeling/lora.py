@@ -28,7 +28,7 @@ _TOKENS = f"--{Names(LoRAOptions).train_tokens}"
 _UNTRAINED = 0.05  # distance at which two rows count as equal, in the unit of `untrained_rows`
 # What a `LoraConfig` may ask for that a merged model, or an adapter on the base as it came, cannot hold.
 _NOT_EXPORTED = {
-    "modules_to_save": "it trains copies of modules; for rows of tokens use trainable_token_indices (--train_tokens)",
+    "modules_to_save": f"it trains copies of modules; for rows of tokens use trainable_token_indices ({_TOKENS})",
     "lora_bias": "most linear layers have no bias that it could be merged into",
     "layer_replication": "the trained model would have more layers than its base",
     "target_parameters": "it adapts parameters that are no linear layers",

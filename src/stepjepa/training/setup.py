@@ -140,8 +140,8 @@ def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataRepo
         if made_for and longest > made_for:
             logger.warning(
                 "%s: rows have up to %d tokens, and the model was made for %d positions (max_position_embeddings), so it "
-                "reads what follows badly; give --max_length %d, or a model with more",
-                *(report.source, longest, made_for, made_for),
+                "reads what follows badly; give --%s %d, or a model with more",
+                *(report.source, longest, made_for, _NAME.max_length, made_for),
             )
 
 

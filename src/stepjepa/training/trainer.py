@@ -132,7 +132,9 @@ class JEPATrainer(CheckpointedTrainer):
         check_arguments(kwargs)
         args = copy.copy(full_config(args))  # some options are resolved below
         if args.eval_on_start and eval_dataset is None:
-            raise ConfigError(f"{_NAME.eval_on_start} needs data to evaluate on: give eval_dataset (--eval_file)")
+            raise ConfigError(
+                f"{_NAME.eval_on_start} needs data to evaluate on: give eval_dataset (--{_NAME.eval_file})"
+            )
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
         name = str(model) if isinstance(model, (str, os.PathLike)) else None

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from stepjepa.data.blocks import Block, blocks_of
+from stepjepa.data.blocks import UncutBlock, blocks_of
 
 CharSpan = tuple[int, int]
 
@@ -71,7 +71,7 @@ class Text:
         return self.lines if self.text.isascii() else _WIDE_SIGNS.sub(lambda sign: _PLAIN[sign[0]], self.lines)
 
     @cached_property
-    def _named_blocks(self) -> list[Block]:
+    def _named_blocks(self) -> list[UncutBlock]:
         return blocks_of(self.lines)
 
     @property
