@@ -228,6 +228,8 @@ def test_the_commit_of_the_working_folder(tmp_path, monkeypatch):
     assert circumstances(None, torch.device("cpu"))["git_commit"] == commit
     (tmp_path / "file").write_text("2")
     assert circumstances(None, torch.device("cpu"))["git_commit"] == f"{commit}-dirty"
+    monkeypatch.setenv("STEPJEPA_COMMIT", "abc")  # of a copy, whose repository may be an older one
+    assert circumstances(None, torch.device("cpu"))["git_commit"] == "abc"
 
 
 def test_a_local_folder_without_a_card_does_not_ask_the_hub(tmp_path, monkeypatch):

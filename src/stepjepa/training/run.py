@@ -252,15 +252,16 @@ def _write_report(trainer: JEPATrainer, output: Path) -> None:
 def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
     """When, where and by which command a run was started; no names of hosts or users.
 
-    The variable ``STEPJEPA_COMMIT`` names the commit where the code lies in no repository.
+    The variable ``STEPJEPA_COMMIT`` names the commit of a copy of the code whose repository is missing or is an older one.
     """
     processor, commit = platform.processor(), os.environ.get("STEPJEPA_COMMIT", "")
     with suppress(OSError):  # Linux
         found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
         processor = found[1] if found else processor
-    with suppress(OSError, subprocess.SubprocessError):  # no git, or no repository
-        words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
-        commit = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    if not commit:
+        with suppress(OSError, subprocess.SubprocessError):  # no git, or no repository
+            words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
+            commit = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command,
