@@ -65,6 +65,7 @@ def lines_of(printed, section):
     return [int(line.split()[0].replace(",", "")) for line in table]
 
 
+@pytest.mark.long
 def test_scale(run, tmp_path):
     file, sections = tmp_path / "result.json", ["length", "vocabulary", "predictors", "pairs"]
     printed = run("scale.py", "--quick", "--model", "micro", "--only", *sections, "--json", file)

@@ -66,7 +66,7 @@ def test_demo(tmp_path, capsys, monkeypatch, one_process):
     assert "not empty" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_planning_task_with_its_control(tmp_path, capsys, one_process):
     argv = ["--task", "path_star", "--train_rows", "64", "--test_rows", "4", "--batch_size", "16", "--lbd", "0.5"]
     assert main(["demo", "--output_dir", str(tmp_path / "demo"), *argv]) == 0

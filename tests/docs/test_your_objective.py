@@ -104,6 +104,7 @@ def test_resumed_with_the_same_options_and_code_only(trained, folder, capsys):
     assert main(resolved) == 0 and "done   6 steps" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_tokenised_in_worker_processes(folder):
     words = ["train", "--train_file", "train.jsonl", "--model_name", "tiny", "--objective", NAME, "--max_steps", "1"]
     words += ["--disable_tqdm", "--save_strategy", "no", "--output_dir", "workers"]

@@ -122,10 +122,11 @@ def test_the_parts_of_the_loss_stay_in_float32(sharded):
     ("module", "more", "message"),
     [
         ("stepjepa", "", "--fsdp: accelerate shards no weights on cpu"),  # as it is, it trains with DDP there
-        (
+        pytest.param(
             "support.sharding",
             '--lora --fsdp_config {"activation_checkpointing":true}',
             "give --gradient_checkpointing true",
+            marks=pytest.mark.long,
         ),
     ],
 )
