@@ -70,7 +70,7 @@ def test_mistakes_are_one_line(run, flags, words):
 
 
 def test_before_anything_is_trained_and_when_it_is_interrupted(run, tmp_path, monkeypatch):
-    def interrupted(self, executor):
+    def interrupted(self, executor, deadline):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

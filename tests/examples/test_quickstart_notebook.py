@@ -84,7 +84,7 @@ def stored():
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_with_few_steps(stored, tmp_path, monkeypatch):
     notebook = copy.deepcopy(stored)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]

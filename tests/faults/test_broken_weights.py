@@ -92,7 +92,7 @@ def test_large_finite_weights_are_no_fault():
 
 
 def test_a_loss_that_is_no_number_is_said_and_written_as_null(tmp_path):
-    Answers().add({"losses": [AnswerLoss(0, float("nan"), 2)]})
+    Answers().add({"losses": [AnswerLoss(0, float("nan"), 2, 0.5, 1)]})
     found = {"kind": "loss", "value": float("nan"), "n": 1}
     metrics = {"answer_nll": found, "again": {**found, "value": None}}
     lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()

@@ -69,7 +69,9 @@ def test_the_token_of_the_hub_is_in_no_file(tmp_path, bpe_tokenizer):
 
 
 def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
-    assert main(["train", "--hub_token", TOKEN, "again", "--output_dir", str(tmp_path)]) == 2
+    assert (
+        main(["train", "--train_file", "rows.jsonl", "--hub_token", TOKEN, "again", "--output_dir", str(tmp_path)]) == 2
+    )
     said = capsys.readouterr()
     assert TOKEN not in said.err + said.out and "'--hub_token'" in said.err
     tree = parse_tree(f"hub_token: {TOKEN}", "study.yaml")

@@ -102,7 +102,7 @@ def planned(make_study):
     return planned
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_train_a_run_as_one_does(planned, in_this_process, monkeypatch):
     one, two = planned(1, 3), planned(2, 3)
     assert carry_out(str(one.path), ["train"], {}) is None
@@ -117,7 +117,7 @@ def test_two_processes_train_a_run_as_one_does(planned, in_this_process, monkeyp
         assert len({*losses}) == 3 and [entry[name] for entry in second] == pytest.approx(losses, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 def test_all_processes_of_a_run_end_with_a_study_that_is_killed(planned):
     folder = planned(2, 100_000)

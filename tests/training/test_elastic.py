@@ -144,7 +144,7 @@ def runs(tmp_path_factory):
     return two, one
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("killed_after", [2, 4, 5])
 def test_two_processes_then_one(runs, tmp_path, killed_after, capsys):
     two, one = runs
@@ -158,7 +158,7 @@ def test_two_processes_then_one(runs, tmp_path, killed_after, capsys):
     assert kill.difference(kill.outcome_of(run), expected) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_complete_run_is_complete_on_any_number_of_processes(runs, tmp_path, capsys):
     run = copy_of(runs[0], tmp_path)
     for checkpoint in run.glob("checkpoint-*"):

@@ -121,7 +121,8 @@ def test_the_parts_of_the_loss_stay_in_float32(sharded):
 @pytest.mark.parametrize(
     ("module", "more", "message"),
     [
-        ("stepjepa", "", "--fsdp: accelerate shards no weights on cpu"),  # as it is, it trains with DDP there
+        # As it is, it trains with DDP there.
+        pytest.param("stepjepa", "", "--fsdp: accelerate shards no weights on cpu", marks=pytest.mark.long),
         pytest.param(
             "support.sharding",
             '--lora --fsdp_config {"activation_checkpointing":true}',

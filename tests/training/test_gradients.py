@@ -103,7 +103,7 @@ def test_checkpointing_that_knows_several_passes_gives_the_same(tmp_path, tokeni
     assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_are_summed(tmp_path):
     from training.test_scale import command_line
 
