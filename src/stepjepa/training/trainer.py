@@ -55,6 +55,7 @@ from stepjepa.training.meter import (
     precise_dtype,
     total_loss,
 )
+from stepjepa.training.options import RunOptions
 from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class JEPATrainer(CheckpointedTrainer):
         args = copy.copy(full_config(args))  # some options are resolved below
         if args.eval_on_start and eval_dataset is None:
             raise ConfigError(
-                f"{_NAME.eval_on_start} needs data to evaluate on: give eval_dataset (--{_NAME.eval_file})"
+                f"{_NAME.eval_on_start} needs data to evaluate on: give eval_dataset (--{Names(RunOptions).eval_file})"
             )
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
