@@ -210,25 +210,21 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
             raise RowError("tool_message", f"{what}: leave such rows out, or write calls and results as plain messages")
         if role not in ROLES:
             raise RowError("unknown_role", f"message {number} has role {role!r}; known roles: {', '.join(ROLES)}")
+        where = f"message {number} ({role})"
         if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
-            content = _joined(content, f"message {number} ({role})")
+            content = _joined(content, where)
         if not isinstance(content, str):
             kind = type(content).__name__
-            raise RowError("content_not_text", f"message {number} ({role}) has content of type {kind}; it must be text")
+            raise RowError("content_not_text", f"{where} has content of type {kind}; it must be text")
         if len(content) > MOST_CHARACTERS:
             many = f"has {len(content):,} characters; at most {MOST_CHARACTERS:,} are read"
-            raise RowError("too_large", f"message {number} ({role}) {many}: cut it into rows")
-        half = None if content.isascii() else lone_surrogate(content)
-        if half is not None:
-            raise RowError(
-                "broken_text",
-                f"message {number} ({role}) holds {half} without its other half, which is no character; remove it",
-            )
+            raise RowError("too_large", f"{where} {many}: cut it into rows")
+        _refuse_half_characters(content, where)
         one: dict[str, Any] = {"role": role, "content": content}
-        thinking = _reasoning(message, f"message {number} ({role})") if role == "assistant" else ""
+        thinking = _reasoning(message, where) if role == "assistant" else ""
         if thinking:
             one[REASONING] = thinking
-        if not switched_on(message, f"message {number} ({role})"):
+        if not switched_on(message, where):
             one[TRAINED] = False
         checked.append(one)
     if all(message["role"] != "assistant" for message in checked):
@@ -240,10 +236,15 @@ def _reasoning(message: Mapping[str, Any], where: str) -> str:
     """The thinking that a message of the assistant holds next to its content; empty where there is none."""
     held = (message.get(key) for key in REASONING_KEYS)
     thinking = next((text for text in held if isinstance(text, str) and text.strip()), "")
-    half = lone_surrogate(thinking)
+    _refuse_half_characters(thinking, where)
+    return thinking
+
+
+def _refuse_half_characters(text: str, where: str) -> None:
+    """RowError for a text with a lone surrogate."""
+    half = None if text.isascii() else lone_surrogate(text)
     if half is not None:
         raise RowError("broken_text", f"{where} holds {half} without its other half, which is no character; remove it")
-    return thinking
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], where: str) -> Any:

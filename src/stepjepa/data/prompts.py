@@ -218,3 +218,9 @@ def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
         for ending, answers in (prompts.get("endings") or {}).items():
             endings[ending] += answers
     return endings.most_common(1)[0][0] if endings else None
+
+
+def recorded_ending(reports: Mapping[str, Any]) -> str | None:
+    """`trained_ending` by the data reports of a run, as its ``data_report.json`` has them."""
+    training = (one for name, one in reports.items() if name.startswith("train") and isinstance(one, dict))
+    return trained_ending(one.get("prompts") or {} for one in training)

@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import ColumnOptions, PairColumns, PromptFrom
-from stepjepa.data.prompts import trained_ending
+from stepjepa.data.prompts import recorded_ending
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
@@ -496,8 +496,8 @@ class AnswerScorer:
         own = self.rows[process::processes]
         if not own:
             return dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
-        training = (one.prompts.to_dict() for name, one in self.data_reports.items() if name.startswith("train"))
-        settings = {"trained": trained_ending(training), **self.settings}
+        reports = {name: {"prompts": one.prompts.to_dict()} for name, one in self.data_reports.items()}
+        settings = {"trained": recorded_ending(reports), **self.settings}
         result = evaluate_model(model, tokenizer, own, self.metrics, **settings)
         scores = {name: [one.scores[name] for one in result.predictions] for name in self.metrics}
         # A count says nothing about some answers.

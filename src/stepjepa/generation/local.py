@@ -28,7 +28,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.data.prompts import trained_ending
+from stepjepa.data.prompts import recorded_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation import Generator, Reply, Request, mended, seed_of, with_room
@@ -300,8 +300,7 @@ class Place:
     def trained_ending(self) -> str | None:
         """See `data.prompts.trained_ending`."""
         reports = {} if self.run_folder is None else read_object(self.run_folder / "data_report.json")
-        trained = (one for name, one in reports.items() if name.startswith("train") and isinstance(one, dict))
-        return trained_ending(one.get("prompts") or {} for one in trained)
+        return recorded_ending(reports)
 
     def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:
         """What asks the model: as the options say, and where they do not, as it was trained."""

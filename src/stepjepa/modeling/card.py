@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepjepa.data.prompts import trained_ending
+from stepjepa.data.prompts import recorded_ending
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import FILE_SUFFIXES
 from stepjepa.objectives.base import trained_pairs
@@ -143,9 +143,8 @@ def write_card(
     lines = {split: DataReport.from_dict(one).lines()[0] for split, one in data.items()}
     values: dict[str, Any] = {"run": run, "settings": settings, "base": base, "objective": objective, "data": lines}
     values |= {"step": records.step, "results": results, "signs": logged_collapse(last)[0], "last": last}
-    training = [one.get("prompts") or {} for split, one in records.data.items() if split.startswith("train")]
     kwargs = settings.get("chat_template_kwargs") or {}
-    values["dropped"] = trained_ending(training)
+    values["dropped"] = recorded_ending(records.data)
     values["given"] = "".join(f", {key}={value!r}" for key, value in kwargs.items() if key.isidentifier())
     values |= {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
     values["end_token"] = "" if end is None else str(tokenizer.convert_ids_to_tokens(end))
