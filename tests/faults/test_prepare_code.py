@@ -11,9 +11,10 @@ import textwrap
 
 import pytest
 
+from stepjepa.data.blocks import answer_of
 from stepjepa.data.prepare import PrepareOptions, prepare
 from stepjepa.data.prepare.code import holds_code
-from stepjepa.data.prepare.formats import RawExample, RawFormat
+from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example, recognise
 from stepjepa.data.prepare.rows import Converter
 from stepjepa.data.steps import spans_of_steps
 from stepjepa.inspect.check.texts import TextStatistics
@@ -108,11 +109,44 @@ def test_a_list_of_steps_with_code_stays_as_it_is():
         "package main\n\nfunc main() {\n\tprintln(1)\n}",
         "<ul>\n  <li>a</li>\n\n  <li>b</li>\n</ul>",
         "    return x\n\n    # the rest of a body",
+        "all: a b\n\n\tcc -o a a.c\n\n\tcc -o b b.c",
+        'for f in *; do\n\n  echo "$f"\n\ndone',
+        ">>> f(1)\n2\n\n>>> f(2)\n    3",
+        "a = 1\n\nb = 2\n\nprint(a  +  b)",
     ],
 )
 def test_code_of_other_languages(text):
     for style in STYLES:
         assert prepared(text, step_splitter=style) == text
+
+
+def test_a_comment_at_the_end_of_code_is_no_final_answer():
+    form = RawFormat("columns", "question", "answer", "answer")
+    code = "def f(x):\n    return x\n\n#### end of f"
+    for options in (PrepareOptions(), PrepareOptions(step_splitter="lines")):
+        row = {"question": "q", "answer": code}
+        assert Converter(form, options).steps_of(read_example(row, form, options)).content == code
+        prose = read_example({"question": "q", "answer": "Add both.\n#### 72"}, form, options)
+        assert prose.final == "72" and read_example({"question": "q", "answer": "So:\n#### Paris"}, form, options).final
+        number = read_example({"question": "q", "answer": "def f(x):\n    return x\n#### 72"}, form, options)
+        assert number.final == "72"  # program-aided answers end like this
+    assert recognise([{"question": "q", "answer": code}] * 3, PrepareOptions(), "rows").name == "columns"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import re\n\ndef strip(t):\n    return re.sub(r'<think>.*?</think>', '', t)\n\nprint(strip('a'))",
+        "import re\n\nP = re.compile(r'(<think>)(.*)')\n\ndef f(t):\n    return P.sub('', t)",
+        "def f(t):\n    head, _, tail = t.partition('x</think>')\n\n    return tail",
+        "# what follows </think> is the answer\ndef f(t):\n    return t",
+    ],
+)
+def test_code_about_thinking_stays_as_it_is(code):
+    for style in STYLES:
+        assert prepared(code, step_splitter=style) == code
+        assert prepared(code, step_splitter=style, keep_thinking=True) == code
+    assert answer_of(code) == code
 
 
 def test_prose_is_no_code():

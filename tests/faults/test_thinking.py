@@ -56,6 +56,7 @@ def test_what_follows_the_last_closing_mark_is_the_answer(marks):
 @pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
 def test_thinking_that_does_not_end_has_no_answer(marks):
     opening, closing = marks
+    assert answer_of(f"{opening}\nfor x in y:\n    print(x)") == ""  # [THINK] is a list in Python
     for text in (opening + THOUGHTS, opening + "Hm." + closing + "#### 7\n" + opening + THOUGHTS):
         assert answer_of(text) == "" and final_answer(text) is None and ground_truth(text) is None
         with pytest.raises(RowError, match="only a thinking block"):

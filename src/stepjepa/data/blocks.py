@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,6 +48,8 @@ _TOKEN = re.compile(
 _SIGNS = ("think", "THINK", "thought>", "channel", "message|>", "```", "~~~", "$$", "\\[", "\\begin{")
 _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
 _TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
+# Statements that an equation may be, too.
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 class UncutBlock(NamedTuple):
@@ -70,11 +75,33 @@ def blocks_of(text: str) -> list[UncutBlock]:
 
 def answer_of(text: str) -> str:
     """What a text says after its last thinking; empty where thinking does not end, the text itself where there is none."""
-    if MARK.search(text) is None:
+    if not has_thinking(text):
         return text
     lines = text.replace("\r\n", " \n").replace("\r", "\n")
     thoughts = [block.end for block in blocks_of(lines) if block.kind == "think"]
     return text[max(thoughts, default=0) :]
+
+
+def has_thinking(text: str) -> bool:
+    """Whether a text has marks of thinking. Those inside of Python, in its strings and comments, are what it is about."""
+    if MARK.search(text) is None:
+        return False
+    return MARK.match(text.lstrip()) is not None or not is_python(text)  # [THINK] is a list in Python
+
+
+def is_python(text: str) -> bool:
+    """Whether a text is Python that other white space would change."""
+    if "\n" not in text:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "\d" in a string
+            statements = ast.parse(textwrap.dedent(text)).body  # the body of a function is indented as a block
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    calls = any(isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) for one in statements)
+    indented = re.search(r"\n[ \t]+\S", text) is not None
+    return indented or calls or not all(isinstance(one, _SIMPLE) for one in statements)
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:

@@ -18,7 +18,9 @@ from stepjepa.data.answers import after_hashes
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.columns import history_of, system_of
+from stepjepa.data.numbers import number_of
 from stepjepa.data.options import Form, absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
+from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.steps import LISTED
 from stepjepa.errors import DataError, RowError
@@ -174,10 +176,12 @@ def _split_final(text: str) -> tuple[str, str | None]:
     r"""A text without its last line ``#### 72``, and what follows the hashes; None without such a line.
 
     A text with a ``\boxed{}`` has its answer there: ``####`` is a heading in it. Of several such lines the first is the
-    answer, so a text that goes on to another one does not end in it.
+    answer, so a text that goes on to another one does not end in it. At the end of code, words after hashes are a comment.
     """
     match = None if "\\boxed" in text else _FINAL.search(text)
     if match is None or after_hashes(answer_of(text)) != match[1].strip():
+        return text, None
+    if number_of(match[1].strip()) is None and holds_code(text):
         return text, None
     return text[: match.start()], match[1].strip()
 

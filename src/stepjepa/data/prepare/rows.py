@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.blocks import MARK, answer_of
+from stepjepa.data.blocks import MARK, answer_of, has_thinking
 from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.formats import RawExample, RawFormat, blank_lines_off, read_example
 from stepjepa.data.prepare.options import PUBLISHED_LENGTH, SYSTEM_PROMPT, PrepareOptions
@@ -231,7 +231,7 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     Raises:
         RowError: nothing is left.
     """
-    if MARK.search(text) is None:
+    if not has_thinking(text):
         return [text]
     pieces = [answer_of(text)]
     if keep_thinking:
