@@ -9,14 +9,11 @@ Shapes: T tokens.
 from __future__ import annotations
 
 import re
-import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, chain, pairwise
-from os.path import commonprefix
+from itertools import chain
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -36,10 +33,7 @@ TokenisedText = tuple[np.ndarray, list[int]]  # ids and last characters, as `enc
 _NAME = Names(DataOptions, PromptOptions)
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
 _SHORT_CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
-_FEW = 8  # texts from which on it pays to ask the backend by itself
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
-_GROUP = 64  # texts that are tokenised and traced together: what is made of them stays in the processor's caches
-_SPELT: WeakKeyDictionary[Any, _Spelling] = WeakKeyDictionary()
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -53,20 +47,35 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenisedText]:
-    """Token ids and last-character positions of each text.
+    """Token ids and last-character positions of each text, by the offsets of a fast tokenizer.
 
     No special tokens are added: the chat template has written them, so there is never a second BOS.
 
     Returns:
         For each text: ids (T,) int32, and the index of each token's last character, T of them, never decreasing.
     """
-    found: list[TokenisedText | None] = [None] * len(texts)
-    if type(tokenizer.backend_tokenizer.decoder).__name__ == "ByteLevel":
-        every = _fast_ids(tokenizer, texts)
-        groups = (slice(at, at + _GROUP) for at in range(0, len(texts), _GROUP))
-        found = [pair for group in groups for pair in _by_bytes(tokenizer, texts[group], every[group])]
-    by_offsets = iter(_by_offsets(tokenizer, [text for text, pair in zip(texts, found, strict=True) if pair is None]))
-    return [next(by_offsets) if pair is None else pair for pair in found]
+    if not texts:
+        return []
+    encodings = tokenizer(list(texts), **_IDS_ONLY).encodings
+    # Some special tokens (Phi-3's <|assistant|>) swallow the white space after them, which may be the answer's first.
+    greedy = {index for index, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
+    tokenised = []
+    for text, encoding in zip(texts, encodings, strict=True):
+        ids, offsets = encoding.ids, encoding.offsets
+        if not greedy.isdisjoint(ids):
+            offsets = [
+                _without_swallowed(text, *place) if index in greedy else place
+                for index, place in zip(ids, offsets, strict=True)
+            ]
+        last = last_characters(offsets, len(text)).tolist()
+        tokenised.append((np.array(ids, dtype=np.int32), last))
+    return tokenised
+
+
+def _without_swallowed(text: str, start: int, end: int) -> tuple[int, int]:
+    """The characters of a special token without the white space after it."""
+    length = len(text[start:end].rstrip())
+    return start, start + max(length, 1)
 
 
 def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int]) -> TokenisedText:
@@ -96,98 +105,12 @@ def _reaches_over(tokenizer: PreTrainedTokenizerBase, text: str, tokens: Tokenis
     return not np.array_equal(alone, ids[:before])
 
 
-def _by_bytes(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], every: Sequence[Sequence[int]]
-) -> list[TokenisedText | None]:
-    """Texts of byte-level BPE by the bytes of their tokens; None for one to which these do not add up, such as a normalised
-    one. Tokens that hold parts of a character count with that character.
-
-    This costs less than the offsets that the tokenizer gives, and is exact where these are trimmed of white space.
-    """
-    ids = np.frombuffer(b"".join([struct.pack(f"{len(one)}i", *one) for one in every]), np.int32)
-    counts, pieces = list(map(len, every)), [text.encode() for text in texts]
-    bytes_of = _SPELT.setdefault(tokenizer, _Spelling())
-    if ids.max(initial=-1) >= len(bytes_of.lengths) or bytes_of.lengths[ids].min(initial=0) < 0:
-        bytes_of.meet(tokenizer, ids)
-    raw, lengths = np.frombuffer(b"".join(pieces), np.uint8), bytes_of.lengths[ids]
-    stops = lengths.cumsum()  # in bytes
-    same = lengths.all() and np.array_equal(np.append(0, stops)[np.cumsum(counts)], np.cumsum(list(map(len, pieces))))
-    at = np.repeat(bytes_of.starts[ids] - stops + lengths, lengths) + np.arange(lengths.sum())
-    if not (same and np.array_equal(bytes_of.text[at], raw)):
-        single = zip(texts, every, strict=True)
-        return [None] if len(texts) == 1 else [_by_bytes(tokenizer, [text], [own])[0] for text, own in single]
-    # Every byte of UTF-8 but a continuation begins a character.
-    before = list(accumulate(map(len, texts), initial=1))[:-1]  # characters before each text, and one
-    last = (((raw & 0xC0) != 0x80).cumsum()[stops - 1] - np.repeat(before, counts)).tolist()
-    return [(ids[start:stop], last[start:stop]) for start, stop in pairwise(accumulate(counts, initial=0))]
-
-
-class _Spelling:
-    """The tokens of a byte-level tokenizer that have been met, in bytes, one after the other: `text` (B,) uint8; where each
-    starts and how long it is, (V,) int64. The length is -1 of one that was not met, 0 of one that is not spelt in bytes."""
-
-    def __init__(self) -> None:
-        self.text, self.starts, self.lengths = np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64)
-
-    def meet(self, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> None:
-        """Look up those of the tokens (T,) that have not been met."""
-        more = (0, max(int(ids.max()) + 1 - len(self.lengths), 0))
-        self.starts, self.lengths = np.pad(self.starts, more), np.pad(self.lengths, more, constant_values=-1)
-        added, letters, spelt = tokenizer.added_tokens_decoder, byte_letters(), bytearray(self.text)
-        for index in np.unique(ids[self.lengths[ids] < 0]).tolist():
-            name = str(added.get(index) or tokenizer.convert_ids_to_tokens(index))
-            spelt_in = name if letters.keys() >= set(name) else ""
-            token = name.encode() if index in added else bytes(letters[letter] for letter in spelt_in)
-            self.starts[index], self.lengths[index] = len(spelt), len(token)
-            spelt += token
-        self.text = np.frombuffer(spelt, np.uint8)
-
-
 @cache
 def byte_letters() -> dict[str, int]:
     """GPT-2's letter for each byte -> the byte."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}
-
-
-def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenisedText]:
-    """Texts by the offsets of a fast tokenizer."""
-    if not texts:
-        return []
-    batch = tokenizer(list(texts), **_IDS_ONLY)
-    # Some special tokens (Phi-3's <|assistant|>) swallow the white space after them, which may be the answer's first.
-    greedy = {index for index, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
-    pairs = []
-    for text, encoding in zip(texts, batch.encodings, strict=True):
-        ids, offsets = encoding.ids, encoding.offsets
-        if greedy and not greedy.isdisjoint(ids):
-            offsets = [
-                (start, start + max(len(text[start:end].rstrip()), 1)) if index in greedy else (start, end)
-                for index, (start, end) in zip(ids, offsets, strict=True)
-            ]
-        pairs.append((np.array(ids, dtype=np.int32), last_characters(offsets, len(text)).tolist()))
-    return pairs
-
-
-def _fast_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text by a fast tokenizer, without offsets, which cost a fifth of the time. What a template writes
-    first is tokenised once: texts are cut at added tokens before all else, so what follows one changes nothing before it."""
-    few = tokenizer(list(texts[:_FEW]), **_IDS_ONLY)["input_ids"] if texts else []
-    if len(texts) <= _FEW:
-        return few
-    # The call above has left the backend as every call does, without padding or truncation.
-    backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
-    mark = max((place for place, index in enumerate(commonprefix(few)) if index in added), default=0)
-    head, opening = few[0][:mark], backend.decode(few[0][: mark + 1], skip_special_tokens=False)
-    start = len(backend.decode(head, skip_special_tokens=False))
-    cuts = [start if text.startswith(opening) else 0 for text in texts]
-    rests = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
-    groups = (rests[at : at + _GROUP] for at in range(0, len(texts), _GROUP))
-    found = (one.ids for group in groups for one in backend.encode_batch_fast(group, add_special_tokens=False))
-    every = [head + ids if cut else ids for ids, cut in zip(found, cuts, strict=True)]
-    # A class of its own may do more than its backend.
-    return every if every[:_FEW] == few else tokenizer(list(texts), **_IDS_ONLY)["input_ids"]
 
 
 def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.ndarray:
