@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import ReadChat, encode_dataset, read_chat
+from stepjepa.data.encode import CheckedChat, encode_dataset, read_chat
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.types import Example
 from stepjepa.inspect.layout import Span, trunk_names
@@ -22,7 +22,7 @@ def tokenizer():
 
 
 def read_without_steps(renderer, messages):
-    return ReadChat(messages, renderer.render(messages), None)
+    return CheckedChat(messages, [], None, rendered=renderer.render(messages))
 
 
 def encoded(tokenizer, messages, splitter):

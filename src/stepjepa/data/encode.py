@@ -29,7 +29,7 @@ from stepjepa.data.options import (
 )
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import RowSteps, StepRules, join_steps, make_splitter, steps_of
+from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of
 from stepjepa.data.token_rows import StreamRow, stream_row
 from stepjepa.data.tokens import (
     TokenisedText,
@@ -136,59 +136,25 @@ class EncodeOptions(DataOptions):
         return self.objective is not None and self.objective.needs_steps
 
 
-class ReadChat(NamedTuple):
-    """A row as a chat.
-
-    Attributes:
-        messages, rendered: checked, and as the template writes them.
-        steps: of its answers, by their characters in `rendered`; None where none are needed.
-        target: the text of the column of target views; an error where the row has none, None where there is no column.
-        template_kwargs, rest: see `CheckedChat`.
-    """
-
-    messages: list[dict[str, str]]
-    rendered: RenderedChat
-    steps: RowSteps | None
-    target: str | RowError | None = None
-    template_kwargs: Mapping[str, Any] = {}
-    rest: LeftOver = LeftOver()
-
-    @property
-    def answers(self) -> list[MessageSpan]:
-        """Where the answers are."""
-        return [span for span in self.rendered.spans if span.role == "assistant"]
-
-    @property
-    def context(self) -> list[MessageSpan]:
-        """Where the messages are that are not trained; a system message that the template does not show has no span."""
-        messages = self.messages[-len(self.rendered.spans) :]
-        spans = zip(self.rendered.spans, messages, strict=True)
-        return [span for span, message in spans if not is_trained(message)]
-
-    @property
-    def content(self) -> bytes:
-        """The messages, and the steps and the target's text where they matter."""
-        parts: Any = self.messages if self.steps is None else [self.messages, self.steps.spans]
-        parts = [parts, self.target] if isinstance(self.target, str) else parts
-        parts = [parts, self.template_kwargs] if self.template_kwargs else parts
-        return json.dumps(parts).encode()
-
-
 class CheckedChat(NamedTuple):
-    """The checked chat of a row, the texts of its answers, and, if asked for, their steps, or why there are none.
+    """The chat of a row.
 
     Attributes:
+        messages: checked, see `data.chat.check_messages`.
+        answers: the texts of its answers; once it is rendered as the template writes them, which may leave out a part.
+        steps: those of the answers, or why there are none; None where they were not asked for.
+        target: the text of the column of target views, or why there is none; None without such a column.
         template_kwargs: what the chat template gets for this row.
         rest: what of the row is not trained.
-        rendered: the chat as the template writes it. The answers are then those in it, which may lack a part of what the
-            messages hold.
+        rendered: the chat as the template writes it; None before.
     """
 
     messages: list[dict[str, str]]
     answers: list[str]
     steps: RowSteps | RowError | None
-    template_kwargs: dict[str, Any]
-    rest: LeftOver
+    target: str | RowError | None = None
+    template_kwargs: Mapping[str, Any] = {}
+    rest: LeftOver = LeftOver()
     rendered: RenderedChat | None = None
 
     @classmethod
@@ -201,16 +167,19 @@ class CheckedChat(NamedTuple):
         messages = row_to_messages(given, options.system_prompt, options.columns)
         if options.train_on == "last":
             messages = last_trained(messages)
-        answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        rest = LeftOver()
-        if options.columns is None:
-            named = None if options.objective is None else options.objective.target_column
-            rest = left_over(as_object(row), messages, {rules.column, named})
-        found = attempted(steps_of, row, answers, rules) if steps else None
-        chat = cls(messages, answers, found, template_kwargs_of(row), rest)
         if not any(trained_answers(messages)):
             raise RowError("switched_off", "every answer that could be trained is switched off (weight 0 or the like)")
-        return chat
+
+        column = None if options.objective is None else options.objective.target_column
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        return cls(
+            messages,
+            answers,
+            steps=attempted(steps_of, row, answers, rules) if steps else None,
+            target=target_text(row, column) if column else None,
+            template_kwargs=template_kwargs_of(row),
+            rest=left_over(as_object(row), messages, {rules.column, column}) if options.columns is None else LeftOver(),
+        )
 
     def as_rendered(self, row: object, rendered: RenderedChat, rules: StepRules) -> CheckedChat:
         """The chat of a row once it is rendered."""
@@ -220,26 +189,52 @@ class CheckedChat(NamedTuple):
             steps = attempted(steps_of, row, answers, rules)
         return self._replace(answers=answers, steps=steps, rendered=rendered)
 
+    @property
+    def shown(self) -> RenderedChat:
+        """`rendered`, of a chat that is."""
+        assert self.rendered is not None
+        return self.rendered
+
+    @property
+    def answer_spans(self) -> list[MessageSpan]:
+        """Where the answers are in the rendered text."""
+        return [span for span in self.shown.spans if span.role == "assistant"]
+
+    @property
+    def context_spans(self) -> list[MessageSpan]:
+        """Where the messages are that are not trained; a system message that the template does not show has no span."""
+        shown = self.shown.spans
+        messages = self.messages[-len(shown) :]
+        return [span for span, message in zip(shown, messages, strict=True) if not is_trained(message)]
+
+    @property
+    def step_spans(self) -> list[list[CharSpan]] | None:
+        """The steps of each answer, in characters of the answer; None where they are not needed."""
+        return self.steps.spans if isinstance(self.steps, RowSteps) else None
+
+    @property
+    def content(self) -> bytes:
+        """The messages, and the steps, the target's text and the arguments of the template where they matter."""
+        steps = self.step_spans
+        parts: Any = self.messages if steps is None else [self.messages, steps]
+        parts = [parts, self.target] if isinstance(self.target, str) else parts
+        parts = [parts, self.template_kwargs] if self.template_kwargs else parts
+        return json.dumps(parts).encode()
+
 
 def render_checked(
     rows: Sequence[object], checked: Sequence[CheckedChat | RowError], renderer: ChatRenderer, rules: StepRules
 ) -> list[CheckedChat | RowError]:
     """The chats of rows once they are rendered, or why they cannot be."""
-    usable = [chat for chat in checked if isinstance(chat, CheckedChat)]
-    rendered = renderer.render_all([chat.messages for chat in usable if not chat.template_kwargs])
+    usual = [chat.messages for chat in checked if isinstance(chat, CheckedChat) and not chat.template_kwargs]
+    rendered = renderer.render_all(usual)
     chats = list[CheckedChat | RowError]()
     for row, chat in zip(rows, checked, strict=True):
-        written: RenderedChat | RowError
         if isinstance(chat, RowError):
-            written = chat
-        elif chat.template_kwargs:
-            written = attempted(_rendered_alone, renderer, chat)
-        else:
-            written = next(rendered)
-        if isinstance(written, RenderedChat) and isinstance(chat, CheckedChat):
-            chats.append(chat.as_rendered(row, written, rules))
-        elif isinstance(written, RowError):
-            chats.append(written)
+            chats.append(chat)
+            continue
+        written = attempted(_rendered_alone, renderer, chat) if chat.template_kwargs else next(rendered)
+        chats.append(written if isinstance(written, RowError) else chat.as_rendered(row, written, rules))
     return chats
 
 
@@ -248,26 +243,21 @@ def _rendered_alone(renderer: ChatRenderer, chat: CheckedChat) -> RenderedChat:
     return renderer.using(chat.template_kwargs).render(chat.messages)
 
 
-def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> ReadChat:
+def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> CheckedChat:
     """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
     chat = CheckedChat.of(row, options, options.needs_steps)
-    return _read(row, chat.as_rendered(row, _rendered_alone(renderer, chat), options.rules), options)
+    return _as_needed(chat.as_rendered(row, _rendered_alone(renderer, chat), options.rules), options)
 
 
-def _read(row: object, chat: CheckedChat | RowError, options: EncodeOptions) -> ReadChat:
-    """What is read of a row whose chat is rendered; raises the error that it may be."""
+def _as_needed(chat: CheckedChat | RowError, options: EncodeOptions) -> CheckedChat:
+    """A chat with its steps where the objective needs them; raises the error that it is, or that they are."""
     if isinstance(chat, RowError):
         raise chat
-    assert chat.rendered is not None  # see `render_checked`
-    objective = options.objective
-    read = ReadChat(chat.messages, chat.rendered, None, None, chat.template_kwargs, chat.rest)
-    if objective is not None and objective.target_column:
-        read = read._replace(target=target_text(row, objective.target_column))
     if not options.needs_steps:
-        return read
+        return chat._replace(steps=None)
     if isinstance(chat.steps, RowError):
         raise chat.steps
-    return read._replace(steps=chat.steps)
+    return chat
 
 
 class Encoded(NamedTuple):
@@ -331,13 +321,13 @@ class RowEncoder:
         """The examples of a chunk, of which the chats may be `render_checked`; an unusable row is an error with
         `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
-        digests, work = list[bytes](), list[tuple[int, str, StreamRow | ReadChat]]()
+        digests, work = list[bytes](), list[tuple[int, str, StreamRow | CheckedChat]]()
         plain = [self.streams and is_stream(row) for _, row in rows]
         told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
         if checked is None and told:
             read = [attempted(CheckedChat.of, row, self.options, self.options.needs_steps) for row in told]
             checked = render_checked(told, read, self.chats, self.options.rules)
-        chats = (attempted(_read, row, chat, self.options) for row, chat in zip(told, checked or (), strict=True))
+        chats = (attempted(_as_needed, chat, self.options) for chat in checked or ())
         for index, (place, row) in enumerate(rows):
             item = attempted(stream_row, row, self.tokenizer) if plain[index] else next(chats)
             if isinstance(item, RowError):
@@ -347,13 +337,13 @@ class RowEncoder:
             if self.digests:
                 digests.append(hashlib.sha256(item.content).digest())
         # All texts of a chunk are tokenised in one call.
-        texts = [self._text_of(chat) for *_, chat in work if isinstance(chat, ReadChat)]
+        texts = [self._text_of(chat) for *_, chat in work if isinstance(chat, CheckedChat)]
         tokens = zip(texts, encode_texts(self.tokenizer, texts) if texts else [], strict=True)
         counts = [0] * len(rows)
 
         def examples() -> Iterator[Example]:
             for index, place, item in work:
-                if isinstance(item, ReadChat):
+                if isinstance(item, CheckedChat):
                     made = attempted(self._chat, place, item, *next(tokens), report)
                 else:
                     made = attempted(self._text, item, report)
@@ -371,10 +361,10 @@ class RowEncoder:
             report.end_of_turn = "none: the template writes no special token after an answer, and there is no EOS"
         return Encoded(counts, store, report, b"".join(digests))
 
-    def _text_of(self, chat: ReadChat) -> str:
+    def _text_of(self, chat: CheckedChat) -> str:
         """What of a chat is tokenised. Where an EOS takes the place of what the template writes after the last answer, that
         is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
-        rendered = chat.rendered
+        rendered = chat.shown
         return rendered.text[: rendered.spans[-1].end] if self._appends_eos(rendered) else rendered.text
 
     def _text(self, row: StreamRow, report: DataReport) -> list[Example]:
@@ -400,14 +390,16 @@ class RowEncoder:
             examples.append(self._paired(Example(block, spans, found.segments), found, report))
         return examples
 
-    def _chat(self, place: str, chat: ReadChat, text: str, tokens: TokenisedText, report: DataReport) -> list[Example]:
+    def _chat(
+        self, place: str, chat: CheckedChat, text: str, tokens: TokenisedText, report: DataReport
+    ) -> list[Example]:
         """The one example of a chat, and what there is to count about it; RowError where nothing of it can be trained on."""
         # The prompt that the model is asked with ends where it begins to write, and so does a token.
-        begins = chat.rendered.begins
+        begins = chat.shown.begins
         places = list(begins)
         if not self.template_ends_turns:
             # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
-            places += [span.end for span in chat.answers if span.start < span.end]
+            places += [span.end for span in chat.answer_spans if span.start < span.end]
         ids, last = encode_apart(self.tokenizer, text, tokens, places)
         limit, objective = self.options.max_length, self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
@@ -417,7 +409,7 @@ class RowEncoder:
         written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
         trained = trained_answers(chat.messages)
         context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
-        context += [token_span(last, span.start, span.end) for span in chat.context]
+        context += [token_span(last, span.start, span.end) for span in chat.context_spans]
         turns = list(compress(turns, trained))
         answers = [
             span
@@ -446,10 +438,10 @@ class RowEncoder:
             told = turns if chat.target is None else turns[-1:]
             whole = TokenChat(ids, trunk, told, chat.messages, self.tokenizer, self.chats, chat.target, labels)
             found = objective.pairs_of(whole)
-        if chat.steps is not None:
+        if isinstance(chat.steps, RowSteps):
             report.steps.count(place, chat.steps)
-        report.prompts.count(place, chat.messages, chat.rendered, self.chats.switch)
-        report.system_folded += chat.rendered.folded_system
+        report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
+        report.system_folded += chat.shown.folded_system
         report.see_system_prompt(chat.messages)
         report.see_left_over(chat.rest)
         unread = (name for name in chat.template_kwargs if not self.chats.reads(name))
@@ -497,11 +489,12 @@ class RowEncoder:
         return chat.spans[-1].role == "assistant" and self.eos is not None and not self.template_ends_turns
 
     def _turns(
-        self, row: ReadChat, ids: np.ndarray, last: list[int], report: DataReport
+        self, row: CheckedChat, ids: np.ndarray, last: list[int], report: DataReport
     ) -> tuple[list[Turn], np.ndarray, int | None]:
         """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
         token that ends a turn, which the report names."""
-        chat, turns, eos = row.rendered, list[Turn](), self.eos
+        chat, turns, eos = row.shown, list[Turn](), self.eos
+        steps_found = row.step_spans
         user: tuple[Span | None, int] = (None, 0)
         end_id, what = None, ""
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
@@ -522,7 +515,7 @@ class RowEncoder:
             elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
-            found = row.steps.spans[len(turns)] if row.steps is not None else []
+            found = [] if steps_found is None else steps_found[len(turns)]
             steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in found])
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None and report.end_token is None:

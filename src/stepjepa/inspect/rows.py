@@ -12,7 +12,7 @@ import numpy as np
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import build
-from stepjepa.data.encode import ReadChat, RowEncoder, encode_dataset, make_encoder, read_chat
+from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, is_stream, texts_of
 from stepjepa.data.tokens import TokenisedText, byte_letters, encode_apart, encode_texts, token_span
@@ -211,7 +211,7 @@ def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[Span,
 
 
 def trunk_spans(
-    tokenizer: PreTrainedTokenizerBase, chat: ReadChat, trunk: np.ndarray | None = None
+    tokenizer: PreTrainedTokenizerBase, chat: CheckedChat, trunk: np.ndarray | None = None
 ) -> tuple[Span, ...]:
     """Where a chat's messages, and the answers' steps, are among its tokens; the template's own tokens have no span.
 
@@ -226,14 +226,14 @@ def trunk_spans(
     last = next((last for ids, last in ways if trunk is None or _agrees(ids, trunk)), None)
     if last is None:
         return ()
-    several, answers = len(chat.answers) > 1, 0
+    several, answers = len(chat.answer_spans) > 1, 0
     found: list[Span] = []
-    for span in chat.rendered.spans:
+    for span in chat.shown.spans:
         names, pieces = [span.role], [(0, span.end - span.start)]
         if span.role == "assistant":
             names = [f"answer {answers + 1}" if several else "answer"]
-            if chat.steps is not None:
-                pieces = list(chat.steps.spans[answers])
+            if chat.step_spans is not None:
+                pieces = list(chat.step_spans[answers])
                 names = [f"{names[0]}, " * several + f"step {number + 1}" for number in range(len(pieces))]
             answers += 1
         for name, (start, end) in zip(names, pieces, strict=True):
@@ -243,17 +243,17 @@ def trunk_spans(
     return tuple(found)
 
 
-def _tokenised(tokenizer: PreTrainedTokenizerBase, chat: ReadChat) -> Iterator[TokenisedText]:
+def _tokenised(tokenizer: PreTrainedTokenizerBase, chat: CheckedChat) -> Iterator[TokenisedText]:
     """Token ids and last characters in every way in which `data.encode` may tokenise a chat.
 
     Where the template ends no turn, what it writes after the last answer is left out, and no token reaches over the end
     of an answer.
     """
-    whole, begins = chat.rendered.text, chat.rendered.begins
-    for text in (whole, whole[: chat.rendered.spans[-1].end]):
+    whole, begins = chat.shown.text, chat.shown.begins
+    for text in (whole, whole[: chat.shown.spans[-1].end]):
         tokens = encode_texts(tokenizer, [text])[0]
         yield encode_apart(tokenizer, text, tokens, begins)
-        yield encode_apart(tokenizer, text, tokens, [*begins, *(span.end for span in chat.answers)])
+        yield encode_apart(tokenizer, text, tokens, [*begins, *(span.end for span in chat.answer_spans)])
 
 
 def _agrees(ids: np.ndarray, trunk: np.ndarray) -> bool:
