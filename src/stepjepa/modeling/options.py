@@ -42,7 +42,7 @@ class LoRAOptions:
 class LoadingOptions:
     """Which model is loaded, and how."""
 
-    model_name: str | None = option(None, "Hub id or local folder.", _MODEL)
+    model_name: str | None = option(None, "Hub id, local folder, or GGUF file.", _MODEL)
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "auto", "Dtype of the weights; auto is what they were saved in.", _MODEL
     )
@@ -54,7 +54,9 @@ class LoadingOptions:
 class ModelOptions(LoadingOptions):
     """Which model is trained."""
 
-    model_name: str = option("mini", "Hub id, local folder, or a built-in preset (micro, tiny, mini).", _MODEL)
+    model_name: str = option(
+        "mini", "Hub id, local folder, GGUF file, or a built-in preset (micro, tiny, mini).", _MODEL
+    )
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", _MODEL
     )
