@@ -1,0 +1,141 @@
+"""The tables and the figure of ``docs/labels_or_jepa.md``, from the records in ``docs/evidence/labels_or_jepa``.
+
+``python docs/make_labels.py`` writes them again. A record is a line of a study's ``--records`` file, and none is left out.
+What the protocol tests is computed by the study itself: ``stepjepa study labels_or_jepa --records FILE``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepjepa.analysis.plots import legend_below, new_figure, save_figure
+
+DOCS = Path(__file__).parent
+RECORDS = DOCS / "evidence" / "labels_or_jepa"
+PAGE = DOCS / "labels_or_jepa.md"
+FIGURE = DOCS / "assets" / "labels_by_rate.png"
+BLOCKS = ("full", "small")
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+SEEDS = 5
+# The arms of the protocol, by their numbers there.
+ARMS = {
+    "regular_reference": "1, published baseline",
+    "published": "2, published method",
+    "published+shuffled": "3, its pairs shuffled",
+    "published_tiny_lambda": "4, lambda 1e-6",
+    "regular": "5, right labels",
+    "llm_jepa": "6, JEPA with right labels",
+    "llm_jepa+shuffled": "7, its pairs shuffled",
+    "regular_all_labels": "8, all tokens labelled",
+}
+METRICS = ("exact", "contains", "stopped", "content_nll", "end_nll")
+_PLACE = re.compile(r"(<!-- (\w+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
+Record = Mapping[str, Any]
+
+
+def records_of(block: str) -> list[Record]:
+    """The runs of a block, the last line of each."""
+    path = RECORDS / f"{block}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return list({record["run"]: record for record in map(json.loads, lines) if record["at"]}.values())
+
+
+def arm_of(record: Record) -> str:
+    """The arm with its control."""
+    return str(record["arm"]) if record["control"] == "none" else f"{record['arm']}+{record['control']}"
+
+
+def choices(block: str) -> dict[str, dict[float, Record]]:
+    """The runs that choose a learning rate, by arm and rate."""
+    chosen: dict[str, dict[float, Record]] = {}
+    for record in records_of(block):
+        if "select" in record["at"] and "test" not in record["at"]:
+            chosen.setdefault(arm_of(record), {})[record["cell"]["learning_rate"]] = record
+    return chosen
+
+
+def tests(block: str) -> dict[str, list[Record]]:
+    """The runs whose test rows were scored, by arm."""
+    scored: dict[str, list[Record]] = {}
+    for record in records_of(block):
+        if "test" in record["at"]:
+            scored.setdefault(arm_of(record), []).append(record)
+    return scored
+
+
+def shown(metric: str, value: float) -> str:
+    """A value as the tables write it."""
+    if metric.endswith("nll"):
+        return f"{value:.3f}"
+    return f"{100 * value:.1f} %"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+def state_table(_: str) -> str:
+    """How many runs of each arm and block are recorded."""
+    rows = []
+    for arm, name in ARMS.items():
+        cells = [name]
+        for block in BLOCKS:
+            rates = len(choices(block).get(arm, {}))
+            cells += [
+                "as without" if "+" in arm else f"{rates} of {len(RATES)}",
+                f"{len(tests(block).get(arm, []))} of {SEEDS}",
+            ]
+        rows.append(cells)
+    return table(["arm", *(f"{what}, `{block}`" for block in BLOCKS for what in ("rates tried", "seeds scored"))], rows)
+
+
+def choice_table(block: str) -> str:
+    """The runs of the choice; where all rates of an arm have run, the one with the lowest `content_nll` is bold."""
+    rows = []
+    chosen = choices(block)
+    for arm in filter(chosen.get, ARMS):
+        by_rate = chosen[arm]
+        losses = {rate: record["metrics"]["select"]["content_nll"] for rate, record in by_rate.items()}
+        best = min(losses, key=lambda rate: losses[rate]) if len(losses) == len(RATES) else None
+        for rate, record in sorted(by_rate.items()):
+            named = f"**{rate:.0e}**" if rate == best else f"{rate:.0e}"
+            values = record["metrics"]["select"]
+            rows.append([ARMS[arm], named.replace("e-0", "e-"), *(shown(one, values[one]) for one in METRICS)])
+    if not rows:
+        return "No run of the choice is recorded.\n"
+    return table(["arm", "rate", *METRICS], rows)
+
+
+def draw(block: str) -> None:
+    """Exact, contains and stopped on held-out rows, by learning rate."""
+    chosen = choices(block)
+    figure, axes = new_figure(1, 3, height=3.6, title=f"Held-out rows by learning rate ({block}, one seed)")
+    for axis, metric in zip(axes, METRICS[:3], strict=True):
+        for arm in filter(chosen.get, ARMS):
+            by_rate = chosen[arm]
+            rates = sorted(by_rate)
+            values = [100 * by_rate[rate]["metrics"]["select"][metric] for rate in rates]
+            axis.plot(rates, values, marker="o", label=ARMS[arm])
+        axis.set_xscale("log")
+        axis.set_title(f"{metric}, %", fontsize=10)
+        axis.set_xlabel("learning rate", fontsize=9)
+        axis.set_ylim(-4, 104)
+    legend_below(figure, axes[0])
+    save_figure(figure, FIGURE)
+
+
+def filled(text: str) -> str:
+    """The page with its tables written again: ``<!-- state -->``, ``<!-- choice BLOCK -->``."""
+    tables = {"state": state_table, "choice": choice_table}
+    return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]](match[3])}{match[4]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    draw("full")
