@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser smollm2 demo test test_all test_gpu families mutants kill fuzz lint house bench scale docs clean
+.PHONY: help setup setup_browser smollm2 demo test test_all test_oldest test_gpu families mutants kill fuzz lint house bench scale docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,6 +9,7 @@ STAMP := $(VENV)/.stepjepa-setup
 PIP := $(BIN)/python -m pip install --no-compile
 BROWSER := $(VENV)/browser
 AXE := axe-core@4.14.1
+OLDEST := $(VENV)/oldest
 ARGS ?=
 WORKERS ?= 2
 
@@ -61,6 +62,15 @@ test: setup ## run the tests
 test_all: setup ## run the tests, those that take long included, with the lm-evaluation-harness, bitsandbytes and Ray
 	$(PIP) --quiet -e '.[docs,eval,quant,ray]' -c constraints.txt
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# In an environment of its own: transformers has the lower bound of pyproject.toml, with the versions that it asks for itself
+# of two of its libraries; the other pinned versions stay.
+test_oldest: | $(BIN)/python ## run the tests with the oldest version of transformers that is supported
+	$(BIN)/python -m venv $(OLDEST)
+	sed -E '/^(transformers|tokenizers|huggingface.hub)==/d' constraints.txt > $(OLDEST)/constraints.txt
+	sed -n 's/.*"transformers>=\([0-9.]*\),.*/transformers==\1.0/p' pyproject.toml >> $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --no-compile --quiet -e '.[dev,analysis]' -c $(OLDEST)/constraints.txt
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m 'not long' $(ARGS)
 
 test_gpu: setup ## compare what a GPU computes with the CPU (needs a GPU)
 	STEPJEPA_GPU=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/gpu $(ARGS)
