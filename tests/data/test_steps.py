@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepjepa.data import steps as package
-from stepjepa.data.steps import choose_splitter, join_steps, make_splitter, spans_of_steps, style_and_spans
+from stepjepa.data.steps import join_steps, make_splitter, spans_of_steps, splitters, style_and_spans
+from stepjepa.data.steps.splitters import choose_splitter
 from stepjepa.errors import ConfigError, DataError
 
 
@@ -199,7 +199,7 @@ def test_splitters_that_are_refused(name, separator, message):
 
 
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch):
-    monkeypatch.setattr(package, "PATTERN_SECONDS", 0.2)
+    monkeypatch.setattr(splitters, "PATTERN_SECONDS", 0.2)
     with pytest.raises(ConfigError, match=r"takes more than 0.2 seconds for an answer of 61 characters"):
         make_splitter("regex", r"(?:a|a|b)+(?:a|aa)+$c").spans("a" * 60 + "d")
 
