@@ -16,9 +16,9 @@ from pathlib import Path, PosixPath
 import datasets
 import pytest
 
-from stepjepa.data.prepare import Converter, PrepareOptions, prepare, rows
+from stepjepa.data.prepare import PrepareOptions, prepare, rows
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.data.prepare.rows import LINE_BYTES, question_key
+from stepjepa.data.prepare.rows import LINE_BYTES, Converter, question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
 from support.rows import gsm8k, lines
@@ -149,7 +149,7 @@ def test_validation_rows(tmp_path):
 
 
 def test_processes_change_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 7)
+    monkeypatch.setattr("stepjepa.data.prepare.run._BLOCK_ROWS", 7)
     rows = [json.dumps(gsm8k(n, f"What is {n % 90} and 1?")).encode() + b"\n" for n in range(200)]
     rows[5::10] = [b'{"question": "q", "answer": "no"}\n', b"\xe9\n", HALF, LINE[:-9] + b"\n"] * 5
     found = []
@@ -210,7 +210,7 @@ def test_other_sources(tmp_path):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 100)
+    monkeypatch.setattr("stepjepa.data.prepare.run._BLOCK_ROWS", 100)
 
     def peak(count):
         source = write(tmp_path / "many.jsonl", [gsm8k(n) for n in range(count)])
