@@ -176,8 +176,6 @@ TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
     ("rows", "splitter"),
     [
         ([chat(NUMBERED, total_steps=3)] * 3, "separator"),
-        ([chat(NUMBERED, total_steps=2)] * 3, "numbered"),
-        ([chat(NUMBERED, total_steps=3), chat(NUMBERED, total_steps=2)], "separator"),  # each gives one
         ([chat(NUMBERED)] * 60 + [chat(PARAGRAPHS)], "separator"),  # serves 61, numbered 60
         ([chat(NUMBERED)] * 3, "separator"),  # a tie
         ([chat(ITEMS)] * 3 + [chat(PARAGRAPHS)], "numbered"),

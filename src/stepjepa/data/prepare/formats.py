@@ -23,6 +23,7 @@ from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.steps import LISTED
 from stepjepa.errors import DataError, RowError
+from stepjepa.utils.text import counted
 
 MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
 
@@ -30,12 +31,6 @@ _NAME = Names(PrepareOptions)
 _MARK = re.compile(r"<<[^\n]*?>>")
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
-_LOOKS = {
-    "gsm8k": "answers that end in '#### ...'",
-    "teacher": "a response next to the question",
-    "columns": "these columns",
-    "chats": "chats of one question and its answer",
-}
 
 
 class RawFormat(NamedTuple):
@@ -99,11 +94,12 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
             f"{name}: format not recognised (columns found: {columns}); name the columns with "
             f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
         )
-    (form, count), *_ = forms.most_common(1)
-    if options.format != "auto":
-        return form
-    which_rows = f"{count} of the first {len(rows)} rows have" if len(rows) > 1 else "the only row has"
-    return form._replace(why=f"recognised: {which_rows} {_LOOKS[form.name]}")
+    form, count = forms.most_common(1)[0]
+    return (
+        form
+        if options.format != "auto"
+        else form._replace(why=f"recognised: {count} of the first {counted(len(rows), 'row')}")
+    )
 
 
 def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
@@ -184,11 +180,13 @@ def _split_final(text: str) -> tuple[str, str | None]:
     answer, so a text that goes on to another one does not end in it. At the end of code, words after hashes are a comment.
     """
     match = None if "\\boxed" in text else _FINAL.search(text)
-    if match is None or after_hashes(answer_of(text)) != match[1].strip():
+    if match is None:
         return text, None
-    if number_of(match[1].strip()) is None and holds_code(text):
+    final = match[1].strip()
+    comment = number_of(final) is None and holds_code(text)
+    if comment or after_hashes(answer_of(text)) != final:
         return text, None
-    return text[: match.start()], match[1].strip()
+    return text[: match.start()], final
 
 
 def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:

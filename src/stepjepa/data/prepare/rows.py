@@ -38,14 +38,14 @@ RawRow = tuple[int, Any]
 
 class Kept(NamedTuple):
     """A prepared row: what is written with its line end, a hash of the question (`KEY_BITS` bits), how many steps it has,
-    how many pieces were too short to be steps, whether its answer is in a box, and how the question begins."""
+    how many pieces were too short to be steps, whether it has a system message, and how the question begins."""
 
     number: int
     line: bytes
     key: int
     steps: int
     short: int
-    boxed: bool
+    prompted: bool
     question: str
 
 
@@ -90,13 +90,12 @@ class Converter:
         """One outcome a row, in order; blank lines have none."""
         outcomes: list[Kept | Dropped] = []
         for number, raw in rows:
-            row: object = None
             try:
                 row = parse(raw)
                 if row is not None:
                     outcomes.append(self._prepared(number, row))
             except RowError as error:
-                outcomes.append(Dropped(number, error.reason, said(error), self._beginning(row or raw)))
+                outcomes.append(Dropped(number, error.reason, said(error), _beginning(raw)))
         return outcomes
 
     def _prepared(self, number: int, row: object) -> Kept:
@@ -104,15 +103,14 @@ class Converter:
         example = read_example(row, self._form, options)
         content, steps, short = self.steps_of(example)
         if len(steps) < options.min_steps:
-            more = f" ({len(steps) + short} with those below --{_NAME.min_step_length} {self.least})" if short else ""
+            more = f" and {short} too short for one (--{_NAME.min_step_length} {self.least})" if short else ""
             raise RowError("too_few_steps", f"{counted(len(steps), 'step')} found{more}")
         if options.max_steps is not None and len(steps) > options.max_steps:
             raise RowError("too_many_steps", f"{len(steps)} steps found")
         messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
-        boxed = "\\boxed" in content
-        # The prompt that is the default asks for a box.
-        prompt = options.system_prompt if boxed or options.system_prompt != SYSTEM_PROMPT else None
-        system = example.system or prompt
+        system = example.system or options.system_prompt
+        if system == SYSTEM_PROMPT and "\\boxed" not in content and not example.system:
+            system = None  # it asks for a box
         if system:
             messages.insert(0, {"role": "system", "content": system})
         prepared = {
@@ -128,7 +126,9 @@ class Converter:
         if half is not None:
             raise RowError("broken_text", f"a text holds {half} without its other half, which is no character")
         data = f"{line.translate(_LINE_ENDS)}\n".encode()
-        return Kept(number, data, question_key(example.question), len(steps), short, boxed, example.question[:_SHOWN])
+        return Kept(
+            number, data, question_key(example.question), len(steps), short, bool(system), example.question[:_SHOWN]
+        )
 
     def steps_of(self, example: RawExample) -> Steps:
         """The steps of an example, the final answer at the end of the last one.
@@ -137,28 +137,33 @@ class Converter:
             RowError: the response is nothing but thoughts.
         """
         if example.pieces is not None:
-            texts, glue = list(example.pieces), _JOIN
-            code = any(map(holds_code, texts))
+            texts = example.pieces
         else:
-            texts, glue = response_parts(example.response, self._options.keep_thinking), ""
-            code = self._form.name != "gsm8k" and any(map(holds_code, texts))
-            texts = _cut(_JOIN.join(texts), self._splitter) if code else self._cut_each(texts)
-        pieces = [piece for piece in texts if piece.strip()]
-        if code:
-            # Code stays as it is, character by character: its steps are stretches of it, and none is too short.
-            pieces = list(map(trimmed, pieces)) if glue else pieces
-            fitting = fit_lengths(pieces, self.least, drop=False, glue=glue)
-            steps = self._with_final(fitting, example.final)
-            return Steps(glue.join(steps), list(map(trimmed, steps)), len(pieces) - len(fitting))
-        paragraphs = [self._one_paragraph(trimmed(piece)) for piece in pieces]
-        fitting = fit_lengths(paragraphs, self.least, self._options.drop_short)
+            texts = response_parts(example.response, self._options.keep_thinking)
+        if self._form.name != "gsm8k" and any(map(holds_code, texts)):
+            return self._code_steps(texts, example)
+        if example.pieces is None:
+            texts = [piece for text in texts for piece in _cut(text, self._splitter)]
+        pieces = [self._one_paragraph(trimmed(text)) for text in texts if text.strip()]
+        fitting = fit_lengths(pieces, self.least, self._options.drop_short)
         # An unclosed code fence, for one, makes one step of all that follows.
         content = _JOIN.join(self._with_final(fitting, example.final))
         steps = [trimmed(step) for step in _cut(content, self._blank_lines)]
-        return Steps(_JOIN.join(steps), steps, len(pieces) - len(fitting))
+        short = len(pieces) - len(fitting)
+        return Steps(_JOIN.join(steps), steps, short)
 
-    def _cut_each(self, texts: Sequence[str]) -> list[str]:
-        return [piece for text in texts for piece in _cut(text, self._splitter)]
+    def _code_steps(self, texts: Sequence[str], example: RawExample) -> Steps:
+        """Steps of an answer with code, which stays as it is, character by character: they are stretches of it, blank lines
+        inside a step included, and none is left out for being short."""
+        if example.pieces is None:
+            pieces, glue = _cut(_JOIN.join(texts), self._splitter), ""
+        else:
+            pieces, glue = [trimmed(text) for text in texts if text.strip()], _JOIN
+        fitting = fit_lengths(pieces, self.least, drop=False, glue=glue)
+        steps = self._with_final(fitting, example.final)
+        content = glue.join(steps)
+        short = len(pieces) - len(fitting)
+        return Steps(content, [trimmed(step) for step in steps], short)
 
     def _with_final(self, steps: list[str], final: str | None) -> list[str]:
         """The steps with the final answer at the end of the last one."""
@@ -189,13 +194,13 @@ class Converter:
                 raise RowError("wrong_answer", what)
         return truth
 
-    def _beginning(self, raw: object) -> str:
-        """How a row begins, for messages."""
-        if isinstance(raw, bytes):
-            return raw[:_SHOWN].decode("utf-8", "replace").strip()
-        question = raw.get(self._form.question) if isinstance(raw, Mapping) else None
-        text = question if isinstance(question, str) else "" if isinstance(raw, RowError) else str(raw)
-        return text[:_SHOWN]
+
+def _beginning(raw: object) -> str:
+    """How a raw row begins, for messages."""
+    if isinstance(raw, RowError):
+        return ""
+    text = raw[:_SHOWN].decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+    return text[:_SHOWN].strip()
 
 
 def parse(raw: object) -> object:
@@ -219,10 +224,9 @@ def parse(raw: object) -> object:
 
 def question_key(question: str) -> int:
     """A hash of the question, the same for other letter case, other spaces and other forms of the same characters."""
-    if not question.isascii():
-        question = unicodedata.normalize("NFKC", question)
-    text = " ".join(question.casefold().split())
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=KEY_BITS // 8).digest(), "big")
+    text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
+    digest = hashlib.blake2b(text.encode(), digest_size=KEY_BITS // 8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def question_of(messages: Sequence[Mapping[str, str]]) -> str:

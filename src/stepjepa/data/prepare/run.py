@@ -30,7 +30,6 @@ _NAME = Names(PrepareOptions)
 _FILTERS = {"too_few_steps", "too_many_steps", "wrong_answer", "duplicate"}
 _BLOCK_ROWS, _BLOCK_BYTES = 500, 2**20  # that are prepared together
 _RECOGNISED_BY = 100  # rows
-_LOOKED_AT = 1000  # rows, for those that can be read
 
 
 def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
@@ -71,7 +70,9 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
                 raise DataError(f"{raw.name}: none of {result.rows_read:,} rows can be kept; dropped {reasons}")
         result.files = {str(target): rows for target, rows in zip(targets, counts, strict=True)}
         result.next_command = _next_command(result, train, valid)
-        write_json(report, {**result.to_dict(), "job": {"input": {"name": raw.name}, "options": vars(options)}})
+        record = {**vars(result), "job": {"input": {"name": raw.name}, "options": vars(options)}}
+        del record["next_command"]
+        write_json(report, record)
     except OSError as error:
         raise DataError(f"{error.filename or train}: cannot be written ({error.strerror or error})") from None
     return result
@@ -156,19 +157,15 @@ class _RawRows(RowSource):
         rows: list[Any] = []
         wrong = ""
         with self.unchanged():
-            for number, raw in islice(self._raw(), _LOOKED_AT):
+            for number, raw in islice(self._raw(), _RECOGNISED_BY):
                 try:
-                    row = parse(raw)
+                    rows.append(parse(raw))
                 except RowError as error:
                     wrong = wrong or f"{self.place(number)}: {error}"
-                    continue
-                if row is not None:
-                    rows.append(row)
-                if len(rows) == _RECOGNISED_BY:
-                    break
-        if not rows:
-            raise DataError(f"{wrong} (nor can any row after it be read)") if wrong else no_rows(self.name)
-        return rows
+        rows = [row for row in rows if row is not None]
+        if rows:
+            return rows
+        raise DataError(f"{wrong}; none of the rows looked at can be read") if wrong else no_rows(self.name)
 
     def blocks(self) -> Iterator[list[RawRow]]:
         """All rows, in blocks."""

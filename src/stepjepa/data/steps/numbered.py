@@ -101,10 +101,14 @@ def _prevail(text: Text, regions: Sequence[CharSpan]) -> bool:
     """Whether lists are what the text is about: a third of it, or at most two paragraphs are around them."""
     inside = sum(end - start for start, end in regions)
     thoughts = sum(end - start for start, end in text.thoughts)
-    around = [
-        part for part in text.paragraphs if part.prose and not any(start <= part.start < end for start, end in regions)
-    ]
-    return 3 * inside >= len(text.text) - thoughts or len(around) < 3
+    length = len(text.text) - thoughts
+    if 3 * inside >= length:
+        return True
+    paragraphs = [part for part in text.paragraphs if part.prose]
+    around = len(paragraphs)
+    for start, end in regions:
+        around -= sum(start <= part.start < end for part in paragraphs)
+    return around < 3
 
 
 # Which markers open the steps
@@ -129,7 +133,7 @@ def find_markers(text: Text) -> list[Marker]:
 
 
 def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
-    """The markers that open the steps of `text`, as lists that each count up; [] where there are none.
+    """The markers that open the steps of a text, as lists that each count up; [] where there are none.
 
     Step words beat numbers in headings, these beat numbers in bold, and these plain ones; among plain ones the least
     indented that come first and count up. Others are items of a step. A single marker opens nothing.
@@ -138,20 +142,19 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
     for strength in (3, 2, 1):
         # Where some are headings or bold and count up, plain ones are inside their steps.
         strong = [marker for marker in steps if marker.strength >= strength]
-        counted = all(right.value in (1, left.value + 1) for left, right in pairwise(strong))
-        if len(strong) > 1 and (counted or strength == 1):
-            return _step_lists(strong)
+        count_up = all(right.value in (1, left.value + 1) for left, right in pairwise(strong))
+        if len(strong) > 1 and (count_up or strength == 1):
+            return _lists(strong)
     for strength in (3, 2, 1):
         families: dict[tuple[str, int], list[Marker]] = {}
         for marker in markers:
             if marker.strength == strength and marker.family != "step":
                 families.setdefault((marker.family, marker.level), []).append(marker)
-        widths = {name: min(marker.width for marker in family) for name, family in families.items()}
+        outer = [_least_indented(family) for family in families.values()]
         # One column is none; of equal ones the first.
-        for name in sorted(families, key=lambda name: max(widths[name], 1)):
-            outer = [marker for marker in families[name] if marker.width <= widths[name] + 1]
-            lists = _lists(outer)
-            if lists and not _are_labels(text, outer):
+        for family in sorted(outer, key=lambda family: max(family[0].width, 1)):
+            lists = _lists(family)
+            if lists and not _are_labels(text, family):
                 return lists
     return []
 
@@ -163,15 +166,9 @@ def _are_labels(text: str, markers: Sequence[Marker]) -> bool:
     return all("=" in text[marker.end :].partition("\n")[0] for marker in markers)
 
 
-def _step_lists(steps: Sequence[Marker]) -> list[list[Marker]]:
-    """Lists of step words, which may come twice (``Step 2`` once more); each list begins with the first step."""
-    lists = [[steps[0]]]
-    for marker in steps[1:]:
-        if marker.value > 1:
-            lists[-1].append(marker)
-        else:
-            lists.append([marker])
-    return lists
+def _least_indented(family: Sequence[Marker]) -> list[Marker]:
+    least = min(marker.width for marker in family)
+    return [marker for marker in family if marker.width <= least + 1]
 
 
 _NESTED = 8  # lists inside one another
@@ -181,25 +178,29 @@ def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
     """The lists of one family that count up by one; [] without one of two items.
 
     A number that goes on with an earlier list closes the lists that have begun since: they were nested. A number out of
-    order is prose that happens to start a line, unless it goes on after a gap.
+    order is prose that happens to start a line, unless it goes on after a gap, or has the word for step (``Step 2`` once
+    more).
     """
     lists: list[list[Marker]] = []
     last_place = {marker.value: number for number, marker in enumerate(family)}
     for number, marker in enumerate(family):
-        before = [items[-1].value for items in lists[-_NESTED:]]
-        if marker.value - 1 in before:
-            nested = before[::-1].index(marker.value - 1)
+        waiting = [items[-1].value + 1 for items in lists[-_NESTED:]]
+        if marker.value in waiting:
+            nested = waiting[::-1].index(marker.value)
             del lists[len(lists) - nested :]
             lists[-1].append(marker)
-        elif marker.value <= 1 or not lists:
+            continue
+        if marker.value <= 1 or not lists:
             lists.append([marker])
-        elif marker.value > before[-1] and last_place.get(before[-1] + 1, -1) < number:
+            continue
+        expected = waiting[-1]
+        gap = marker.value > expected and last_place.get(expected, -1) < number
+        if gap or marker.family == "step":
             lists[-1].append(marker)
-    if len(lists) > 1 and all(len(items) == 1 and items[0].value == 1 for items in lists):
-        return [[items[0] for items in lists]]  # 1. 1. 1., which Markdown counts up
-    if all(len(items) == 1 for items in lists):
-        return []
-    return [items for items in lists if len(items) > 1 or items[0].value == 1]
+    longest = max(len(items) for items in lists)
+    if longest == 1 and all(marker.value == 1 for marker in family):  # 1. 1. 1., which Markdown counts up
+        return [list(family)] if len(family) > 1 else []
+    return [items for items in lists if len(items) > 1 or items[0].value == 1] if longest > 1 else []
 
 
 # Where a list ends
@@ -237,9 +238,12 @@ def _ending(text: Text, items: Sequence[Marker], end: int) -> list[Paragraph]:
     least, most = min(counts, default=0), max(counts, default=0)
     regular = most == 0 or (least == most and len(counts) > 1 and not items[0].level)
     for number, part in enumerate(parts):
-        labelled = part.level > 0 or _LABEL.match(text.flat, part.start)
-        concludes = _answers(text, part) or (part is parts[-1] and _SO.match(text.flat, part.start))
-        if labelled or (number >= least and (regular or concludes)):
+        if part.level or _LABEL.match(text.flat, part.start):
+            return parts[number:]
+        if number < least:
+            continue
+        last_words = part is parts[-1] and _SO.match(text.flat, part.start)
+        if regular or last_words or _answers(text, part):
             return parts[number:]
     return []
 

@@ -103,8 +103,7 @@ def _total_of(row: object) -> int | None:
 def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
     """Whether a row says itself that its answer has several steps: it holds them, or their number."""
     own = row.get(column) if isinstance(row, Mapping) else None
-    listed = isinstance(own, (list, tuple)) and len(own) > 1 and all(isinstance(step, str) for step in own)
-    return listed or (_total_of(row) or 0) > 1
+    return (isinstance(own, list) and len(own) > 1) or (_total_of(row) or 0) > 1
 
 
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
@@ -169,18 +168,16 @@ def rules_for(
     rules = StepRules(splitter or make_splitter(name, separator), column)
     if splitter is not None:
         return rules
-    known: list[tuple[str, int | None]] = []  # answers of the first rows, and how many steps they have
-    split: list[tuple[str, int | None]] = []  # those of rows that do not hold their steps
+    known: list[str] = []  # answers of the first rows
+    split: list[str] = []  # those of rows that do not hold their steps
     for _, row in islice(source, _SAMPLED_ROWS):
         try:
             messages = row_to_messages(row, None, columns)
         except RowError:
             continue
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
-        totals = [*[None] * (len(answers) - 1), _total_of(row)]
-        of_row = list(zip(answers, totals, strict=True))
-        known += of_row
+        known += answers
         if not steps_of(row, answers[-1:], rules).own:
-            split += of_row
+            split += answers
     chosen = choose_splitter(split or known, separator)
     return StepRules(make_splitter(chosen, separator), column)

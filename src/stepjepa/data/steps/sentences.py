@@ -53,15 +53,19 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     first = next((char for char in text[following : following + 8] if char not in _OPENERS), "")
     if first.islower():
         return False
+    sign_before = text[max(start - 1, 0) : start]
     if not stop:
-        return text[max(start - 1, 0) : start] not in (",", "(")
-    if stop != "." or match["close"] or text[max(start - 1, 0) : start] in (".", "!", "?", "\u2026"):
+        return sign_before not in (",", "(")
+    if stop != "." or match["close"] or sign_before in (".", "!", "?", "\u2026"):
         return True
-    found = _WORD_BEFORE.search(text, max(start - 24, 0), start)
-    word = found[0] if found else ""
-    before = text[max(start - 24, 0) : start].rpartition("\n")[2]
-    of_item = len(before) < 24 and _ITEM_SIGN.match(before)
-    return not word or not (_short(word, text, start, following, first) or of_item)
+    before = text[max(start - 24, 0) : start]
+    match_before = _WORD_BEFORE.search(before)
+    word = match_before[0] if match_before else ""
+    if not word:
+        return True
+    line = before.rpartition("\n")[2]
+    opens_item = len(line) < 24 and _ITEM_SIGN.match(line)
+    return not opens_item and not _short(word, text, start, following, first)
 
 
 def _short(word: str, text: str, start: int, following: int, first: str) -> bool:

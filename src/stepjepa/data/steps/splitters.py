@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -160,40 +160,26 @@ def _compiled(pattern: str) -> Any:
 # Which one serves
 
 
-def choose_splitter(answers: Sequence[tuple[str, int | None]], separator: str = _BLANK_LINE) -> str:
+def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str:
     """The splitter that a data set is read with: the one of `SPLITTERS` that serves most answers, ``separator`` if no other
     serves more; ``auto``, which decides for every answer by itself, where none serves two thirds of those with steps.
 
-    A splitter serves an answer of a known number of steps if it finds that number, and other ones of its style
-    (`style_and_spans`); ``separator`` also those with marks whose paragraphs would be steps without them.
+    A splitter serves the answers of its style (`style_and_spans`), ``separator`` also those with marks whose paragraphs
+    would be steps without them.
     """
-    auto = make_splitter("auto", separator)
-    serving = Counter[str]()
-    for text, total in answers:
-        if total is not None:
-            serving.update(name for name in SPLITTERS if len(make_splitter(name, separator).spans(text)) == total)
-            serving["any"] += len(auto.spans(text)) == total
-    most = max(serving[name] for name in SPLITTERS)
-    if 0 < most == serving["separator"]:
-        return "separator"
-    for text, total in answers:
-        # Where no splitter finds any of the numbers, they are none of steps.
-        if total is None or not most:
-            names = _serving(text, auto.separator)
-            serving.update(names)
-            serving["any"] += bool(names)
+    separator = make_splitter("auto", separator).separator
+    served = 0
+    serving: Counter[str] = Counter()
+    for text in answers:
+        style, spans = style_and_spans(text, separator)
+        names = {style} if len(spans) > 1 else set()
+        source = text_of(text)
+        if style == "numbered" and len(_body(source, _separated(source, separator))) > 1:
+            names.add("separator")
+        served += bool(names)
+        serving.update(names)
     best = max(SPLITTERS, key=lambda name: serving[name])
-    return "auto" if 3 * serving[best] < 2 * serving["any"] else best
-
-
-def _serving(text: str, separator: str) -> set[str]:
-    """The splitters that find steps in an answer."""
-    source = text_of(text)
-    style, spans = style_and_spans(text, separator)
-    names = {style} if len(spans) > 1 else set()
-    if style == "numbered" and len(_body(source, _separated(source, separator))) > 1:
-        names.add("separator")
-    return names
+    return "auto" if 3 * serving[best] < 2 * served else best
 
 
 def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[CharSpan]]:
@@ -240,8 +226,9 @@ def _body(source: Text, paragraphs: list[CharSpan]) -> list[CharSpan]:
 def _is_wrapped(text: str, count: int) -> bool:
     """Whether half of the line ends are in the middle of a sentence: a long line that ends in a word, and a small letter."""
     wraps = 0
-    for line, following in pairwise(text.split("\n")):
-        line = line.rstrip(" \t")
+    lines = [line.strip(" \t") for line in text.split("\n")]
+    for line, following in pairwise(lines):
         ends_in_word = line.rstrip(",")[-1:].isalpha()
-        wraps += len(line) >= _LONG and ends_in_word and following.lstrip(" \t")[:1].islower()
+        goes_on = following[:1].islower()
+        wraps += len(line) >= _LONG and ends_in_word and goes_on
     return 2 * wraps >= count - 1

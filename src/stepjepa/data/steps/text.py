@@ -101,10 +101,11 @@ class Text:
         for start, end in pairwise([*starts, len(flat)]):
             match = _OPENING.match(flat, start)
             assert match is not None  # everything in it is optional
-            level = len(match["heading"] or "")
-            first = flat[match.end() : match.end() + 1]
-            prose = level == 0 and match["block"] is None and not first.islower()
-            paragraphs.append(Paragraph(start, end, len(match["lead"].expandtabs(4)), level, prose))
+            heading, block = match["heading"], match["block"]
+            begins = flat[match.end() : match.end() + 1]
+            prose = heading is None and block is None and not begins.islower()
+            width = len(match["lead"].expandtabs(4))
+            paragraphs.append(Paragraph(start, end, width, len(heading or ""), prose))
         return paragraphs
 
     @cached_property
