@@ -128,6 +128,7 @@ def test_dedup_keeps_the_first_that_can_be_kept(tmp_path):
     report = run(tmp_path, rows, dedup=True)
     assert report.rows_dropped == {"too_few_steps": 1, "duplicate": 1}
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1", "3"]
+    assert run(tmp_path, rows, dedup=True, strict_data=True).rows_kept == 2  # what was asked for is no fault
     assert question_key("ﬁve Ａpples") == question_key("Five apples") != question_key("Five pears")
 
 
@@ -182,12 +183,6 @@ def test_processes_start_together_and_leave_interruptions_to_the_first(tmp_path)
     assert list(mapped((Sent(tmp_path), bytes(2**20)).count, [1, 2, 3], 2, "num_proc")) == [0, 0, 0]
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_strict_data(tmp_path):
-    """What was asked for is no fault; `test_a_bad_row` has the faults."""
-    filtered = [gsm8k(1), gsm8k(1), {"question": "q", "answer": "#### 1"}]
-    assert run(tmp_path, filtered, strict_data=True, dedup=True).rows_kept == 1
 
 
 def test_other_sources(tmp_path):

@@ -40,7 +40,6 @@ class RawFormat(NamedTuple):
     question: str = ""
     answer: str = ""
     response: str = ""
-    ground_truth: str = "ground_truth"
     asked: Form | None = None
     why: str = "as given"
 
@@ -95,11 +94,9 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
             f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
         )
     form, count = forms.most_common(1)[0]
-    return (
-        form
-        if options.format != "auto"
-        else form._replace(why=f"recognised: {count} of the first {counted(len(rows), 'row')}")
-    )
+    if options.format != "auto":
+        return form
+    return form._replace(why=f"recognised: {count} of the first {counted(len(rows), 'row')}")
 
 
 def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
@@ -108,14 +105,13 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
     question = options.question_column or usual.question
     answer = options.answer_column or usual.answer
     response = options.response_column
-    truth = options.ground_truth_column or "ground_truth"
     asked = column_value(row, question)
     if name == "auto" and not options.question_column:
         unpaired = asked is None or (response is None and column_value(row, answer) is None)
         if isinstance(asked, list) or (unpaired and chat_column(row)):
             name = "chats"
     if name == "chats":
-        return RawFormat(name, "question", "answer", "answer", truth)
+        return RawFormat(name, "question", "answer", "answer")
     if response is None and name in ("auto", "teacher"):
         response = _response_column(row)
     if name == "auto":
@@ -128,7 +124,7 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
         else:
             name = "columns" if options.question_column or options.response_column else "teacher"
     response = response or (RESPONSE_COLUMN if name == "teacher" else answer)
-    return RawFormat(name, question, answer, response, truth, None if options.question_column else usual)
+    return RawFormat(name, question, answer, response, None if options.question_column else usual)
 
 
 def _response_column(row: Mapping[str, Any]) -> str | None:
@@ -170,7 +166,8 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
             response = _MARK.sub("", response)
     if form.answer != form.response and column_value(row, form.answer) is not None:
         answer = _text(row, form.answer, numbers=True)
-    return RawExample(question, answer, _ground_truth(row, form.ground_truth, final), response, final, pieces, system)
+    truth = _ground_truth(row, options.ground_truth_column or "ground_truth", final)
+    return RawExample(question, answer, truth, response, final, pieces, system)
 
 
 def _split_final(text: str) -> tuple[str, str | None]:
