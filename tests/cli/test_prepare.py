@@ -23,12 +23,12 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert err == "" and out.splitlines() == [
         "Prepared: raw.jsonl",
-        "  Format: gsm8k (recognised: 2 of the first 2 rows have answers that end in '#### ...')",
+        "  Format: gsm8k (recognised: 2 of the first 2 rows)",
         "  Rows: 3 read, 2 kept, 1 dropped",
-        "    dropped 1: broken JSON (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
+        "    dropped 1: broken_json (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
         "quotes at character 2); one JSON object per line is expected; {)",
         "  Steps a row: 2 in 2",
-        f"  System prompt: {SYSTEM_PROMPT} (--system_prompt TEXT, or none)",
+        f"  System prompt: in 2 of 2 rows (--system_prompt TEXT, or none): {SYSTEM_PROMPT}",
         "  out/train.jsonl: 2 rows",
         "Next: stepjepa train --train_file out/train.jsonl --model_name mini --step_jepa --output_dir runs/train",
     ]

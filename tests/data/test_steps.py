@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepjepa.data import steps as package
-from stepjepa.data.steps import choose_splitter, join_steps, make_splitter, spans_of_steps, style_and_spans
+from stepjepa.data.steps import join_steps, make_splitter, spans_of_steps, splitters, style_and_spans
+from stepjepa.data.steps.splitters import choose_splitter
 from stepjepa.errors import ConfigError, DataError
 
 
@@ -142,7 +142,7 @@ def test_auto_with_a_separator():
 
 
 def chosen(answers, separator="\n\n"):
-    return choose_splitter([(answer, None) for answer in answers], separator)
+    return choose_splitter(answers, separator)
 
 
 def test_a_data_set_gets_the_style_of_most_answers():
@@ -157,14 +157,6 @@ def test_a_data_set_gets_the_style_of_most_answers():
     styles = ["1. a\n   - b\n2. c", "x\n\ny", "a short line\nanother one"]
     assert chosen(styles * 3 + ["x"]) == "auto"  # several styles are left to each answer
     assert chosen(styles[:1] * 7 + styles[1:]) == "numbered"
-
-
-def test_known_numbers_of_steps_decide():
-    numbered = "1. a\n\nb\n\n2. c"
-    assert choose_splitter([(numbered, 2)] * 3) == "numbered"
-    assert choose_splitter([(numbered, 3)] * 3) == "separator"
-    assert choose_splitter([(numbered, 2), ("1. a\n\n2. b", 2), ("a\n\nb", 2)]) == "separator"  # as often as numbered
-    assert choose_splitter([(numbered, 99)] * 3) == "separator"  # a number of something else: a tie
 
 
 @pytest.mark.parametrize(
@@ -199,7 +191,7 @@ def test_splitters_that_are_refused(name, separator, message):
 
 
 def test_a_pattern_that_never_ends_is_stopped(monkeypatch):
-    monkeypatch.setattr(package, "PATTERN_SECONDS", 0.2)
+    monkeypatch.setattr(splitters, "PATTERN_SECONDS", 0.2)
     with pytest.raises(ConfigError, match=r"takes more than 0.2 seconds for an answer of 61 characters"):
         make_splitter("regex", r"(?:a|a|b)+(?:a|aa)+$c").spans("a" * 60 + "d")
 

@@ -176,8 +176,6 @@ TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
     ("rows", "splitter"),
     [
         ([chat(NUMBERED, total_steps=3)] * 3, "separator"),
-        ([chat(NUMBERED, total_steps=2)] * 3, "numbered"),
-        ([chat(NUMBERED, total_steps=3), chat(NUMBERED, total_steps=2)], "separator"),  # each gives one
         ([chat(NUMBERED)] * 60 + [chat(PARAGRAPHS)], "separator"),  # serves 61, numbered 60
         ([chat(NUMBERED)] * 3, "separator"),  # a tie
         ([chat(ITEMS)] * 3 + [chat(PARAGRAPHS)], "numbered"),
@@ -290,8 +288,11 @@ def test_worker_processes_give_the_same_steps(bpe_tokenizer):
         assert np.array_equal(array, two[0].arrays[name])
 
 
-def test_other_steps_are_other_data(tmp_path, bpe_tokenizer):
-    same = [chat(NUMBERED, steps=["1. Take four.", "It is even.", "2. Halve it."]), chat(NUMBERED, steps=TWO_OF_THREE)]
-    more = [chat(NUMBERED, total_steps=2), chat(NUMBERED, total_steps=3)]
-    prints = {encoded(bpe_tokenizer, [row])[1].fingerprint for row in (*same, *more)}
+def test_other_steps_are_other_data(bpe_tokenizer):
+    steps = [
+        ["1. Take four.", "It is even.", "2. Halve it."],
+        TWO_OF_THREE,
+        ["1. Take four.\n\nIt is even.", "2. Halve it."],
+    ]
+    prints = {encoded(bpe_tokenizer, [chat(NUMBERED, steps=own)])[1].fingerprint for own in steps}
     assert len(prints) == 3  # three steps, two, and another two

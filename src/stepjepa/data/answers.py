@@ -14,10 +14,10 @@ from stepjepa.data.numbers import NUMBER, fold, normalise_number, number_of
 
 __all__ = ["answers_match", "final_answer", "last_boxed", "normalise_number"]
 
-# An opened box, an escaped sign (an escaped brace is no brace; "\\boxed", as doubly escaped JSON has it, is a box), a brace.
-_BRACES = re.compile(r"\\f?boxed\s*\{|\\(?!\\?f?boxed).|[{}]", re.DOTALL)
+# "\\boxed", as doubly escaped JSON has it, is a box, and an escaped brace is no brace.
+_BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|(?P<escaped>\\(?!\\?f?boxed).)|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _BARE_BOX = re.compile(r"\\boxed\s*(-?\d[\d.,/]*)")
-_SHORT = 80  # characters of an answer between <answer> marks
+_ANSWER_TAGS = re.compile(r"<answer>\s{0,8}(\S|\S[^\n]{0,80}?\S)\s{0,8}</answer>")
 
 # "The answer is", "Final answer:", with what may stand before the number itself.
 _SAYS = re.compile(
@@ -28,7 +28,11 @@ _SAYS = re.compile(
 _CALCULATION = re.compile(r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(]|\\times|\\cdot|\\div|x[ ]?\d)")
 _LIST_ITEM = re.compile(r"[.)][ \t]+\S")
 _HASHES = re.compile(r"####((?:(?!####)[^\n])*)")
-_HEADED = re.compile(r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d", re.IGNORECASE)
+# A number, or "answer" and a number, but no number of a heading: 1. Count
+_HEADED = re.compile(
+    r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d(?!\d{0,2}[.)][ \t]+\S)",
+    re.IGNORECASE,
+)
 
 _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # not the one between two numbers
 
@@ -39,20 +43,21 @@ def last_boxed(text: str) -> str | None:
     Braces may nest and escaped braces do not count. A box that never closes, as a truncated answer leaves it, and an empty
     one are passed over. Of a box in a box the inner one is taken. `\boxed 18` counts where no braces do.
     """
-    first = text.find("boxed")
-    if first < 0:
+    if "boxed" not in text:
         return None
-    opened: list[tuple[bool, int]] = []  # is it a box, where does its content begin
-    begin = end = -1
-    for mark in _BRACES.finditer(text, max(first - 3, 0)):
-        sign = mark[0]
-        if sign == "}":
-            box, start = opened.pop() if opened else (False, 0)
-            if box and start > begin and text[start : mark.start()].strip():
+    opened: list[int | None] = []  # where the content of each box that is open begins, None for another brace
+    begin = end = 0
+    for mark in _BRACES.finditer(text):
+        if mark["box"]:
+            opened.append(mark.end())
+        elif mark["open"]:
+            opened.append(None)
+        elif mark["close"]:
+            start = opened.pop() if opened else None
+            # A box around one that has closed begins before it.
+            if start is not None and start > begin and text[start : mark.start()].strip():
                 begin, end = start, mark.start()
-        elif sign[-1] == "{" and (len(sign) == 1 or len(sign) > 2):
-            opened.append((len(sign) > 1, mark.end()))
-    if begin >= 0:
+    if end:
         return text[begin:end].strip()
     bare = _BARE_BOX.findall(text)
     return bare[-1].rstrip(".,/") if bare else None
@@ -69,12 +74,11 @@ def final_answer(text: str) -> str | None:
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
-    found = after_hashes(text) if "####" in text else None
-    if found is None and "</answer>" in text:
-        end = text.rfind("</answer>")
-        inner = text[text.rfind("<answer>", 0, end) + 8 : end].strip() if "<answer>" in text[:end] else ""
-        found = inner if 0 < len(inner) <= _SHORT and "\n" not in inner else None
-    return found or _said(text) or _last_number(text)
+    hashes = after_hashes(text)
+    if hashes is not None:
+        return hashes
+    tags = _ANSWER_TAGS.findall(text)
+    return tags[-1] if tags else _said(text) or _last_number(text)
 
 
 def answers_match(a: str | None, b: str | None) -> bool:
@@ -85,13 +89,12 @@ def answers_match(a: str | None, b: str | None) -> bool:
     """
     if a is None or b is None:
         return False
-    if a == b:
-        return bool(a.strip())
-    one, other = normalise_number(a), normalise_number(b)
-    if one == other:
-        return bool(one)
-    words, others = (_SPACES.sub("", text).casefold().strip(".") for text in (one, other))
-    return words == others != ""
+    left, right = _comparable(a), _comparable(b)
+    return left == right != ""
+
+
+def _comparable(answer: str) -> str:
+    return _SPACES.sub("", normalise_number(answer)).casefold().strip(".")
 
 
 def after_hashes(text: str) -> str | None:
@@ -104,19 +107,15 @@ def after_hashes(text: str) -> str | None:
         line = hashes[1].strip()
         if line and hashes.end() >= end:
             return line
-        numbered = _HEADED.match(fold(line)) and not _LIST_ITEM.search(line[:6])
-        if numbered and number_of(line) is not None:
+        if _HEADED.match(fold(line)) and number_of(line) is not None:
             return line
     return None
 
 
 def _said(text: str) -> str | None:
     """The number after the last "answer is", "answer:" that is followed by one."""
-    if "answer" not in text.lower():
-        return None
     for says in reversed(list(_SAYS.finditer(text))):
-        end = text.find("\n", says.end())
-        line = text[says.end() : len(text) if end < 0 else end]
+        line = text[says.end() :].partition("\n")[0]
         folded = fold(line)
         number = NUMBER.match(folded)
         if number is None:
@@ -125,19 +124,16 @@ def _said(text: str) -> str | None:
         if _CALCULATION.match(rest):
             return _last_number(line)
         # "Answer:" may also head a solution; a number after which the sentence goes on is no answer then.
-        headed = says[1] in ":=" and (any(map(str.isdecimal, rest)) or ("\n" in says[0] and _LIST_ITEM.match(rest)))
-        if not headed:
+        heads_list = "\n" in says[0] and _LIST_ITEM.match(rest)
+        heads_solution = says[1] in ":=" and (heads_list or re.search(r"\d", rest))
+        if not heads_solution:
             return line[: number.end()].strip()
     return None
 
 
 def _last_number(text: str) -> str | None:
-    end = len(text)
-    while end >= 0:
-        begin = text.rfind("\n", 0, end) + 1
-        line = text[begin:end]
+    for line in reversed(text.split("\n")):
         numbers = list(NUMBER.finditer(fold(line)))
         if numbers:
             return line[numbers[-1].start() : numbers[-1].end()].strip()
-        end = begin - 1
     return None

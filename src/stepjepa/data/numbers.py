@@ -8,9 +8,9 @@ The rules work on strings and on integers of bounded length, so a number of any 
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
+from fractions import Fraction
 
 __all__ = ["NUMBER", "fold", "normalise_number", "number_of", "plain_text"]
 
@@ -43,29 +43,19 @@ _ONE_HALF_AND_OTHERS = {
 }
 _INVISIBLE = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x200E, 0x200F, 0x2060, 0xFEFF))
 _SAME = {
-    "-": "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d",
-    "+": "\uff0b",
-    ",": "\u066c\uff0c",
-    ".": "\u066b\uff0e\u3002",
-    "%": "\u066a\ufe6a\uff05",
-    "$": "\ufe69\uff04",
-    "/": "\u2044\u2215\uff0f",
-    ":": "\uff1a",
-    "=": "\uff1d",
+    "-": "\u2010\u2011\u2012\u2013\u2212\ufe63",
+    ".": "\u3002",
+    "/": "\u2044\u2215",
     "*": "\u2217",
-    "(": "\uff08",
-    ")": "\uff09",
     "'": "\u02bc\u2019",
     " ": "\xa0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
 }
-
-
-_FULL_WIDTH_DIGITS = {0xFF10 + digit: ord("0") + digit for digit in range(10)}
-_FOLD = {ord(sign): ord(plain) for plain, signs in _SAME.items() for sign in signs} | _FULL_WIDTH_DIGITS
+_FULL_WIDTH = {0xFF01 + number: 0x21 + number for number in range(94)}  # what ASCII has, as wide as a Chinese character
+_FOLD = _FULL_WIDTH | {ord(sign): plain for plain, signs in _SAME.items() for sign in signs}
 
 
 def fold(text: str) -> str:
-    """The text with minus signs, spaces and full-width marks and digits as ASCII; its length is the same."""
+    """The text with minus signs, spaces and full-width characters as ASCII; its length is the same."""
     return text if text.isascii() else text.translate(_FOLD)
 
 
@@ -114,8 +104,6 @@ def _in_one_line(match: re.Match[str]) -> str:
 
 
 _LONGEST = 400  # digits of a number that is computed with, and the largest exponent; what is longer stays a text
-_LONGEST_SENTENCE = 200  # characters of a text in which words around a number are looked at
-_LONGEST_NAME = 60
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3}
 
 # Thousands in groups, 1,234  1{,}234  1\,234  1,23,456  1 234  1'234  1_234  1.234.567, or none: 1234. Repetitions that
@@ -148,42 +136,46 @@ NUMBER = re.compile(
     re.VERBOSE,
 )
 
-_SIMPLE = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?|0|-?0\.\d*[1-9]", re.ASCII)
-_READ = re.compile(
+_POWER = r"10[ ]?(?:\^|\*\*)[ ]?\{?"
+# Words before and after a number: letters of any script and the marks between words, no sign of a calculation.
+_OTHER_SCRIPTS = "[^\\x00-\\x7f\\d\u00d7\u00f7\u03c0\u2200-\u22ff]"
+# A number without LaTeX, with what is said around it.
+_COUNTED = re.compile(
     rf"""
-    (?P<sign>[-+])?[ ]?
-    (?:(?P<mixed>\d+)[ ](?=\d+[ ]?/))?
-    (?P<above>{_DECIMAL}\.?)
-    (?:[ ]?/[ ]?(?P<below>{_DECIMAL}))?
-    (?:[eE](?P<exponent>[-+]?\d+)
-      |[ ]?[\u00d7*x][ ]?10[ ]?(?:\^|\*\*)[ ]?\{{?(?P<power>[-+]?\d+)\}}?
-      |[ ](?P<scale>{_SCALE})|(?P<kilo>[kK])(?!\w))?
+    (?P<before>(?:[A-Za-z ,':!?]|\.(?!\d)|(?<=\w)\.|-(?=[A-Za-z])|{_OTHER_SCRIPTS}){{0,200}}?)
+    (?P<sign>\A[-+][ ]?|(?<!\w)(?:[-+]|(?i:minus|negative)[ ,:]+))?
+    (?:{_POWER}(?P<ten>[-+]?\d+)\}}?
+    |(?:(?P<mixed>\d+)[ ](?=\d+[ ]?/))?
+     (?P<above>{_DECIMAL}\.?)
+     (?:[ ]?/[ ]?(?P<below>{_DECIMAL}))?
+     (?:[eE](?P<exponent>[-+]?\d+)
+       |[ ]?[\u00d7*x][ ]?{_POWER}(?P<power>[-+]?\d+)\}}?
+       |[ ](?P<scale>{_SCALE})|(?P<kilo>[kK])(?!\w))?)
+    (?P<after>(?:[A-Za-z ,.'!?()]|[-/](?=[A-Za-z])|\^\{{?[23]\}}?(?!\d)|{_OTHER_SCRIPTS}){{0,200}})
     """,
     re.VERBOSE,
 )
-_POWER = re.compile(r"(?P<sign>[-+])?[ ]?10[ ]?(?:\^|\*\*)[ ]?\{?(?P<power>[-+]?\d+)\}?")
-_BEGINS = re.compile(r"\d|(?<!\w)\.\d")
-
+_DATE = (
+    "january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug|sept?"
+    "|oct|nov|dec|(?:mon|tues|wednes|thurs|fri|satur|sun)day"
+)
+# These words make of a number another one, or something else than a number; so does a letter right before it.
+_NOT_BEFORE = re.compile(
+    rf"""\b(?:{_DATE}|not|no|than|least|most|above|below|over|under|between)\b
+    |(?:\A|[\W\d_])(?!(?:usd|eur|gbp|inr|aud|cad|us|rs)\Z)[^\W\d_]+\Z""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_NOT_AFTER = re.compile(
+    rf"""\A[!^\u00b2\u00b3]|\b(?:{_DATE}|[ap]m|[ap]\.m|o|or|half|halves|thirds?|fourths?|fifths?|sixths?|eighths?|tenths?
+    |hundredths?|pi|sqrt|squared|cubed|factorial|percentile|and[ ](?:a[ ]|one[ ])?quarter)\b
+    |\A\W*(?-i:(?![mgLlhskKCFNJWVA])[A-Za-z])(?![^\W\d_])       # 5x, but 5 m""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_SIMPLE = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?|0|-?0\.\d*[1-9]", re.ASCII)
 _MARKS = re.compile(r"(?:\b(?:US|AU|CA|NZ|HK|A|C))?\$|[%\u20ac\u00a3\u00a5\u20b9]")
-_NAME = re.compile(r"[^\W\d_][\w ,']*(?:_\{?\w+\}?|\(\w+\))?\s*")
-# Words before and after a number: letters of any script and the marks between words, no sign of a calculation.
-_OTHER_SCRIPTS = "[^\\x00-\\x7f\\d\u00d7\u00f7\u03c0\u2200-\u22ff]"
-_BEFORE = re.compile(rf"(?:[A-Za-z ,.':!?]|-(?=[A-Za-z])|{_OTHER_SCRIPTS})*")
-_AFTER = re.compile(rf"(?:[A-Za-z ,.'!?()]|[-/](?=[A-Za-z])|\^\{{?[23]\}}?(?!\d)|{_OTHER_SCRIPTS})*")
-_WORD = re.compile(r"[^\W\d_]+")
-_CURRENCY_WORDS = frozenset("usd eur gbp inr aud cad us rs".split())
-_UNIT_LETTERS = frozenset("mgLlhskKCFNJWVA")
-_DATES = frozenset(
-    "january february march april may june july august september october november december jan feb mar apr jun jul aug sep "
-    "sept oct nov dec monday tuesday wednesday thursday friday saturday sunday".split()
-)
-# These make of a number another one, or something else than a number.
-_OTHER_BEFORE = _DATES | frozenset("not no than least most above below over under between".split())
-_OTHER_AFTER = _DATES | frozenset(
-    "am pm o or half halves third thirds fourth fourths fifth fifths sixth sixths eighth eighths tenth tenths hundredth "
-    "hundredths pi sqrt squared cubed factorial percentile".split()
-)
-_PART = re.compile(r"\band (?:a |one )?(?:half|third|quarter)\b|\b[ap]\.m\b", re.IGNORECASE)
+# Before an equals sign: words alone, a calculation, or a name as in x_1 and f(2).
+_LEFT_SIDE = re.compile(r"\D*|[\W\d_]*|[^\W\d_][\w ,']{0,60}(?:_\{?\w+\}?|\(\w+\))?\s*")
+_DECIMAL_COMMA = re.compile(r"[\d. ]*[. ]\d{3},\d+")
 
 
 def normalise_number(text: str) -> str:
@@ -198,123 +190,74 @@ def normalise_number(text: str) -> str:
     """
     if _SIMPLE.fullmatch(text):
         return text
-    number, bare = _read(text)
+    bare = _bare(text)
+    number = _number(bare)
     return bare if number is None else number
 
 
 def number_of(text: str) -> str | None:
     """`normalise_number` of a text that is a number, None of any other."""
-    return text if _SIMPLE.fullmatch(text) else _read(text)[0]
+    return text if _SIMPLE.fullmatch(text) else _number(_bare(text))
 
 
-def _read(text: str) -> tuple[str | None, str]:
-    """The number that a text is, or None, and the text without marks."""
-    bare = trimmed(_right_side(_MARKS.sub("", plain_text(text))))
-    match = _POWER.fullmatch(bare) or _READ.fullmatch(bare)
-    number = None if match is None else _value(match.groupdict())
-    if number is None and len(bare) <= _LONGEST_SENTENCE:
-        number = _among_words(bare)
-    return number, bare
+def _bare(text: str) -> str:
+    """A text without marks and LaTeX; of an equation the right side, where the left one says what it is."""
+    bare = _MARKS.sub("", plain_text(text))
+    left, equals, right = bare.replace("\u2248", "=").rpartition("=")
+    comparison = left.endswith(("<", ">", "!"))
+    if equals and not comparison and re.search(r"\d", right) and _LEFT_SIDE.fullmatch(left):
+        bare = right
+    return trimmed(bare)
 
 
-def _right_side(text: str) -> str:
-    """What stands after the last equals sign, where before it stands a name, or a calculation without names."""
-    left, sign, right = text.replace("\u2248", "=").rpartition("=")
-    if not sign or left[-1:] in ("<", ">", "!") or not any(map(str.isdecimal, right)):
-        return text
-    names, digits = any(map(str.isalpha, left)), any(map(str.isdecimal, left))
-    if names and digits and not (len(left) <= _LONGEST_NAME and _NAME.fullmatch(left)):
-        return text
-    return right
-
-
-def _among_words(text: str) -> str | None:
-    """The one number in a text of words that only say what it counts."""
-    found = _BEGINS.search(text)
-    if found is None:
+def _number(bare: str) -> str | None:
+    """The spelling of the one number in a text without marks; None without one, or where other words change it."""
+    match = _COUNTED.fullmatch(bare)
+    if match is None or _NOT_BEFORE.search(match["before"]) or _NOT_AFTER.search(match["after"]):
         return None
-    begin = found.start()
-    if text[begin - 1 : begin] in ("-", "+") and not text[max(begin - 2, 0) : begin - 1].isalnum():
-        begin -= 1
-    match = _POWER.match(text, begin) or _READ.match(text, begin)
-    if match is None:
+    negative = match["sign"] is not None and "+" not in match["sign"]
+    above = _plain_digits(match["above"] or "1")
+    below = _plain_digits(match["below"] or "1")
+    mixed = match["mixed"] or "0"
+    power = _power_of_ten(match)
+    if power is None:
         return None
-    before, after = text[:begin], text[match.end() :]
-    if not _BEFORE.fullmatch(before) or not _AFTER.fullmatch(after) or _PART.search(after):
+    if not power and match["below"] is None:
+        whole, _, decimals = above.partition(".")
+        return _spelled(negative, whole, decimals)
+    if len(mixed + above + below) > _LONGEST or not Fraction(below):
         return None
-    if after[:1] in ("!", "^", "\u00b2", "\u00b3"):
-        return None  # 18! and 18^2; of a unit they are none of the number's business
-    words = [word.casefold() for word in _WORD.findall(before)]
-    if not _OTHER_BEFORE.isdisjoint(words) or before[-1:].isalpha() and words[-1] not in _CURRENCY_WORDS:
-        return None
-    units = _WORD.findall(after)
-    if units and units[0].isascii() and len(units[0]) == 1 and units[0] not in _UNIT_LETTERS:
-        return None  # 5x, 5 n
-    if not _OTHER_AFTER.isdisjoint(unit.casefold() for unit in units):
-        return None
-    parts = match.groupdict()
-    if words and words[-1] in ("minus", "negative") and not parts["sign"]:
-        parts["sign"] = "-"
-    return _value(parts)
+    value = (int(mixed) + Fraction(above) / Fraction(below)) * Fraction(10) ** power
+    # As many decimals as the denominator has bits are enough for one of twos and fives; any other stays a fraction.
+    places = value.denominator.bit_length()
+    scaled, rest = divmod(value.numerator * 10**places, value.denominator)
+    if rest:
+        return f"-{value}" if negative else str(value)
+    digits = str(scaled).rjust(places + 1, "0")
+    return _spelled(negative, digits[:-places], digits[-places:])
 
 
-def _value(parts: dict[str, str | None]) -> str | None:
-    """The spelling of what `_READ` or `_POWER` found; None where that is too long, or divides by zero."""
-    whole, decimals = _digits(parts.get("above") or "1")
-    shift = _exponent(parts)
-    if shift is None:
-        return None
-    if not shift and parts.get("below") is None:
-        return _signed(parts["sign"], whole.lstrip("0") or "0", decimals.rstrip("0"))
-    under, under_decimals = _digits(parts.get("below") or "1")
-    mixed = parts.get("mixed") or "0"
-    if len(whole) + len(decimals) + len(under) + len(under_decimals) + len(mixed) > _LONGEST:
-        return None
-    above = int(whole + decimals) * 10 ** len(under_decimals)
-    below = int(under + under_decimals) * 10 ** len(decimals)
-    above += int(mixed) * below
-    return _ratio(parts["sign"], above * 10 ** max(shift, 0), below * 10 ** max(-shift, 0))
+def _plain_digits(text: str) -> str:
+    """Digits with a decimal point and no other separator."""
+    text = text.rstrip(".")
+    if _DECIMAL_COMMA.fullmatch(text):  # 1.234,5 and 1 234,5
+        text = text.replace(".", "").replace(",", ".")
+    elif text.count(".") > 1:  # 1.234.567
+        text = text.replace(".", "")
+    return re.sub("[, '_]", "", text)
 
 
-def _digits(text: str) -> tuple[str, str]:
-    """The digits before and after the decimal point."""
-    if "," in text and ("." in text or " " in text) and text.rfind(",") > max(text.rfind("."), text.rfind(" ")):
-        text = text.replace(".", "").replace(",", ".")  # 1.234,5
-    elif text.count(".") > 1 and not text.endswith("."):
-        text = text.replace(".", "")  # 1.234.567
-    for sign in ", '_":
-        text = text.replace(sign, "")
-    whole, _, decimals = text.partition(".")
-    return whole or "0", decimals
-
-
-def _exponent(parts: dict[str, str | None]) -> int | None:
+def _power_of_ten(match: re.Match[str]) -> int | None:
     """The power of ten that multiplies the number; None where it is too large to write out."""
-    scale = parts.get("scale") or parts.get("kilo")
+    scale = match["scale"] or match["kilo"]
     if scale:
         return _SCALES[scale.lower()]
-    power = parts.get("exponent") or parts.get("power") or "0"
-    return None if len(power) > 5 or abs(int(power)) > _LONGEST else int(power)
+    power = match["ten"] or match["exponent"] or match["power"] or "0"
+    return int(power) if len(power) < 6 and abs(int(power)) <= _LONGEST else None
 
 
-def _ratio(sign: str | None, above: int, below: int) -> str | None:
-    """A fraction in lowest terms, as a decimal number where it is one."""
-    if below == 0:
-        return None
-    common = math.gcd(above, below)
-    above, below = above // common, below // common
-    places, rest = 0, below
-    for prime in (2, 5):
-        power = 0
-        while rest % prime == 0:
-            rest, power = rest // prime, power + 1
-        places = max(places, power)
-    if rest > 1:
-        return f"{'-' if sign == '-' else ''}{above}/{below}"
-    digits = str(above * 10**places // below).rjust(places + 1, "0")
-    return _signed(sign, digits[: len(digits) - places], digits[len(digits) - places :])
-
-
-def _signed(sign: str | None, whole: str, decimals: str) -> str:
+def _spelled(negative: bool, whole: str, decimals: str) -> str:
+    """A number without the zeros that say nothing."""
+    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
     number = f"{whole}.{decimals}" if decimals else whole
-    return f"-{number}" if sign == "-" and number != "0" else number
+    return f"-{number}" if negative and number != "0" else number

@@ -16,9 +16,9 @@ from pathlib import Path, PosixPath
 import datasets
 import pytest
 
-from stepjepa.data.prepare import Converter, PrepareOptions, prepare, rows
+from stepjepa.data.prepare import PrepareOptions, prepare, rows
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.data.prepare.rows import LINE_BYTES, question_key
+from stepjepa.data.prepare.rows import LINE_BYTES, Converter, question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
 from support.rows import gsm8k, lines
@@ -77,11 +77,12 @@ def test_every_row_is_counted_once(tmp_path):
     assert (report.rows_read, report.rows_kept) == (6, 2)
     assert report.rows_dropped == {"too_few_steps": 1, "broken_json": 1, "missing_column": 2}
     file = tmp_path / "raw.jsonl"
-    assert report.examples["too_few_steps"] == [{"place": f"{file} line 4", "what": "1 step found", "text": "q"}]
+    begins = '{"question": "q", "answer": "#### 3"}'
+    assert report.examples["too_few_steps"] == [{"place": f"{file} line 4", "what": "1 step found", "text": begins}]
     assert [example["place"] for example in report.examples["missing_column"]] == [f"{file} line 6", f"{file} line 8"]
     said = report.lines()
     assert all(line.isprintable() for line in said)
-    assert said[4] == f"    dropped 1: too few steps (--min_steps) (first: {file} line 4: 1 step found; q)"
+    assert said[4] == f"    dropped 1: too_few_steps (first: {file} line 4: 1 step found; {begins})"
     record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
     assert record["rows_dropped"] == report.rows_dropped and record["examples"] == report.examples
     assert record["job"]["options"]["min_steps"] == 2
@@ -127,6 +128,7 @@ def test_dedup_keeps_the_first_that_can_be_kept(tmp_path):
     report = run(tmp_path, rows, dedup=True)
     assert report.rows_dropped == {"too_few_steps": 1, "duplicate": 1}
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1", "3"]
+    assert run(tmp_path, rows, dedup=True, strict_data=True).rows_kept == 2  # what was asked for is no fault
     assert question_key("ﬁve Ａpples") == question_key("Five apples") != question_key("Five pears")
 
 
@@ -149,7 +151,7 @@ def test_validation_rows(tmp_path):
 
 
 def test_processes_change_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 7)
+    monkeypatch.setattr("stepjepa.data.prepare.run._BLOCK_ROWS", 7)
     rows = [json.dumps(gsm8k(n, f"What is {n % 90} and 1?")).encode() + b"\n" for n in range(200)]
     rows[5::10] = [b'{"question": "q", "answer": "no"}\n', b"\xe9\n", HALF, LINE[:-9] + b"\n"] * 5
     found = []
@@ -183,12 +185,6 @@ def test_processes_start_together_and_leave_interruptions_to_the_first(tmp_path)
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_strict_data(tmp_path):
-    """What was asked for is no fault; `test_a_bad_row` has the faults."""
-    filtered = [gsm8k(1), gsm8k(1), {"question": "q", "answer": "#### 1"}]
-    assert run(tmp_path, filtered, strict_data=True, dedup=True).rows_kept == 1
-
-
 def test_other_sources(tmp_path):
     rows = [gsm8k(n) for n in range(5)]
     run(tmp_path, rows)
@@ -210,7 +206,7 @@ def test_other_sources(tmp_path):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 100)
+    monkeypatch.setattr("stepjepa.data.prepare.run._BLOCK_ROWS", 100)
 
     def peak(count):
         source = write(tmp_path / "many.jsonl", [gsm8k(n) for n in range(count)])
@@ -242,22 +238,16 @@ def test_options_that_cannot_be_used(tmp_path, changes, words):
 def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
     long = "A sentence that is long enough."
     rows = [{"question": f"q{i}", "answer": f"First.\n\n{long}\n\nThen.\n\n{long}"} for i in range(2)]
-    said = run(tmp_path, [*rows, {"question": "q", "answer": f"a\n\n{long}"}]).lines()
-    short = "  Too short for a step: 4 pieces in 2 rows, joined to a neighbour (--min_step_length 21; 1 keeps each as"
-    assert f"{short} a step)" in said
-    assert any("1 step found (2 with those below --min_step_length 21)" in line for line in said)
-    assert any("System prompt: in no row, because no answer has the \\boxed{} that" in line for line in said)
-    boxed = {"question": "b", "answer": f"{long}\n\n{long} \\boxed{{3}}"}
-    assert any(
-        "in the 1 of 3 rows whose answer has the \\boxed{}" in line for line in run(tmp_path, [*rows, boxed]).lines()
-    )
-    kept = contents(tmp_path)["out.jsonl"].decode().splitlines()
-    assert [json.loads(line)["messages"][0]["role"] for line in kept] == ["user", "user", "system"]
-    for asked, words in (([*rows, boxed], "only 1 of 3 answers have one"), (rows, "no answer has one")):
-        own = run(tmp_path, asked, system_prompt="Use \\boxed{}.")
-        assert any(f"asks for \\boxed{{}}, and {words}" in line for line in own.lines())
-        kept = contents(tmp_path)["out.jsonl"].decode().splitlines()
-        assert all(json.loads(line)["messages"][0]["content"] == "Use \\boxed{}." for line in kept)
+    rows += [{"question": "q", "answer": f"a\n\n{long}"}, {"question": "b", "answer": f"{long}\n\n{long} \\boxed{{3}}"}]
+    said = run(tmp_path, rows).lines()
+    assert "  Too short for a step: 4 pieces (--min_step_length 21; 1 keeps each as a step)" in said
+    assert any("1 step found and 1 too short for one (--min_step_length 21)" in line for line in said)
+    # The default prompt asks for a box, and one answer has one.
+    assert f"  System prompt: in 1 of 3 rows (--system_prompt TEXT, or none): {SYSTEM_PROMPT}" in said
+    assert [row["messages"][0]["role"] for row in lines(tmp_path / "out.jsonl")] == ["user", "user", "system"]
+    own = run(tmp_path, rows, system_prompt="Use \\boxed{}.").lines()
+    assert "  System prompt: in 3 of 3 rows (--system_prompt TEXT, or none): Use \\boxed{}." in own
+    assert all(row["messages"][0]["content"] == "Use \\boxed{}." for row in lines(tmp_path / "out.jsonl"))
     quiet = run(tmp_path, rows, min_step_length=1, system_prompt=None).lines()
     assert not any("Too short" in line or "prompt" in line for line in quiet)
 
@@ -310,11 +300,11 @@ def test_a_line_of_fifty_megabytes(tmp_path):
         (LINE.decode().encode("utf-16"), "raw.jsonl line 1: not UTF-8 text (invalid start byte)"),
         (
             b"\x80\x04\x95\x10",
-            "raw.jsonl line 1: not UTF-8 text (invalid start byte); save the file as UTF-8 (the only",
+            "raw.jsonl line 1: not UTF-8 text (invalid start byte); save the file as UTF-8; none of the rows looked at",
         ),
         (
             b'{"question": "q", "answer": "#### 1"}\n',
-            "none of 1 rows can be kept; dropped 1: too few steps (--min_steps)",
+            "none of 1 rows can be kept; dropped 1: too_few_steps (first: ",
         ),
     ],
 )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.data.prepare import REASONS, PrepareOptions, prepare
+import stepjepa.data.prepare as package
+from stepjepa.data.prepare import PrepareOptions, prepare
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "prepare.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"\*\*`(\w+)`\*\*(?:(?!\n\*\*`).)*?```json\n(.*?)\n```\n```text\n(.*?)\n```", PAGE, re.DOTALL)
@@ -27,6 +28,9 @@ def test_examples(tmp_path, name, raw, shown):
 
 def test_every_option_and_reason_is_there():
     named = set(re.findall(r"`(\w+)`", PAGE))
-    assert set(REASONS) <= named
+    folder = Path(package.__file__).parent
+    raised = {name for file in folder.glob("*.py") for name in re.findall(r'RowError\(\s*"(\w+)"', file.read_text())}
+    assert {*raised, "duplicate", "truncated_line", "not_utf8", "broken_json", "broken_csv", "line_too_long"} <= named
+    assert len(raised) > 8
     options = set(re.findall(r"--(\w+)", PAGE))
     assert set(PrepareOptions.__dataclass_fields__) <= options

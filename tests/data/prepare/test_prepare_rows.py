@@ -64,15 +64,15 @@ def test_formats(row, changes, truth, steps):
     assert Converter(form, options).steps_of(example).steps == steps
 
 
-ANSWERED = ("question", "answer", "answer", "ground_truth")
+ANSWERED = ("question", "answer", "answer")
 
 
 @pytest.mark.parametrize(
     ("rows", "changes", "format", "columns"),
     [
         ([GSM8K], {}, "gsm8k", ANSWERED),
-        ([TEACHER], {}, "teacher", ("question", "answer", "deepseek_response", "ground_truth")),
-        ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion", "ground_truth")),
+        ([TEACHER], {}, "teacher", ("question", "answer", "deepseek_response")),
+        ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion")),
         ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k", ANSWERED),
         ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", None),
         ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns", None),  # the first is the answer
@@ -83,7 +83,7 @@ ANSWERED = ("question", "answer", "answer", "ground_truth")
 )
 def test_recognised(rows, changes, format, columns):
     form = recognise(rows, PrepareOptions(**changes), "a file")
-    assert form.name == format and columns in (None, form[1:5])
+    assert form.name == format and columns in (None, form[1:4])
     assert form.why == "as given" if "format" in changes else form.why.startswith("recognised: ")
 
 

@@ -6,7 +6,6 @@ which steps are still to be found, or pieces that the row itself names as steps.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.steps import LISTED
 from stepjepa.errors import DataError, RowError
+from stepjepa.utils.text import counted
 
 MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
 
@@ -31,12 +31,6 @@ _NAME = Names(PrepareOptions)
 _MARK = re.compile(r"<<[^\n]*?>>")
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
-_LOOKS = {
-    "gsm8k": "answers that end in '#### ...'",
-    "teacher": "a response next to the question",
-    "columns": "these columns",
-    "chats": "chats of one question and its answer",
-}
 
 
 class RawFormat(NamedTuple):
@@ -46,7 +40,6 @@ class RawFormat(NamedTuple):
     question: str = ""
     answer: str = ""
     response: str = ""
-    ground_truth: str = "ground_truth"
     asked: Form | None = None
     why: str = "as given"
 
@@ -86,53 +79,60 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
         ConfigError: options that exclude each other.
     """
     objects = [row for row in rows if isinstance(row, Mapping)]
-    for which in (name for name in options_of(PrepareOptions) if name.endswith("_column")):
-        column = getattr(options, which)
-        if column and objects and all(column_value(row, column, MISSING) is MISSING for row in objects):
-            there = listed_columns(objects[0])
-            raise DataError(f"{name}: none of the first rows has the column {which} names, {column!r} (found: {there})")
-    found = Counter(form for form in (_format_of(row, options) for row in rows) if form is not None)
-    if not found and not objects:
+    if not objects:
         raise DataError(f"{name}: the rows are JSON of type {type(rows[0]).__name__}; JSON objects are expected")
-    if not found:
+    columns = listed_columns(objects[0])
+    for which in (option for option in options_of(PrepareOptions) if option.endswith("_column")):
+        column = getattr(options, which)
+        if column and all(column_value(row, column, MISSING) is MISSING for row in objects):
+            message = f"none of the first rows has the column {which} names, {column!r} (found: {columns})"
+            raise DataError(f"{name}: {message}")
+    forms = Counter(form for form in (_format_of(row, options) for row in objects) if form is not None)
+    if not forms:
         raise DataError(
-            f"{name}: format not recognised (columns found: {listed_columns(objects[0])}); name the columns with "
+            f"{name}: format not recognised (columns found: {columns}); name the columns with "
             f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
         )
-    (form, count), *_ = found.most_common(1)
+    form, count = forms.most_common(1)[0]
     if options.format != "auto":
         return form
-    which_rows = f"{count} of the first {len(rows)} rows have" if len(rows) > 1 else "the only row has"
-    return form._replace(why=f"recognised: {which_rows} {_LOOKS[form.name]}")
+    return form._replace(why=f"recognised: {count} of the first {counted(len(rows), 'row')}")
 
 
-def _format_of(row: Any, options: PrepareOptions) -> RawFormat | None:
+def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
     """Format and columns of one row, None where it shows nothing."""
-    name = options.format
-    if not isinstance(row, Mapping):
-        return None
-    usual, response = form_of(row), options.response_column
-    question, answer = options.question_column or usual.question, options.answer_column or usual.answer
+    name, usual = options.format, form_of(row)
+    question = options.question_column or usual.question
+    answer = options.answer_column or usual.answer
+    response = options.response_column
     asked = column_value(row, question)
-    unpaired = asked is None or (response is None and column_value(row, answer) is None)
-    chat = isinstance(asked, list) or (unpaired and chat_column(row))
-    if name == "chats" or (name == "auto" and chat and not options.question_column):
-        return RawFormat("chats", "question", "answer", "answer", options.ground_truth_column or "ground_truth")
+    if name == "auto" and not options.question_column:
+        unpaired = asked is None or (response is None and column_value(row, answer) is None)
+        if isinstance(asked, list) or (unpaired and chat_column(row)):
+            name = "chats"
+    if name == "chats":
+        return RawFormat(name, "question", "answer", "answer")
     if response is None and name in ("auto", "teacher"):
-        names = [one for one in row if isinstance(one, str) and (one == "response" or one.endswith("_response"))]
-        names = [RESPONSE_COLUMN] if row.get(RESPONSE_COLUMN) is not None else names
-        response = names[0] if len(names) == 1 and row[names[0]] is not None else None
+        response = _response_column(row)
     if name == "auto":
         text = column_value(row, response or answer)
         if asked is None or text is None:
             return None
-        named = options.question_column or options.response_column
-        name = "teacher" if response and not named else "columns"
-        if response is None and isinstance(text, str) and _split_final(text)[1] is not None:
-            name = "gsm8k"
+        if response is None:
+            ends_in_final = isinstance(text, str) and _split_final(text)[1] is not None
+            name = "gsm8k" if ends_in_final else "columns"
+        else:
+            name = "columns" if options.question_column or options.response_column else "teacher"
     response = response or (RESPONSE_COLUMN if name == "teacher" else answer)
-    form = None if options.question_column else usual
-    return RawFormat(name, question, answer, response, options.ground_truth_column or "ground_truth", form)
+    return RawFormat(name, question, answer, response, None if options.question_column else usual)
+
+
+def _response_column(row: Mapping[str, Any]) -> str | None:
+    """The column with a generated response, None without one or with several."""
+    if row.get(RESPONSE_COLUMN) is not None:
+        return RESPONSE_COLUMN
+    names = [name for name in row if isinstance(name, str) and (name == "response" or name.endswith("_response"))]
+    return names[0] if len(names) == 1 and row[names[0]] is not None else None
 
 
 def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawExample:
@@ -141,35 +141,33 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
     Raises:
         RowError: something is missing, or is no text.
     """
-    row, system = as_object(row), None
+    row = as_object(row)
     if form.name == "chats":
-        system, question, answer = one_turn(row_to_messages(row))
-        row = {**row, form.question: question, form.answer: answer}
+        system, asked, answered = one_turn(row_to_messages(row))
+        row = {**row, form.question: asked, form.answer: answered}
     else:
         system = system_of(row)
         if history_of(row):
             one_turn(row_to_messages(row))  # refuses several turns
         if form.asked is not None and form.question in row:
             row = {**row, form.question: asked_in(row, form.asked)}
-    question, pieces = _text(row, form.question).strip(), None
+    question = _text(row, form.question).strip()
+    if form.name != "gsm8k" and options.step_splitter == LISTED:
+        pieces = _listed(row, form.response)
+        answer, response, final = "\n\n".join(pieces), "", None
+    else:
+        pieces = None
+        answer = _text(row, form.response)
+        response, final = _split_final(answer)
     if form.name == "gsm8k":
-        answer = _text(row, form.answer)
-        text = answer if form.response == form.answer else _text(row, form.response)
-        response, final = _split_final(text)
         if final is None:
-            raise RowError("no_final_answer", f"the answer does not end in a line '#### ...': {_end_of(text)}")
+            raise RowError("no_final_answer", f"the answer does not end in a line '#### ...': {_end_of(answer)}")
         if options.calculator_marks == "drop":
             response = _MARK.sub("", response)
-    else:
-        if options.step_splitter == LISTED:
-            pieces = _listed(row, form.response)
-            answer, response, final = "\n\n".join(pieces), "", None
-        else:
-            answer = _text(row, form.response)
-            response, final = _split_final(answer)
-        if form.answer != form.response and column_value(row, form.answer) is not None:
-            answer = _text(row, form.answer, numbers=True)
-    return RawExample(question, answer, _ground_truth(row, form.ground_truth, final), response, final, pieces, system)
+    if form.answer != form.response and column_value(row, form.answer) is not None:
+        answer = _text(row, form.answer, numbers=True)
+    truth = _ground_truth(row, options.ground_truth_column or "ground_truth", final)
+    return RawExample(question, answer, truth, response, final, pieces, system)
 
 
 def _split_final(text: str) -> tuple[str, str | None]:
@@ -179,18 +177,13 @@ def _split_final(text: str) -> tuple[str, str | None]:
     answer, so a text that goes on to another one does not end in it. At the end of code, words after hashes are a comment.
     """
     match = None if "\\boxed" in text else _FINAL.search(text)
-    if match is None or after_hashes(answer_of(text)) != match[1].strip():
+    if match is None:
         return text, None
-    if number_of(match[1].strip()) is None and holds_code(text):
+    final = match[1].strip()
+    comment = number_of(final) is None and holds_code(text)
+    if comment or after_hashes(answer_of(text)) != final:
         return text, None
-    return text[: match.start()], match[1].strip()
-
-
-def _value(row: Mapping[str, Any], name: str) -> Any:
-    value = column_value(row, name)
-    if value is None:
-        raise RowError("missing_column", absent(row, name))
-    return value
+    return text[: match.start()], final
 
 
 def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:
@@ -203,30 +196,46 @@ def _text(row: Mapping[str, Any], name: str, numbers: bool = False) -> str:
             raise RowError("not_text", "a number with thousands of digits") from None
     if not isinstance(value, str):
         raise RowError("not_text", f"column {name!r} has type {type(value).__name__}; it must be text")
-    _refuse_long(len(value), f"column {name!r}")
-    if "\r" in value:
-        value = value.replace("\r\n", "\n").replace("\r", "\n")
-    value = blank_lines_off(value)
+    _check_length(len(value), name)
+    value = blank_lines_off(_with_line_feeds(value))
     if not value:
         raise RowError("empty_text", f"column {name!r} is empty")
     return value
 
 
 def _listed(row: Mapping[str, Any], name: str) -> list[str]:
-    value = _value(row, name)
-    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
+    """The texts of a column with a list of steps."""
+    steps = _value(row, name)
+    if not isinstance(steps, (list, tuple)) or not all(isinstance(step, str) for step in steps):
         raise RowError("not_text", f"column {name!r} is no list of texts, which {_NAME.step_splitter}=list reads")
-    _refuse_long(sum(map(len, value)), f"column {name!r}")
-    if not any(step.strip() for step in value):
+    text = "".join(steps)
+    _check_length(len(text), name)
+    if not text.strip():
         raise RowError("empty_text", f"column {name!r} is empty")
-    return [step.replace("\r\n", "\n").replace("\r", "\n") for step in value]
+    return [_with_line_feeds(step) for step in steps]
+
+
+def _value(row: Mapping[str, Any], name: str) -> Any:
+    value = column_value(row, name)
+    if value is None:
+        raise RowError("missing_column", absent(row, name))
+    return value
+
+
+def _check_length(length: int, name: str) -> None:
+    if length > MAX_TEXT:
+        what = f"column {name!r} has {length:,} characters; more than {MAX_TEXT:,} is no answer"
+        raise RowError("text_too_long", what)
+
+
+def _with_line_feeds(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _ground_truth(row: Mapping[str, Any], name: str, final: str | None) -> str | None:
     """What the column says, else `final`; tables write NaN for a missing number."""
     value = column_value(row, name)
-    missing = value is None or (isinstance(value, str) and not value.strip())
-    if missing or (type(value) is float and not math.isfinite(value)):
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
         return final
     return _text(row, name, numbers=True).strip()
 
@@ -234,11 +243,6 @@ def _ground_truth(row: Mapping[str, Any], name: str, final: str | None) -> str |
 def blank_lines_off(text: str) -> str:
     """A text without blank lines at its start and white space at its end: its first line keeps its indentation."""
     return _BLANK_LINES.sub("", text).rstrip()
-
-
-def _refuse_long(length: int, what: str) -> None:
-    if length > MAX_TEXT:
-        raise RowError("text_too_long", f"{what} has {length:,} characters; more than {MAX_TEXT:,} is no answer")
 
 
 def _end_of(text: str) -> str:

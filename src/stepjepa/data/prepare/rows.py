@@ -10,6 +10,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -28,7 +29,8 @@ LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that
 KEY_BITS = 64
 _SHOWN = 160  # characters of a dropped row
 _JOIN = "\n\n"
-_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+# GSM8K itself holds line separators (U+2028), at which `str.splitlines` cuts.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 # Number; bytes of a line, an object with columns, or what is wrong where it could not be read.
 RawRow = tuple[int, Any]
@@ -36,14 +38,14 @@ RawRow = tuple[int, Any]
 
 class Kept(NamedTuple):
     """A prepared row: what is written with its line end, a hash of the question (`KEY_BITS` bits), how many steps it has,
-    how many pieces were too short to be steps, whether its answer is in a box, and how the question begins."""
+    how many pieces were too short to be steps, whether it has a system message, and how the question begins."""
 
     number: int
     line: bytes
     key: int
     steps: int
     short: int
-    boxed: bool
+    prompted: bool
     question: str
 
 
@@ -88,13 +90,12 @@ class Converter:
         """One outcome a row, in order; blank lines have none."""
         outcomes: list[Kept | Dropped] = []
         for number, raw in rows:
-            row: object = None
             try:
                 row = parse(raw)
                 if row is not None:
                     outcomes.append(self._prepared(number, row))
             except RowError as error:
-                outcomes.append(Dropped(number, error.reason, said(error), self._beginning(row or raw)))
+                outcomes.append(Dropped(number, error.reason, said(error), _beginning(raw)))
         return outcomes
 
     def _prepared(self, number: int, row: object) -> Kept:
@@ -102,15 +103,15 @@ class Converter:
         example = read_example(row, self._form, options)
         content, steps, short = self.steps_of(example)
         if len(steps) < options.min_steps:
-            more = f" ({len(steps) + short} with those below --{_NAME.min_step_length} {self.least})" if short else ""
+            more = f" and {short} too short for one (--{_NAME.min_step_length} {self.least})" if short else ""
             raise RowError("too_few_steps", f"{counted(len(steps), 'step')} found{more}")
         if options.max_steps is not None and len(steps) > options.max_steps:
             raise RowError("too_many_steps", f"{len(steps)} steps found")
         messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
         system = example.system or options.system_prompt
-        boxed = "\\boxed" in content
-        # The prompt that is the default asks for a box.
-        if system and (boxed or system != SYSTEM_PROMPT or example.system):
+        if system == SYSTEM_PROMPT and "\\boxed" not in content and not example.system:
+            system = None  # it asks for a box
+        if system:
             messages.insert(0, {"role": "system", "content": system})
         prepared = {
             "question": example.question,
@@ -121,17 +122,13 @@ class Converter:
             "messages": messages,
         }
         line = json.dumps(prepared, ensure_ascii=False)
-        if not line.isascii():  # GSM8K itself holds line separators (U+2028), at which `str.splitlines` cuts
-            for character, escape in _LINE_ENDS.items():
-                line = line.replace(character, escape)
-        try:
-            data, key = f"{line}\n".encode(), question_key(example.question)
-        except UnicodeEncodeError as error:
-            half = lone_surrogate(error.object)
-            raise RowError(
-                "broken_text", f"a text holds {half} without its other half, which is no character"
-            ) from None
-        return Kept(number, data, key, len(steps), short, boxed, example.question[:_SHOWN])
+        half = lone_surrogate(line)
+        if half is not None:
+            raise RowError("broken_text", f"a text holds {half} without its other half, which is no character")
+        data = f"{line.translate(_LINE_ENDS)}\n".encode()
+        return Kept(
+            number, data, question_key(example.question), len(steps), short, bool(system), example.question[:_SHOWN]
+        )
 
     def steps_of(self, example: RawExample) -> Steps:
         """The steps of an example, the final answer at the end of the last one.
@@ -139,27 +136,34 @@ class Converter:
         Raises:
             RowError: the response is nothing but thoughts.
         """
-        pieces = example.pieces
-        if pieces is None:
-            parts = response_parts(example.response, self._options.keep_thinking)
-            if self._form.name != "gsm8k" and any(map(holds_code, parts)):
-                # Code stays as it is, character by character, and its steps are stretches of it.
-                return self._of_code(_cut(_JOIN.join(parts), self._splitter), example.final, glue="")
-            pieces = [piece for part in parts for piece in _cut(part, self._splitter)]
-        pieces = [trimmed(piece) for piece in pieces if piece.strip()]
-        if example.pieces is not None and any(map(holds_code, pieces)):
-            return self._of_code(pieces, example.final, glue=_JOIN)
-        fitting = fit_lengths(list(map(self._one_paragraph, pieces)), self.least, self._options.drop_short)
+        if example.pieces is not None:
+            texts = example.pieces
+        else:
+            texts = response_parts(example.response, self._options.keep_thinking)
+        if self._form.name != "gsm8k" and any(map(holds_code, texts)):
+            return self._code_steps(texts, example)
+        if example.pieces is None:
+            texts = [piece for text in texts for piece in _cut(text, self._splitter)]
+        pieces = [self._one_paragraph(trimmed(text)) for text in texts if text.strip()]
+        fitting = fit_lengths(pieces, self.least, self._options.drop_short)
         # An unclosed code fence, for one, makes one step of all that follows.
         content = _JOIN.join(self._with_final(fitting, example.final))
         steps = [trimmed(step) for step in _cut(content, self._blank_lines)]
-        return Steps(_JOIN.join(steps), steps, len(pieces) - len(fitting))
+        short = len(pieces) - len(fitting)
+        return Steps(_JOIN.join(steps), steps, short)
 
-    def _of_code(self, pieces: list[str], final: str | None, glue: str) -> Steps:
-        """Steps whose white space stays, blank lines inside a step included; none is left out for being short."""
+    def _code_steps(self, texts: Sequence[str], example: RawExample) -> Steps:
+        """Steps of an answer with code, which stays as it is, character by character: they are stretches of it, blank lines
+        inside a step included, and none is left out for being short."""
+        if example.pieces is None:
+            pieces, glue = _cut(_JOIN.join(texts), self._splitter), ""
+        else:
+            pieces, glue = [trimmed(text) for text in texts if text.strip()], _JOIN
         fitting = fit_lengths(pieces, self.least, drop=False, glue=glue)
-        steps = self._with_final(fitting, final)
-        return Steps(glue.join(steps), list(map(trimmed, steps)), len(pieces) - len(fitting))
+        steps = self._with_final(fitting, example.final)
+        content = glue.join(steps)
+        short = len(pieces) - len(fitting)
+        return Steps(content, [trimmed(step) for step in steps], short)
 
     def _with_final(self, steps: list[str], final: str | None) -> list[str]:
         """The steps with the final answer at the end of the last one."""
@@ -170,27 +174,33 @@ class Converter:
 
     def _one_paragraph(self, piece: str) -> str:
         """A piece without blank lines outside of code, maths and tables."""
-        return "\n".join(map(blank_lines_off, _cut(piece, self._blank_lines))) if "\n" in piece else piece
+        return "\n".join(map(blank_lines_off, _cut(piece, self._blank_lines)))
 
     def _checked_truth(self, example: RawExample, content: str) -> str | None:
         """The ground truth; with ``require_correct`` checked against the response."""
+        required = self._options.require_correct
         truth = example.ground_truth
         if truth is None:
-            own = example.answer if example.answer != example.response else None
-            if own is None and self._options.require_correct:
+            own = None if example.answer == example.response else example.answer
+            if own is None and required:
                 raise RowError("no_ground_truth", "nothing but the response itself says what the final answer is")
-            truth = final_answer(content if own is None else own)
+            truth = final_answer(own or content)
         elif "####" in truth or "\\boxed" in truth:
             truth = final_answer(truth) or truth
-        if self._options.require_correct and not answers_match(found := final_answer(content), truth):
-            raise RowError("wrong_answer", f"the response ends in {_short(found)}, the ground truth is {_short(truth)}")
+        if required:
+            found = final_answer(content)
+            if not answers_match(found, truth):
+                what = f"the response ends in {_short(found)}, the ground truth is {_short(truth)}"
+                raise RowError("wrong_answer", what)
         return truth
 
-    def _beginning(self, raw: object) -> str:
-        if isinstance(raw, bytes):
-            return raw[:_SHOWN].decode("utf-8", "replace").strip()
-        question = raw.get(self._form.question) if isinstance(raw, Mapping) else raw
-        return "" if isinstance(question, RowError) else (question if isinstance(question, str) else str(raw))[:_SHOWN]
+
+def _beginning(raw: object) -> str:
+    """How a raw row begins, for messages."""
+    if isinstance(raw, RowError):
+        return ""
+    text = raw[:_SHOWN].decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
+    return text[:_SHOWN].strip()
 
 
 def parse(raw: object) -> object:
@@ -214,10 +224,9 @@ def parse(raw: object) -> object:
 
 def question_key(question: str) -> int:
     """A hash of the question, the same for other letter case, other spaces and other forms of the same characters."""
-    if not question.isascii():
-        question = unicodedata.normalize("NFKC", question)
-    text = " ".join(question.casefold().split())
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=KEY_BITS // 8).digest(), "big")
+    text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
+    digest = hashlib.blake2b(text.encode(), digest_size=KEY_BITS // 8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def question_of(messages: Sequence[Mapping[str, str]]) -> str:
@@ -236,10 +245,9 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     pieces = [answer_of(text)]
     if keep_thinking:
         thoughts = text_of(text).thoughts
-        ends = [0, *(end for _, end in thoughts)]
-        between = [text[end:start] for end, (start, _) in zip(ends, thoughts, strict=False)]
-        inside = [text[start:end] for start, end in thoughts]
-        pieces = [piece for pair in zip(between, inside, strict=True) for piece in pair] + pieces
+        # The stretches before, between and inside of thinking.
+        places = [0, *(place for span in thoughts for place in span)]
+        pieces = [text[start:end] for start, end in pairwise(places)] + pieces
     # Marks in a code fence are what the code is about.
     parts = [blank_lines_off(piece if "```" in piece else MARK.sub("", piece)) for piece in pieces]
     parts = [part for part in parts if part]
@@ -268,13 +276,11 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool, glue: str = "\n")
         if lead:
             piece, lead = f"{lead}{glue}{piece}", ""
         words = piece.strip()
-        heading = words.startswith(("#", "---")) or words.rstrip("*_ ").endswith(":") or words[:2] == words[-2:] == "**"
-        wide = 0 if words.isascii() else sum(unicodedata.east_asian_width(letter) in "WF" for letter in words)
-        if len(words) + 3 * wide >= least:
+        if _length(words) >= least:
             fitting.append(piece)
         elif drop and "\\boxed" not in piece and "####" not in piece:
             continue
-        elif not fitting or heading:
+        elif not fitting or _announces(words):
             lead = piece
         else:
             fitting[-1] += f"{glue}{piece}"
@@ -283,6 +289,19 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool, glue: str = "\n")
     elif lead:
         fitting.append(lead)
     return fitting
+
+
+def _length(words: str) -> int:
+    """Characters, a wide one counted as four."""
+    if words.isascii():
+        return len(words)
+    return len(words) + 3 * sum(unicodedata.east_asian_width(letter) in "WF" for letter in words)
+
+
+def _announces(words: str) -> bool:
+    """Whether words are a heading, a rule, a title in bold or end in a colon: what follows belongs to them."""
+    bold = words[:2] == words[-2:] == "**"
+    return bold or words.startswith(("#", "---")) or words.rstrip("*_ ").endswith(":")
 
 
 def _cut(text: str, splitter: StepSplitter) -> list[str]:

@@ -1,0 +1,311 @@
+"""Steps that open with a number at the start of a line: ``Step 3:``, ``3.``, ``(3)``.
+
+What precedes the first marker belongs to the first step, and what is nested to its step. A summary or an answer after the
+last item is a step of its own. All this reads `Text.flat`.
+
+The word for step, and the words that label an answer or open a conclusion, are known in English, German, French, Spanish,
+Portuguese and Chinese.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from stepjepa.data.steps.text import CharSpan, Paragraph, Text
+
+_STEP = "(?i:step|schritt|étape|etape|paso|passo|etapa|步骤|步驟)"
+# After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
+_SIGN_AFTER = r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__)?[ \t]*(?:[:.，、)*\u2013\u2014-](?!\d)|\n|\Z))"
+# After `3.`: white space, markup, a word without a space in between, a script that writes no spaces.
+_AFTER = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
+
+# One line's start. The line feed is part of it (a text is searched with one in front), which makes the search fast.
+_MARKER = re.compile(
+    rf"""
+    \n(?P<lead>[ \t]*)(?=[^\s>A-Za-z]|[SsEePp][a-zA-Z])
+    (?P<bullet>[-*+\u2022\u2013\u2014][ \t]+)?
+    (?P<heading>\#{{1,6}}[ \t]*)?
+    (?:[^\x00-\u218f\w]{{1,6}}[ \t]*)?                           # an emoji
+    (?P<bold>\*{{1,3}}|_{{1,3}})?
+    (?:
+      {_STEP}[ \t]*\(?(?P<step>\d{{1,3}})(?![^\W_])(?!\.\d)(?(heading)|(?(bold)|{_SIGN_AFTER}))
+    | 第[ \t]*(?P<ordinal>\d{{1,3}})[ \t]*步
+    | (?P<number>\d{{1,3}})(?:\*\*|__)?(?P<stop>[.)、]){_AFTER}
+    | \((?P<inside>\d{{1,3}})\)(?=[\s*_`$\\\w]|\Z)
+    )
+    """,
+    re.VERBOSE,
+)
+
+
+class Marker(NamedTuple):
+    """What opens a numbered line.
+
+    Attributes:
+        start: where its line starts.
+        end: where what it marks begins.
+        width: columns of white space before it, four for a tab.
+        family: markers of one list share it: ``step``, or how the number is written.
+        value: the number.
+        strength: 3 with a heading's sign, 2 in bold, 1 else.
+        level: of the heading; 0 without.
+    """
+
+    start: int
+    end: int
+    width: int
+    family: str
+    value: int
+    strength: int
+    level: int
+
+
+class Numbered(NamedTuple):
+    """The steps of a text, and whether their marks are so clear that it is not read in another way: step words, marks in
+    bold or headings, a list that most of the text is."""
+
+    spans: list[CharSpan]
+    clear: bool = False
+
+
+def numbered(text: Text) -> Numbered:
+    """Steps open with a numbered marker at the start of a line, alone or in bold, in a heading or after a bullet.
+
+    Markers are the word for step with a number (``Step 3:``, ``Schritt 3:``, ``第3步``), and numbers that count up: ``3.``,
+    ``3)``, ``(3)``, ``３、``. What precedes the first marker belongs to the first step, nested items and what is indented to
+    their step. A summary or an answer after the last item, after a blank line and not indented, is a step of its own. A
+    text with fewer than two markers is one step.
+    """
+    lists = counted_lists(text.flat, find_markers(text))
+    if not lists:
+        return Numbered(text.cut(()))
+    cuts: list[int] = []
+    regions: list[CharSpan] = []  # what the lists themselves take
+    for items, later in zip(lists, [*lists[1:], None], strict=True):
+        end = later[0].start if later else len(text.flat)
+        ending = _ending(text, items, end)
+        after = _between(text, ending, end) if later else _tail(text, items[-1], ending)
+        regions.append((items[0].start, min([*after, end])))
+        cuts += [item.start for item in items[1:]]
+        cuts += after
+    spans = text.cut(cuts)
+    first = lists[0][0]
+    strong = first.family == "step" or first.strength > 1
+    return Numbered(spans, strong or (len(spans) > 1 and _prevail(text, regions)))
+
+
+def _prevail(text: Text, regions: Sequence[CharSpan]) -> bool:
+    """Whether lists are what the text is about: a third of it, or at most two paragraphs are around them."""
+    inside = sum(end - start for start, end in regions)
+    thoughts = sum(end - start for start, end in text.thoughts)
+    length = len(text.text) - thoughts
+    if 3 * inside >= length:
+        return True
+    paragraphs = [part for part in text.paragraphs if part.prose]
+    around = len(paragraphs)
+    for start, end in regions:
+        around -= sum(start <= part.start < end for part in paragraphs)
+    return around < 3
+
+
+# Which markers open the steps
+
+
+def find_markers(text: Text) -> list[Marker]:
+    """All that looks like a marker, outside of what is never cut."""
+    markers: list[Marker] = []
+    for match in _MARKER.finditer("\n" + text.flat):
+        start = match.start()
+        word = match["step"] or match["ordinal"]
+        in_bullet = match["bullet"] and not word and not match["bold"]  # "- 3. a" is an item of a list
+        if in_bullet or text.in_block(start):
+            continue
+        family = "step" if word else match["stop"] or "()"
+        value = int(word or match["number"] or match["inside"])
+        width = len(match["lead"].expandtabs(4))
+        level = (match["heading"] or "").count("#")
+        strength = 3 if level else 2 if match["bold"] else 1
+        markers.append(Marker(start, match.end() - 1, width, family, value, strength, level))
+    return markers
+
+
+def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
+    """The markers that open the steps of a text, as lists that each count up; [] where there are none.
+
+    Step words beat numbers in headings, these beat numbers in bold, and these plain ones; among plain ones the least
+    indented that come first and count up. Others are items of a step. A single marker opens nothing.
+    """
+    steps = [marker for marker in markers if marker.family == "step"]
+    for strength in (3, 2, 1):
+        # Where some are headings or bold and count up, plain ones are inside their steps.
+        strong = [marker for marker in steps if marker.strength >= strength]
+        count_up = all(right.value in (1, left.value + 1) for left, right in pairwise(strong))
+        if len(strong) > 1 and (count_up or strength == 1):
+            return _lists(strong)
+    for strength in (3, 2, 1):
+        families: dict[tuple[str, int], list[Marker]] = {}
+        for marker in markers:
+            if marker.strength == strength and marker.family != "step":
+                families.setdefault((marker.family, marker.level), []).append(marker)
+        outer = [_least_indented(family) for family in families.values()]
+        # One column is none; of equal ones the first.
+        for family in sorted(outer, key=lambda family: max(family[0].width, 1)):
+            lists = _lists(family)
+            if lists and not _are_labels(text, family):
+                return lists
+    return []
+
+
+def _are_labels(text: str, markers: Sequence[Marker]) -> bool:
+    """Whether numbers in brackets are labels of equations, to which the text refers after them."""
+    if markers[0].family != "()" or not re.search(r"\(\d{1,3}\)", text[markers[-1].end :]):
+        return False
+    return all("=" in text[marker.end :].partition("\n")[0] for marker in markers)
+
+
+def _least_indented(family: Sequence[Marker]) -> list[Marker]:
+    least = min(marker.width for marker in family)
+    return [marker for marker in family if marker.width <= least + 1]
+
+
+_NESTED = 8  # lists inside one another
+
+
+def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
+    """The lists of one family that count up by one; [] without one of two items.
+
+    A number that goes on with an earlier list closes the lists that have begun since: they were nested. A number out of
+    order is prose that happens to start a line, unless it goes on after a gap, or has the word for step (``Step 2`` once
+    more).
+    """
+    lists: list[list[Marker]] = []
+    last_place = {marker.value: number for number, marker in enumerate(family)}
+    for number, marker in enumerate(family):
+        waiting = [items[-1].value + 1 for items in lists[-_NESTED:]]
+        if marker.value in waiting:
+            nested = waiting[::-1].index(marker.value)
+            del lists[len(lists) - nested :]
+            lists[-1].append(marker)
+            continue
+        if marker.value <= 1 or not lists:
+            lists.append([marker])
+            continue
+        expected = waiting[-1]
+        gap = marker.value > expected and last_place.get(expected, -1) < number
+        if gap or marker.family == "step":
+            lists[-1].append(marker)
+    longest = max(len(items) for items in lists)
+    if longest == 1 and all(marker.value == 1 for marker in family):  # 1. 1. 1., which Markdown counts up
+        return [list(family)] if len(family) > 1 else []
+    return [items for items in lists if len(items) > 1 or items[0].value == 1] if longest > 1 else []
+
+
+# Where a list ends
+
+# What labels an answer: a word and a colon, GSM8K's #### 5, words of an ending.
+_HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
+_WORD = (
+    "(?i:(?:the |our |la |die |a |o )?(?:final answer|answer|conclusion|summary|result|antwort|endergebnis|fazit"
+    "|réponse finale|réponse|respuesta final|respuesta|conclusión|resposta final|resposta|conclusão|最终答案|答案|结论|答))"
+)
+_COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
+_ENDING = r"(?i:in conclusion|to conclude|in summary|to summari[sz]e|putting it all together)(?![^\W_])"
+_LABEL = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
+_ANSWER = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}|{_ENDING})(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
+_ANSWER_INSIDE = re.compile(r"\banswer\b[^\n.]{0,40}\bis\b|\\boxed")
+_SO = re.compile(
+    r"[#>*_ \t\[(]*(?:(?i:therefore|thus|hence|so|consequently|accordingly|as a result|altogether|overall|in total|finally"
+    r"|daher|somit|folglich|insgesamt|donc|ainsi|par conséquent|por tanto|por lo tanto|así|portanto|logo|assim)(?![^\W_])"
+    r"|∴|因此|所以|综上|故)"
+)
+_LABEL_ALONE = re.compile(rf"[#*_ \t]*{_WORD}[ \t*_:：]*(?=\n|\Z)")
+_LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
+_TITLE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*|[ \t]*#[^\n]*")
+
+
+def _ending(text: Text, items: Sequence[Marker], end: int) -> list[Paragraph]:
+    """The paragraphs after the last item that do not belong to it.
+
+    They begin with a label, a heading or words that conclude, or where the last item has more paragraphs than all others.
+    """
+    parts = _outer(text, items[-1], end)
+    if not parts:
+        return []
+    counts = [len(_outer(text, item, later.start)) for item, later in pairwise(items)]
+    least, most = min(counts, default=0), max(counts, default=0)
+    regular = most == 0 or (least == most and len(counts) > 1 and not items[0].level)
+    for number, part in enumerate(parts):
+        if part.level or _LABEL.match(text.flat, part.start):
+            return parts[number:]
+        if number < least:
+            continue
+        last_words = part is parts[-1] and _SO.match(text.flat, part.start)
+        if regular or last_words or _answers(text, part):
+            return parts[number:]
+    return []
+
+
+def _outer(text: Text, item: Marker, end: int) -> list[Paragraph]:
+    """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
+    found: list[Paragraph] = []
+    for part in text.between(item.start + 1, end):
+        # Headings below one that is a marker are its own, but for that of an answer.
+        own = 0 < item.level < part.level and not _LABEL_ALONE.match(text.flat, part.start)
+        if part.width <= item.width + 1 and (part.prose or part.level) and not own:
+            found.append(part)
+    return found[1:] if _is_introduced(text, item, found) else found
+
+
+def _is_introduced(text: Text, item: Marker, found: Sequence[Paragraph]) -> bool:
+    """Whether a title, or words with a colon, introduce the first of an item's paragraphs right before it."""
+    first = found[0] if found else None
+    if first is None or not first.prose or text.between(item.start + 1, first.start):
+        return False
+    return _introduces(text.flat[item.start : first.start])
+
+
+def _answers(text: Text, part: Paragraph) -> bool:
+    return bool(_ANSWER.match(text.flat, part.start) or _ANSWER_INSIDE.search(text.flat, part.start, part.end))
+
+
+def _between(text: Text, ending: Sequence[Paragraph], opened: int) -> list[int]:
+    """Where the steps between two lists begin: conclusions of the one, then the other with what introduces it."""
+    cuts: list[int] = []
+    for part in ending:
+        cuts.append(part.start)
+        if part.level or not (_answers(text, part) or _SO.match(text.flat, part.start)):
+            return cuts
+    return [*cuts, opened]
+
+
+def _tail(text: Text, last: Marker, ending: Sequence[Paragraph]) -> list[int]:
+    """Where the steps after the last item of all begin."""
+    end = ending[0].start if ending else len(text.flat)
+    cuts = _answer_line(text, last, end)
+    section = introduced = False  # under a heading; by a title, or words with a colon
+    for part in text.between(end, len(text.flat)):
+        outer = part.width <= last.width + 1 and (part.prose or part.level)
+        follows = introduced or (section and not _LABEL.match(text.flat, part.start))
+        if outer and (part.level or not follows):
+            cuts.append(part.start)
+            section = part.level > 0
+        introduced = _introduces(text.flat[part.start : part.end])
+    return cuts
+
+
+def _answer_line(text: Text, last: Marker, end: int) -> list[int]:
+    """A line of the last item, without a blank line before it, that gives the answer: ``#### 5``, ``Answer: 5``."""
+    for match in _LABEL_LINE.finditer(text.flat, last.end, end):
+        above = text.flat[: match.start()].rpartition("\n")[2]
+        if above.strip() and not text.in_block(match.start() + 1):
+            return [match.start() + 1]
+    return []
+
+
+def _introduces(lines: str) -> bool:
+    """Whether lines are a title, or end with a colon: what they introduce follows."""
+    lines = lines.rstrip()
+    return lines.endswith((":", ":**", ":__")) or _TITLE.fullmatch(lines) is not None
