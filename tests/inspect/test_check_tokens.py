@@ -9,12 +9,9 @@ from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
 from stepjepa.errors import DataError
 from stepjepa.inspect.check import check
-from stepjepa.inspect.check.tokens import padding_lines
-from stepjepa.inspect.layout import measure_padding
 from stepjepa.utils.parallel import twice
-from support.checks import NO_SYSTEM, ROWS, tokens_of, warned, words
+from support.checks import ROWS, tokens_of, warned, words
 from support.encoding import settings_of
-from support.records import form_of
 from support.rows import step_rows
 
 
@@ -30,9 +27,6 @@ def test_counts_by_hand():
     # Steps one and two of three, nothing of the answer of one step, both steps of two: 2 + 1 of 6, 0 of 2, 3 of 3.
     assert (found.coverage.answer_tokens, found.coverage.in_views) == (11, 6)
     assert (found.sampled, found.sampled_all) == (3, True)
-    assert found.one_token_targets == 1
-    assert found.unknown_tokens == 0
-    assert (found.end_of_turn, found.end_is, found.end_labelled) == ("<end>", ("EOS",), True)
     assert {kind: tokens for kind, tokens in found.segments.items() if tokens} == {
         "template": 5 + 5 + 7,
         "system": 2,
@@ -193,44 +187,8 @@ def test_the_report_is_that_of_training():
     assert {**tokens_of(ROWS).data.to_dict(), "fingerprint": ""} == {**data.to_dict(), "fingerprint": ""}
 
 
-TWO = form_of(2, 17)
-
-
-def test_padding_by_hand():
-    padding = measure_padding(examples()[0], TWO, batch_size=2, max_length=20)
-    assert (padding.batch_size, padding.batches, padding.max_length) == (2, 1, 20)
-    # Two chats of 13 and 8 tokens, a source of 8 and two predictors, a target of 1.
-    assert padding.sequences == 4
-    assert (padding.fixed_chats, padding.fixed_views) == (2 * 20, 4 * 20)
-    assert (padding.longest_chats, padding.longest_views) == (2 * 13, 2 * 13 + 2 * 10)
-    # One row: 13 + 2 + 1 and 8.
-    assert (padding.packed, padding.packed_rows, padding.tokens) == (24, 1, 24)
-    lines = padding_lines(padding)
-    assert lines[0] == "Positions in a batch of 2 (mean of 1 batch):"
-    assert [line.split()[-2:] for line in lines[2:4]] == [["40", "26"], ["80", "46"]]
-    assert lines[4].split()[-1] == "24"
-    assert "30.0 % of the positions of chats and views padded to max_length, as the published code" in lines[5]
-    assert "52.2 % of those padded to the longest" in lines[5]
-
-
-def test_padding_is_the_mean_of_full_batches():
-    first, second, third = (example.plain() for example in examples()[0])  # 13, 8 and 13 tokens
-    padding = measure_padding(
-        [first, second, second, third, third], form_of(0), batch_size=2, max_length=20, multiple=1
-    )
-    assert (padding.batches, padding.longest_chats, padding.packed) == (2, 26, 21)
-    assert padding.sequences == 2
-    alone = measure_padding([first, second], form_of(0), batch_size=8, max_length=20)
-    assert (alone.batch_size, alone.batches, alone.longest_chats) == (2, 1, 26)
-    assert "chats and views" not in "\n".join(padding_lines(alone))
-    assert "texts alone" in "\n".join(padding_lines(alone, "texts"))
-    assert "published" not in "\n".join(padding_lines(alone, "texts"))
-
-
 def test_other_forms():
-    two = tokens_of(ROWS, forward="two_pass", batch_size=3)
-    assert two.padding.packed == two.padding.longest_views == 3 * 13 + 4 * 12
-    assert two.padding.tokens == 34 + (8 + 2) + 1 + (10 + 2) + 2
+    two = tokens_of(ROWS, forward="two_pass")
     kinds = ("predictors", "source copies", "target copies")
     assert [two.segments[kind] for kind in kinds] == [4, 8 + 10, 1 + 2]
     inline = tokens_of(ROWS, forward="inline").segments
@@ -238,27 +196,12 @@ def test_other_forms():
     assert sum(two.segments.values()) - 8 - 10 - 3 == sum(inline.values()) == 34 + 4
 
 
-SEVEN = [*ROWS, {"question": "how", "answer": "seven"}]
 BARE = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
-PADDING = "is also the {} token, in 3 examples"
 # warning, rows, tokenizer and options, words of its text or None where there is none
 CASES = [
     ("no_pairs", [ROWS[1]], {}, "no example of 1 has a pair for step_jepa"),
-    ("one_token_targets", ROWS, {}, "1 of 2 pairs (50.0 %)"),
-    ("folded_system", ROWS, {"tokenizer": words(NO_SYSTEM)}, "1 system message are part of the first user message"),
-    ("unknown_tokens", SEVEN, {}, "1 of 41 tokens (2.44 %) are the tokenizer's unknown token"),
-    ("unknown_tokens", [*ROWS * 40, SEVEN[-1]], {"sample_rows": 2}, None),  # 1 of 1,367
-    ("unknown_tokens", SEVEN, {"tokenizer": words(eos_token="<unk>")}, None),  # one token that is both, as GPT-2's is
-    ("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token="<end>")}, PADDING.format("padding and EOS")),
-    # rows are padded with the EOS then
-    ("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token=None)}, PADDING.format("padding and EOS")),
-    (
-        *("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token="<end>", eos_token="<s>")}),
-        PADDING.format("padding"),
-    ),
     ("no_end_of_turn", ROWS, {"tokenizer": words(BARE, eos_token=None)}, "nothing ends an answer"),
     ("no_end_of_turn", ROWS, {"tokenizer": words(BARE)}, None),  # an EOS is appended
-    ("end_of_turn_unlabelled", ROWS, {"labels": "reference"}, "--labels reference leaves <end>"),
 ]
 
 
@@ -270,5 +213,4 @@ def test_warning(name, rows, options, text):
 
 def test_nothing_to_warn_of():
     for options in ({"labels": "all"}, {"objective": "regular"}):
-        assert set(warned(tokens_of(ROWS, **options))) <= {"one_token_targets"}
-    assert warned(tokens_of(ROWS[2:])) == {}
+        assert warned(tokens_of(ROWS, **options)) == {}

@@ -79,8 +79,8 @@ class Form:
             objective.vector_names,
         )
 
-    def collator(self, multiple: int = 1) -> Collator:
-        """Training's collator, with rows rounded up to a multiple; loads torch."""
+    def collator(self) -> Collator:
+        """Training's collator, without rounding rows up; loads torch."""
         from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 
         if self.forward == "two_pass":
@@ -88,7 +88,7 @@ class Form:
         return ForestCollator(
             self.predictor_ids,
             self.pad_token_id,
-            multiple,
+            1,
             max_row_length=self.max_row_length,
             inline=self.forward == "inline",
             separate_targets=self.separate_targets,
@@ -311,73 +311,40 @@ def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
     return names
 
 
-@dataclass
-class Padding:
-    """Positions that a batch takes, padding included; means over the batches.
+class _Area(NamedTuple):
+    """What a batch takes when it is laid out: rows, positions, and those of the positions that hold a token."""
 
-    Attributes:
-        batch_size: examples of a batch; `batches`: number of batches.
-        max_length: in tokens.
-        sequences: rows of a batch with every chat and every view a row of its own.
-        fixed_chats, fixed_views: all rows padded to `max_length`: the chats alone; chats and views.
-        longest_chats, longest_views: the same, padded to the batch's longest chat, and longest view.
-        packed: as training lays the batch out; `packed_rows`: its rows.
-        tokens: those of them that are no padding.
-    """
-
-    batch_size: int
-    batches: int
-    max_length: int
-    sequences: float
-    fixed_chats: float
-    fixed_views: float
-    longest_chats: float
-    longest_views: float
-    packed: float
-    packed_rows: float
-    tokens: float
+    rows: int
+    positions: int
+    tokens: int
 
 
-def measure_padding(
-    examples: Sequence[Example], form: Form, batch_size: int, max_length: int = 1, multiple: int = 8
-) -> Padding:
-    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone."""
-    collator = form.collator(multiple)
-    rows_apart = replace(form, forward="two_pass", separate_targets=False).collator()
-    count = max(len(examples) // batch_size, 1)
-    sums = np.zeros(8)
-    for number in range(count):
-        batch = examples[number * batch_size : (number + 1) * batch_size]
-        packed, shapes = collator(batch).every_rows, [one.input_ids.shape for one in rows_apart(batch).every_rows]
-        rows, areas = sum(height for height, _ in shapes), [height * width for height, width in shapes]
-        sums += (
-            rows,
-            shapes[0][0] * max_length,
-            rows * max_length,
-            areas[0],
-            sum(areas),
-            sum(one.input_ids.numel() for one in packed),
-            sum(len(one.input_ids) for one in packed),
-            sum(int(one.filled.sum()) for one in packed),
-        )
-    return Padding(min(batch_size, len(examples)), count, max_length, *(sums / count).tolist())
+def _area(examples: Sequence[Example], form: Form) -> _Area:
+    rows = form.collator()(examples).every_rows
+    return _Area(
+        sum(len(one.input_ids) for one in rows),
+        sum(one.input_ids.numel() for one in rows),
+        sum(int(one.filled.sum()) for one in rows),
+    )
 
 
 def packing_line(examples: Sequence[Example], form: Form) -> str:
     """How many positions a batch takes as it is laid out, and in the other form; loads torch."""
-    measured = measure_padding(examples, form, len(examples), multiple=1)
-    positions, two_pass = int(measured.packed), form.forward == "two_pass"
-    padding, rows = positions - int(measured.tokens), counted(int(measured.packed_rows), "row")
-    filled = f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
+    area = _area(examples, form)
+    filled, padding = "no padding", area.positions - area.tokens
+    if padding:
+        filled = f"{padding:,} of them padding ({100 * padding / area.positions:.1f} %)"
     name = {"packed": "packing", "two_pass": "two passes"}.get(form.forward, form.forward)
-    line = f"{name}: {counted(len(examples), 'example')} in {rows}, {positions:,} positions, {filled}"
-    if form.separate_targets and measured.packed_rows > 1:
+    laid_out = f"{counted(len(examples), 'example')} in {counted(area.rows, 'row')}, {area.positions:,} positions"
+    line = f"{name}: {laid_out}, {filled}"
+    if form.separate_targets and area.rows > 1:
         line += " (targets in rows of their own, without gradient)"
-    if two_pass:
-        packed = measure_padding(examples, replace(form, forward="packed"), len(examples), multiple=1)
-        return f"{line}; packed into forests they take {int(packed.packed):,}"
-    if measured.sequences > len(examples):
-        times = measured.longest_views / measured.packed
-        apart = f"takes {int(measured.longest_views):,}, {times:.1f} times as many"
-        line += f"; every chat and view in a row of its own (two passes) {apart}"
+    if form.forward == "two_pass":
+        packed = _area(examples, replace(form, forward="packed"))
+        return f"{line}; packed into forests they take {packed.positions:,}"
+    apart = _area(examples, replace(form, forward="two_pass", separate_targets=False))
+    if apart.rows > len(examples):
+        times = apart.positions / area.positions
+        line += "; every chat and view in a row of its own (two passes) takes "
+        line += f"{apart.positions:,}, {times:.1f} times as many"
     return line

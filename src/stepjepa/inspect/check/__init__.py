@@ -36,9 +36,6 @@ class FileOptions:
         "says what a model will see of the file under the options of training.",
         "check",
     )
-    per_device_train_batch_size: int = option(
-        8, "Examples of a batch, for the padding.", "check", needs={"model_name": True}, at_least=1
-    )
     seed: int = option(42, "Seed of the sampled rows.", "check", needs={"model_name": True})
     num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)
     show: int = option(1, "How many rows to show.", "check", at_least=0)
@@ -117,7 +114,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
         if texts.found.plain_text and not asked:
             takes_text = next(one for one, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
             method = method_from({**options, _NAME.objective: takes_text})
-        tokens = read_tokens(texts, tokenizer_of(rows, name, method), method, own)
+        tokens = read_tokens(texts, tokenizer_of(rows, name, method), method, name, own.seed, own.num_proc)
     if others is not None:
         texts.compare(others)
     warnings = text_warnings(texts.found, steps=needs_steps or not asked)
@@ -127,7 +124,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
     changed = [one for one, known in options_of(FileOptions).items() if getattr(own, one) != known.default]
     unread = [Unread(one, f"without --{_NAME.model_name}") for one in options if one not in _READ]
     notes = sorted(map(str, [*unread, *unread_options(own, changed)]))
-    notes.append(f"--{_NAME.model_name} NAME adds what a model will see: pairs, truncation, tokens by kind, padding")
+    notes.append(f"--{_NAME.model_name} NAME adds what a model will see: pairs, truncation, tokens by kind")
     return CheckReport(texts.found, None, warnings, notes)
 
 

@@ -5,7 +5,6 @@ What a tokenizer makes of it is in `tokens`.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -18,13 +17,12 @@ from stepjepa.data.chat import KNOWN_CHATS, attempted, row_to_messages
 from stepjepa.data.columns import is_trained, left_over, trained_answers
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder, render_checked
 from stepjepa.data.options import PairColumns, is_stream
-from stepjepa.data.prepare.rows import question_of
+from stepjepa.data.prepare.rows import question_key, question_of
 from stepjepa.data.report import RowCounts, StepCounts, listed_files
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, rules_for
 from stepjepa.data.token_rows import stream_content
 from stepjepa.errors import RowError
-from stepjepa.inspect.check.quality import Leak, QualityCounts, Repeats, RowKeys, row_keys
 from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.parallel import mapped, twice
@@ -69,6 +67,59 @@ class RowSample:
 
 
 @dataclass
+class Repeats:
+    """Rows that ask what an earlier row asks (`prepare.rows.question_key`: letter case and white space aside).
+
+    Attributes:
+        rows: such rows.
+        first: places of the first such row and of the one that it repeats; () where there is none.
+    """
+
+    rows: int = 0
+    first: tuple[str, ...] = ()
+    _questions: dict[int, int] = field(default_factory=dict, repr=False)  # hash -> number of the first row
+
+    def count(self, rows: RowSource, number: int, key: int) -> None:
+        """Count row `number` of `rows`, whose question has the hash `key`."""
+        earlier = self._questions.setdefault(key, number)
+        if earlier != number:
+            self.rows += 1
+            self.first = self.first or (rows.place(earlier), rows.place(number))
+
+    def find(self, question: str) -> int | None:
+        """The number of the first row with this question, None if there is none."""
+        key = hashed_question(question)
+        return None if key is None else self._questions.get(key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        return {"rows": self.rows, "first": self.first}
+
+
+@dataclass
+class Leak:
+    """Rows of an evaluation file whose question is in the training file.
+
+    Attributes:
+        source: the evaluation file.
+        rows, skipped: rows that were compared, and those that cannot be used.
+        found: rows with a question of the training file.
+        first: place of the first such row, and of the training row; () where there is none.
+    """
+
+    source: str
+    rows: int = 0
+    skipped: int = 0
+    found: int = 0
+    first: tuple[str, ...] = ()
+
+
+def hashed_question(question: str) -> int | None:
+    """The hash by which questions are compared; None for a blank one, which is no question."""
+    return question_key(question) if question.strip() else None
+
+
+@dataclass
 class TextStatistics(RowCounts):
     """What the rows of a data set hold; every row read is counted once as usable or skipped.
 
@@ -87,7 +138,8 @@ class TextStatistics(RowCounts):
             which it finds two or more steps.
         text_rows, id_rows: usable rows of text, and of token ids; `characters`, `ids`: how much they hold.
         steps: where the steps come from.
-        signs, repeats, leak: counts that warnings are made of; `leak` is None without an evaluation file.
+        repeats: rows with the question of an earlier one.
+        leak: rows of the evaluation file with a question of this one; None without such a file.
         samples: the first usable rows.
     """
 
@@ -109,7 +161,6 @@ class TextStatistics(RowCounts):
     characters: int = 0
     ids: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
-    signs: QualityCounts = field(default_factory=QualityCounts)
     repeats: Repeats = field(default_factory=Repeats)
     leak: Leak | None = None
     samples: list[RowSample] = field(default_factory=list)
@@ -166,11 +217,6 @@ class TextStatistics(RowCounts):
         """Where steps come from, with a separator of one's own."""
         given = self.splitter in ("separator", "regex") and self.separator != "\n\n" and not self.steps.own
         return f"{self.steps.words} {escaped(self.separator)}" if given else self.steps.words
-
-    @property
-    def plain_separator(self) -> str:
-        """Where a plain split would cut."""
-        return self.separator if self.splitter in ("separator", "lines") else "\n\n"
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
@@ -248,9 +294,12 @@ class _TextCounter:
     show: int
     encoder: RowEncoder | None = None
 
-    def __call__(self, rows: Sequence[PlacedRow]) -> tuple[TextStatistics, list[RowKeys | None], Encoded | None]:
-        """Statistics of a chunk, hashes of every row, and examples; an unusable row is an error with `strict_data`."""
-        found, keys = deepcopy(self.empty), list[RowKeys | None]()
+    def __call__(self, rows: Sequence[PlacedRow]) -> tuple[TextStatistics, list[int | None], Encoded | None]:
+        """Statistics of a chunk, the hash of every row's question, and examples.
+
+        With `strict_data` a DataError for an unusable row.
+        """
+        found, keys = deepcopy(self.empty), list[int | None]()
         found.rows_read = len(rows)
         plain = [found.plain_text and is_stream(row) for _, row in rows]
         told_rows = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
@@ -269,8 +318,8 @@ class _TextCounter:
         found.rows_usable = found.rows_read - found.rows_skipped.total()
         return found, keys, None if self.encoder is None else self.encoder(rows, chats)
 
-    def _count_chat(self, found: TextStatistics, place: str, chat: Any) -> RowKeys | None:
-        """Count a `CheckedChat`; its hashes. Raises the RowError that it may be or have."""
+    def _count_chat(self, found: TextStatistics, place: str, chat: Any) -> int | None:
+        """Count a `CheckedChat`; the hash of its question. Raises the RowError that it may be or have."""
         if isinstance(chat, RowError):
             raise chat
         if isinstance(chat.steps, RowError):
@@ -284,7 +333,6 @@ class _TextCounter:
         roles, steps = [message["role"] for message in messages], list(map(len, spans))
         for name in found.other_splitters:
             found.other_splitters[name] += any(len(self.usual.spans(answer)) >= 2 for answer in answers)
-        found.signs.count(place, chat, spans, found.plain_separator)
         found.message_counts[len(messages)] += 1
         found.role_orders[", ".join(roles)] += 1
         found.step_counts[max(steps)] += 1
@@ -299,10 +347,10 @@ class _TextCounter:
         if len(found.samples) < self.show:
             user = (_cut(message["content"]) for message in messages if message["role"] == "user")
             found.samples.append(RowSample(place, tuple(roles), next(user, None), _cut(answers[0]), steps[0]))
-        return row_keys(question_of(messages), "\n".join(answers))
+        return hashed_question(question_of(messages))
 
-    def _count_text(self, found: TextStatistics, place: str, row: Mapping[str, Any]) -> RowKeys | None:
-        """Count a row of plain text; its hashes. RowError if it cannot be used."""
+    def _count_text(self, found: TextStatistics, place: str, row: Mapping[str, Any]) -> int | None:
+        """Count a row of plain text; the hash of its text. RowError if it cannot be used."""
         text = _asked(row, True, None)
         found.see_left_over(left_over(row, ()))
         if row.get("input_ids") is not None:
@@ -313,7 +361,7 @@ class _TextCounter:
             found.characters += len(text)
         if len(found.samples) < self.show:
             found.samples.append(RowSample(place, (), None, _cut(text), 0))
-        return row_keys(text, "")
+        return hashed_question(text)
 
 
 class TextReader:
@@ -398,10 +446,7 @@ def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
 
 def excerpt(row: object) -> str:
     """How a row begins, in one line."""
-    try:
-        text = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError, TypeError):
-        text = repr(type(row))
+    text = row if isinstance(row, str) else repr(row)
     text = " ".join(text[: 4 * _EXCERPT].split())
     return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
 

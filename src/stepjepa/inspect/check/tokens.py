@@ -1,7 +1,7 @@
-"""Statistics of a data set as a model will see it: pairs, coverage, truncation, lengths, tokens by kind, padding.
+"""Statistics of a data set as a model will see it: pairs, coverage, truncation, lengths, tokens by kind.
 
-Everything is counted from the examples that training would make; what needs more than the examples (which tokens are whose,
-how batches are laid out) from a sample of the rows.
+Everything is counted from the examples that training would make; which tokens are whose needs more than the examples and is
+counted in a sample of the rows.
 
 Shapes: T tokens of a trunk, N chats.
 """
@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.data.encode import RowEncoder
+from stepjepa.data.encode import PlacedRow, RowEncoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.types import Example
-from stepjepa.inspect.layout import Form, Padding, Span, measure_padding, row_records
+from stepjepa.inspect.layout import Form, Span, row_records
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
@@ -29,7 +28,6 @@ from stepjepa.utils.text import counted, printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from stepjepa.inspect.check import FileOptions
     from stepjepa.inspect.check.texts import TextReader
 
 SAMPLE_ROWS = 2000
@@ -90,13 +88,9 @@ class TokenStatistics:
         method: the objective and its form; `objective`: the objective itself, of which the record has the name.
         data: training's own report: rows, pairs, lengths, labels.
         plain_text: whether the data set is plain text; then nothing is truncated, and `coverage` and `truncation` are None.
-        sampled: examples in the sample; `coverage`, `segments` and `padding` are of these alone.
+        sampled: examples in the sample; `coverage` and `segments` are of these alone.
         sampled_all: whether the sample is all examples.
         segments: kind of token -> tokens.
-        unknown_tokens: tokens of all examples that are the tokenizer's unknown token; None if it has none.
-        one_token_targets: pairs of all examples whose target is a single token.
-        end_of_turn: the token that ends an answer, None where there is none; `end_is`: ``padding`` and ``EOS``, where it is
-            these; `end_labelled`: whether it is trained on.
     """
 
     tokenizer: str
@@ -110,16 +104,10 @@ class TokenStatistics:
     sampled_all: bool = True
     coverage: Coverage | None = None
     segments: dict[str, int] = field(default_factory=dict)
-    padding: Padding | None = None
-    unknown_tokens: int | None = None
-    one_token_targets: int = 0
-    end_of_turn: str | None = None
-    end_is: tuple[str, ...] = ()
-    end_labelled: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
-        parts = {"truncation": self.truncation, "coverage": self.coverage, "padding": self.padding}
+        parts = {"truncation": self.truncation, "coverage": self.coverage}
         return {
             **vars(self),
             "objective": self.objective.label,
@@ -154,102 +142,68 @@ class TokenStatistics:
         for kind, tokens in self.segments.items():
             if tokens:
                 lines.append(f"    {_KINDS[kind]:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %")
-        if self.padding is not None:
-            lines += ["", *padding_lines(self.padding, "texts" if self.plain_text else "chats")]
         return lines
-
-
-def padding_lines(padding: Padding, trunks: str = "chats") -> list[str]:
-    """The positions of a batch in a table; `trunks` are ``chats`` or ``texts``."""
-    batches = counted(padding.batches, "batch", "batches")
-    rows = [(f"{trunks} alone, a row each", padding.fixed_chats, padding.longest_chats, f"the {trunks}")]
-    if padding.sequences > padding.batch_size:
-        both = f"{trunks} and views"
-        rows.append((f"{both}, a row each", padding.fixed_views, padding.longest_views, both))
-    _, fixed, longest, what = rows[-1]
-    empty = 100 * (1 - padding.tokens / padding.packed)
-    published = ", as the published code pads," if trunks == "chats" else ""
-    return [
-        f"Positions in a batch of {padding.batch_size:,} (mean of {batches}):",
-        f"  {'padded to':<29}{f'{_LENGTH} {padding.max_length:,}':>18}{'the longest':>14}",
-        *(f"  {name:<29}{one:>18,.0f}{other:>14,.0f}" for name, one, other, _ in rows),
-        f"  {'as stepjepa lays them out':<29}{'':>18}{padding.packed:>14,.0f}",
-        f"  That is {padding.packed_rows:,.1f} rows with {empty:.1f} % padding: {100 * padding.packed / fixed:.1f} % of the "
-        f"positions of {what} padded to {_LENGTH}{published} and {100 * padding.packed / longest:.1f} % of those padded "
-        "to the longest",
-    ]
 
 
 def read_tokens(
     texts: TextReader,
     tokenizer: PreTrainedTokenizerBase,
     method: JEPAOptions,
-    asked: FileOptions,
+    name: str,
+    seed: int = 42,
+    processes: int = 1,
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
         texts: reads the rows, and counts what is in their text.
-        tokenizer: that `asked` names.
-        method: options of a run, checked; so is `asked`.
+        method: options of a run, checked.
+        name: of the tokenizer.
+        seed: of the sampled rows.
+        processes: that count and tokenise rows.
 
     Raises:
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
         ConfigError: the tokenizer or the template cannot be used.
     """
-    from stepjepa.training.batches import DrawnExamples, EpochSampler
+    from stepjepa.training.batches import ExampleDraw
 
     rows, objective = texts.rows, objective_of(method)
     encoder = encoder_for(rows, tokenizer, method)
     tokenizer, streams, max_length = encoder.tokenizer, encoder.streams, encoder.options.max_length
     settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
     unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
-    rng = np.random.default_rng(asked.seed)
-    sample: dict[int, tuple[int, object, list[Example]]] = {}  # number of the row, row, its examples
+    rng = np.random.default_rng(seed)
+    sample: dict[int, PlacedRow] = {}
     data = DataReport(rows.name)
-    found = TokenStatistics(str(asked.model_name), len(tokenizer), summary(method), objective, data, streams)
-    unknown = tokenizer.unk_token_id
-    if unknown in (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
-        unknown = None  # GPT-2's is its end of text
-    found.unknown_tokens = None if unknown is None else 0
+    found = TokenStatistics(name, len(tokenizer), summary(method), objective, data, streams)
     kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
     first = 0
-    for chunk, encoded in texts.read(asked.num_proc, encoder):
+    for chunk, encoded in texts.read(processes, encoder):
         data.add(encoded.report)
-        store, stop = encoded.store, 0
-        if unknown is not None:
-            found.unknown_tokens = (found.unknown_tokens or 0) + int((store.arrays["ids"] == unknown).sum())
-        single = np.flatnonzero(store.arrays["segments"][:, 0] == 1)  # segments of one token
-        short = set((np.searchsorted(store.arrays["segments_edges"], single, "right") - 1).tolist())
-        cut = []  # the chats that may be longer than their examples
+        placed = [(rows.place(label), row) for label, row in chunk]
         # Every row so far is in the sample with the same probability, however many there are (Vitter 1985, algorithm R).
         numbers = np.arange(first, first + len(chunk))
         slots = np.where(numbers < SAMPLE_ROWS, numbers, rng.integers(numbers + 1)).tolist()
-        for number, (slot, (label, row), parts) in enumerate(zip(slots, chunk, encoded.counts, strict=True), first):
-            start, stop, taken = stop, stop + parts, list[Example]()
-            for index in range(start, stop):
-                if index not in short and slot >= SAMPLE_ROWS:
-                    continue
-                example = store[index]
-                targets = (example.segment(pair.target) for pair in example.pairs)
-                found.one_token_targets += sum(target is not None and target.length == 1 for target in targets)
-                # Copies, so that the chunk's arrays do not stay in memory.
-                segments = tuple(segment._replace(ids=segment.ids.copy()) for segment in example.segments)
-                taken.append(example._replace(trunk=example.trunk.copy(), segments=segments))
-            if slot < SAMPLE_ROWS:
-                sample[slot] = (number, row, taken)
-            if not parts or store.lengths[stop - 1] >= max_length:
-                cut.append((rows.place(label), row))
-        kept.append(encoded.store.lengths.astype(np.int64))
-        if not streams:
-            full.append(kept[-1][kept[-1] < max_length])
-            full += [unlimited(cut).store.lengths] if cut else []
+        sample |= {slot: row for slot, row in zip(slots, placed, strict=True) if slot < SAMPLE_ROWS}
         first += len(chunk)
+
+        lengths = encoded.store.lengths.astype(np.int64)
+        kept.append(lengths)
+        if not streams:
+            full.append(lengths[lengths < max_length])
+            stops = np.cumsum(encoded.counts).tolist()
+            ends = zip(placed, encoded.counts, stops, strict=True)
+            cut = [row for row, parts, stop in ends if not parts or lengths[stop - 1] >= max_length]
+            full += [unlimited(cut).store.lengths] if cut else []
     data.require(data.examples)
     data.set_lengths(np.concatenate(kept))
-    drawn = [(row, example) for _, row, several in sorted(sample.values(), key=itemgetter(0)) for example in several]
-    examples = [example for _, example in drawn]
-    spans = [row_spans(row, example, encoder) for row, example in drawn]
+
+    sampled_rows = list(sample.values())
+    encoded = encoder(sampled_rows)
+    examples = list(encoded.store)
+    of_example = (row for (_, row), parts in zip(sampled_rows, encoded.counts, strict=True) for _ in range(parts))
+    spans = [row_spans(row, example, encoder) for row, example in zip(of_example, examples, strict=True)]
     found.sampled, found.sampled_all = len(examples), first <= SAMPLE_ROWS
     if not streams:
         wanted, lengths = (100, 99, 95), np.concatenate(full)
@@ -263,15 +217,9 @@ def read_tokens(
             holds={str(share): int(length) for share, length in zip(wanted, holds, strict=True)},
         )
         found.coverage = coverage(examples, spans, objective)
-        found.end_of_turn = data.end_token
-        ends = (("padding", tokenizer.pad_token or tokenizer.eos_token), ("EOS", tokenizer.eos_token))
-        found.end_is = tuple(name for name, token in ends if token and token == data.end_token)
-        found.end_labelled = data.end_token is not None and encoder.options.labels != "reference"
-    draw = DrawnExamples(examples, objective, asked.seed, method.jepa_ratio)
-    order = list(EpochSampler(len(examples), 1, asked.seed))
-    sampled, form = [draw[index] for index in order], Form.of(method, tokenizer)
-    found.segments = _tokens_by_kind(sampled, [spans[index.row] for index in order], form)
-    found.padding = measure_padding(sampled, form, asked.per_device_train_batch_size, method.max_length)
+    draw = ExampleDraw(objective, seed, method.jepa_ratio)
+    sampled = [draw(example, 0, number) for number, example in enumerate(examples)]
+    found.segments = _tokens_by_kind(sampled, spans, Form.of(method, tokenizer))
     return found
 
 
