@@ -24,8 +24,6 @@ def test_counts_by_hand():
     assert data.token_length == {"min": 8, "p50": 13, "p90": 13, "p99": 13, "max": 13}
     assert (cut.answers_cut, cut.rows_without_room, cut.tokens, cut.tokens_lost) == (0, 0, 34, 0)
     assert cut.holds == {"100": 13, "99": 13, "95": 13}
-    # Steps one and two of three, nothing of the answer of one step, both steps of two: 2 + 1 of 6, 0 of 2, 3 of 3.
-    assert (found.coverage.answer_tokens, found.coverage.in_views) == (11, 6)
     assert (found.sampled, found.sampled_all) == (3, True)
     assert {kind: tokens for kind, tokens in found.segments.items() if tokens} == {
         "template": 5 + 5 + 7,
@@ -58,24 +56,6 @@ def test_what_both_have_had_is_let_go():
     assert max(len(alive) for _ in zip(*both, strict=False)) < 5
 
 
-@pytest.mark.parametrize(
-    ("options", "covered"),
-    [
-        ({"step_pairs": "all"}, 9),  # of row 0 all
-        ({"step_pairs": "all", "horizon": 2}, 5),  # row 0: one two -> four five six
-        ({"objective": "llm_jepa", "views": "standalone"}, 11),
-        ({"objective": "llm_jepa", "last_token": -1}, 11),  # the end of turn is no content
-        ({"objective": "split"}, 11),
-        ({"objective": "semantic_tube"}, 11),
-        ({"objective": "regular"}, 0),
-        ({"objective": "llm_jepa", "max_length": 10}, 2),  # only row 1 keeps its answer; the others keep 4 and 1 tokens
-    ],
-)
-def test_coverage(options, covered):
-    found = tokens_of(ROWS, **options).coverage
-    assert (found.in_views, found.answer_tokens) == (covered, 7 if "max_length" in options else 11)
-
-
 def test_steps_that_a_column_holds():
     rows = [
         {"question": "how", "answer": "one two three", "steps": ["one", "two three"]},
@@ -83,8 +63,7 @@ def test_steps_that_a_column_holds():
     ]
     found = tokens_of(rows, step_splitter="list")
     assert found.data.pairs == 2
-    assert (found.coverage.answer_tokens, found.coverage.in_views) == (5, 5)
-    assert tokens_of(rows, step_splitter="list", horizon=2).coverage.in_views == 0
+    assert (found.segments["assistant"], found.segments["target copies"]) == (5, 3)
 
 
 def test_truncation():
@@ -149,7 +128,7 @@ def test_plain_text():
     found = tokens_of(rows, "split", max_length=3, labels="assistant")
     # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
     assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
-    assert found.plain_text and found.truncation is None and found.coverage is None
+    assert found.plain_text and found.truncation is None
     assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
     assert (found.segments["text"], found.segments["template"], found.segments["predictors"]) == (8, 0, 0)
     lines = found.lines()
@@ -161,7 +140,6 @@ def test_plain_text():
 def test_the_record_and_the_lines():
     found = tokens_of([*ROWS, {"question": "how \x1b[31m", "answer": "one"}, 3])
     record = json.loads(json.dumps(found.to_dict()))
-    assert record["coverage"] == {"answer_tokens": 12, "in_views": 6}
     assert record["data"]["rows_skipped"] == {"not_an_object": 1}
     lines = found.lines()
     assert all(character.isprintable() for line in lines for character in line)
@@ -169,8 +147,6 @@ def test_the_record_and_the_lines():
         "  list: 5 rows read, 4 kept, 1 skipped, 2 pairs",
         "    skipped 1: the row is no object with columns (first: list row 4: the row is a int, not an object with columns)",
     ]
-    where = "a step that is the source or the target of a pair (all 4 examples)"
-    assert f"  Coverage: 50.0 % of the answers' 12 tokens lie in {where}" in lines
     assert "    2 without a pair (plain language modelling): the answer has fewer than two steps" in lines
     assert "  Truncation at max_length 1,024: none; the longest has 13, 99 % fit into 13, 95 % into 13" in lines
 

@@ -1,4 +1,4 @@
-"""Statistics of a data set as a model will see it: pairs, coverage, truncation, lengths, tokens by kind.
+"""Statistics of a data set as a model will see it: pairs, truncation, lengths, tokens by kind.
 
 Everything is counted from the examples that training would make; which tokens are whose needs more than the examples and is
 counted in a sample of the rows.
@@ -66,20 +66,6 @@ class Truncation:
 
 
 @dataclass
-class Coverage:
-    """How much of the sampled answers takes part in a pair.
-
-    Attributes:
-        answer_tokens: tokens of the answers' contents, without end of turn, as far as they are kept.
-        in_views: those of them in a view of a pair. Of an objective with steps a source is its step, although the model sees
-            all that precedes it.
-    """
-
-    answer_tokens: int = 0
-    in_views: int = 0
-
-
-@dataclass
 class TokenStatistics:
     """What a model will see of a data set.
 
@@ -87,8 +73,8 @@ class TokenStatistics:
         tokenizer: its name; `vocabulary`: its entries.
         method: the objective and its form; `objective`: the objective itself, of which the record has the name.
         data: training's own report: rows, pairs, lengths, labels.
-        plain_text: whether the data set is plain text; then nothing is truncated, and `coverage` and `truncation` are None.
-        sampled: examples in the sample; `coverage` and `segments` are of these alone.
+        plain_text: whether the data set is plain text; then nothing is truncated, and `truncation` is None.
+        sampled: examples in the sample; `segments` is of these alone.
         sampled_all: whether the sample is all examples.
         segments: kind of token -> tokens.
     """
@@ -102,17 +88,15 @@ class TokenStatistics:
     truncation: Truncation | None = None
     sampled: int = 0
     sampled_all: bool = True
-    coverage: Coverage | None = None
     segments: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
-        parts = {"truncation": self.truncation, "coverage": self.coverage}
         return {
             **vars(self),
             "objective": self.objective.label,
             "data": self.data.to_dict(),
-            **{name: None if part is None else asdict(part) for name, part in parts.items()},
+            "truncation": None if self.truncation is None else asdict(self.truncation),
         }
 
     def lines(self) -> list[str]:
@@ -121,7 +105,7 @@ class TokenStatistics:
         name = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)"
         lines = [f"What a model will see: tokenizer {name}, {self.method}"]
         lines += [f"  {printable(line)}" for line in self.data.lines(warnings=False)]
-        cut, found, total = self.truncation, self.coverage, sum(self.segments.values())
+        cut, total = self.truncation, sum(self.segments.values())
         if cut is not None:
             holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"
             if not cut.tokens_lost:
@@ -134,10 +118,6 @@ class TokenStatistics:
                 )
             lines.append(f"  Truncation at {_LENGTH} {cut.max_length:,}: {holds}")
         which = f"all {self.sampled:,} examples" if self.sampled_all else f"{self.sampled:,} examples sampled at random"
-        if found is not None and self.objective.makes_pairs and found.answer_tokens:
-            view = "a step that is the source or the target" if self.objective.needs_steps else "a view"
-            share = f"{100 * found.in_views / found.answer_tokens:.1f} % of the answers' {found.answer_tokens:,} tokens"
-            lines.append(f"  Coverage: {share} lie in {view} of a pair ({which})")
         lines.append(f"  Tokens by kind ({which}):")
         for kind, tokens in self.segments.items():
             if tokens:
@@ -216,32 +196,9 @@ def read_tokens(
             tokens_lost=int(lengths.sum()) - data.tokens,
             holds={str(share): int(length) for share, length in zip(wanted, holds, strict=True)},
         )
-        found.coverage = coverage(examples, spans, objective)
     draw = ExampleDraw(objective, seed, method.jepa_ratio)
     sampled = [draw(example, 0, number) for number, example in enumerate(examples)]
     found.segments = _tokens_by_kind(sampled, spans, Form.of(method, tokenizer))
-    return found
-
-
-def coverage(examples: Sequence[Example], spans: Sequence[Sequence[Span]], objective: Objective) -> Coverage:
-    """How many of the answers' tokens lie in a view."""
-    found = Coverage()
-    for example, own in zip(examples, spans, strict=True):
-        length = len(example.trunk)
-        answers = [span for span in own if span.name.startswith(("answer", "step")) and span.start < length]
-        standalone = any(example.view_on_trunk(pair.source) is None for pair in example.pairs)
-        if standalone and len(example.pairs) < len(answers):
-            continue  # which of the answers have a pair is not known
-        in_view = np.full(length, bool(example.pairs) and (standalone or objective.halves))
-        ends = {example.sees(pair.source) + 1 for pair in example.pairs}
-        targets = [example.view_on_trunk(pair.target) for pair in example.pairs]
-        for target in (*targets, *(target for _, target in example.view_spans)):
-            if target is not None:
-                in_view[target.start : target.stop] = True
-        for _, start, stop in answers:
-            in_view[start:stop] |= stop in ends
-            found.answer_tokens += min(stop, length) - start
-            found.in_views += int(in_view[start:stop].sum())
     return found
 
 
