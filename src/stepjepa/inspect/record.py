@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import Rows
 from stepjepa.forest.visibility import visible
 from stepjepa.utils.text import counted, escaped
 
@@ -310,12 +309,6 @@ class RowRecord:
         names = [name for name, held in zip(("trunk", branches, "targets"), groups, strict=True) for _ in held]
         before = np.cumsum([0, *map(len, groups)]).tolist()
         return Lanes(columns, tuple(before[group] + lane for group, lane in found), tuple(names), end - GAP)
-
-    def batch_row(self) -> Rows:
-        """The row alone, (1, L); loads torch."""
-        import torch
-
-        return Rows(**{name: torch.from_numpy(getattr(self, own).copy())[None] for name, own in FIELDS.items()})
 
 
 def runs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
