@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect.check import folded
+from stepjepa.utils.text import folded
 from support.rows import write
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
@@ -61,7 +61,7 @@ def test_a_good_file(data, capsys):
 def test_options(data, check):
     file = data({"question": "q", "answer": "a\nb"}, ROW, 3)
     said = check("--step_splitter", "lines", "--show", "2", file)
-    assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total messages: 2") == 2
+    assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total steps: 2") == 2
     said = check(file, "--step_separator", "<STEP>")
     assert "two steps (found by --step_splitter separator <STEP>); the splitter that auto chooses" in said
 
@@ -103,7 +103,7 @@ def test_what_a_model_will_see(data, check):
     report = check(*arguments, "--json")
     feeding = report["feeding"]
     assert feeding["data"]["rows_skipped"] == {"not_an_object": 1, "no_room_for_answer": 1}
-    assert feeding["segments"]["predictors"] == 4
+    assert feeding["segments"]["predictor tokens"] == 4
     assert names(report) == ["truncated"]
 
 

@@ -25,13 +25,13 @@ def test_counts_by_hand():
     assert (cut.answers_cut, cut.rows_without_room, cut.tokens, cut.tokens_lost) == (0, 0, 34, 0)
     assert cut.holds == {"100": 13, "99": 13, "95": 13}
     assert (found.sampled, found.sampled_all) == (3, True)
-    assert {kind: tokens for kind, tokens in found.segments.items() if tokens} == {
-        "template": 5 + 5 + 7,
+    assert found.segments == {
+        "template and markup": 5 + 5 + 7,
         "system": 2,
         "user": 2 + 1 + 1,
         "assistant": 6 + 2 + 3,
-        "predictors": 4,
-        "target copies": 1 + 2,
+        "predictor tokens": 4,
+        "copies of targets": 1 + 2,
     }
 
 
@@ -40,7 +40,7 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     file, options = tmp_path / "rows.jsonl", {"objective": "step_jepa", "step_splitter": "separator", "show": 3}
     file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
     whole = check(str(file), "micro", max_length=20, **options)
-    monkeypatch.setattr("stepjepa.inspect.check.texts.CHUNK_ROWS", 2)
+    monkeypatch.setattr("stepjepa.inspect.check.reader.CHUNK_ROWS", 2)
     for model, processes in (("micro", 1), ("micro", 2), (None, 1), (None, 2)):
         found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
         assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
@@ -63,7 +63,7 @@ def test_steps_that_a_column_holds():
     ]
     found = tokens_of(rows, step_splitter="list")
     assert found.data.pairs == 2
-    assert (found.segments["assistant"], found.segments["target copies"]) == (5, 3)
+    assert (found.segments["assistant"], found.segments["copies of targets"]) == (5, 3)
 
 
 def test_truncation():
@@ -130,7 +130,7 @@ def test_plain_text():
     assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
     assert found.plain_text and found.truncation is None
     assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
-    assert (found.segments["text"], found.segments["template"], found.segments["predictors"]) == (8, 0, 0)
+    assert found.segments == {"plain text": 8}
     lines = found.lines()
     assert any("3 examples: texts are cut into blocks of max_length" in line for line in lines)
     with pytest.raises(DataError, match="needs chats"):
@@ -165,10 +165,10 @@ def test_the_report_is_that_of_training():
 
 def test_other_forms():
     two = tokens_of(ROWS, forward="two_pass")
-    kinds = ("predictors", "source copies", "target copies")
+    kinds = ("predictor tokens", "standalone sources", "copies of targets")
     assert [two.segments[kind] for kind in kinds] == [4, 8 + 10, 1 + 2]
     inline = tokens_of(ROWS, forward="inline").segments
-    assert [inline[kind] for kind in kinds] == [4, 0, 0]
+    assert [inline.get(kind, 0) for kind in kinds] == [4, 0, 0]
     assert sum(two.segments.values()) - 8 - 10 - 3 == sum(inline.values()) == 34 + 4
 
 

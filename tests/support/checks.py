@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
 from stepjepa.inspect.check.quality import token_warnings
-from stepjepa.inspect.check.texts import TextReader
+from stepjepa.inspect.check.reader import TextReader
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions
 
@@ -53,7 +53,7 @@ def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=
     list(reader.read())
     if eval_file is not None:
         reader.compare(RowSource(eval_file))
-    return reader.found
+    return reader.texts
 
 
 def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, seed=42, **options):

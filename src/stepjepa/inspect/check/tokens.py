@@ -2,14 +2,12 @@
 
 Everything is counted from the examples that training would make; which tokens are whose needs more than the examples and is
 counted in a sample of the rows.
-
-Shapes: T tokens of a trunk, N chats.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +16,8 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.encode import PlacedRow, RowEncoder
 from stepjepa.data.report import DataReport
-from stepjepa.data.types import Example
-from stepjepa.inspect.layout import Form, Span, row_records
+from stepjepa.inspect.check.reader import TextReader
+from stepjepa.inspect.layout import Form, row_records
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
@@ -28,20 +26,20 @@ from stepjepa.utils.text import counted, printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from stepjepa.inspect.check.texts import TextReader
-
 SAMPLE_ROWS = 2000
 _LENGTH = Names(JEPAOptions).max_length
 _UNLIMITED = 2**31 - 1
-_KINDS = {
+_SHARES = (100, 99, 95)  # percent of the chats
+_KINDS = {  # first word of a token's name -> what it is counted as; all other tokens are the template's
     "template": "template and markup",
     "system": "system",
     "user": "user",
-    "assistant": "assistant",
+    "answer": "assistant",
+    "step": "assistant",
     "text": "plain text",
     "predictors": "predictor tokens",
-    "source copies": "standalone sources",
-    "target copies": "copies of targets",
+    "source": "standalone sources",
+    "target": "copies of targets",
 }
 
 
@@ -63,6 +61,17 @@ class Truncation:
     tokens: int
     tokens_lost: int
     holds: dict[str, int]
+
+    def line(self) -> str:
+        """What is lost, and which length would hold the chats."""
+        most = f"99 % fit into {self.holds['99']:,}, 95 % into {self.holds['95']:,}"
+        start, longest = f"Truncation at {_LENGTH} {self.max_length:,}:", f"{self.holds['100']:,}"
+        if not self.tokens_lost:
+            return f"{start} none; the longest has {longest}, {most}"
+        rows = counted(self.rows_without_room, "row")
+        cut = f"{counted(self.answers_cut, 'answer')} cut, {rows} skipped for a prompt that fills it"
+        lost = f"{self.tokens_lost:,} of {self.tokens:,} tokens lost ({100 * self.tokens_lost / self.tokens:.1f} %)"
+        return f"{start} {cut}; {lost}; all chats fit into {longest}, {most}"
 
 
 @dataclass
@@ -105,28 +114,56 @@ class TokenStatistics:
         name = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)"
         lines = [f"What a model will see: tokenizer {name}, {self.method}"]
         lines += [f"  {printable(line)}" for line in self.data.lines(warnings=False)]
-        cut, total = self.truncation, sum(self.segments.values())
-        if cut is not None:
-            holds = f"99 % fit into {cut.holds['99']:,}, 95 % into {cut.holds['95']:,}"
-            if not cut.tokens_lost:
-                holds = f"none; the longest has {cut.holds['100']:,}, {holds}"
-            else:
-                holds = (
-                    f"{counted(cut.answers_cut, 'answer')} cut, {counted(cut.rows_without_room, 'row')} skipped for a "
-                    f"prompt that fills it; {cut.tokens_lost:,} of {cut.tokens:,} tokens lost "
-                    f"({100 * cut.tokens_lost / cut.tokens:.1f} %); all chats fit into {cut.holds['100']:,}, {holds}"
-                )
-            lines.append(f"  Truncation at {_LENGTH} {cut.max_length:,}: {holds}")
+        if self.truncation is not None:
+            lines.append(f"  {self.truncation.line()}")
         which = f"all {self.sampled:,} examples" if self.sampled_all else f"{self.sampled:,} examples sampled at random"
         lines.append(f"  Tokens by kind ({which}):")
+        total = sum(self.segments.values())
         for kind, tokens in self.segments.items():
-            if tokens:
-                lines.append(f"    {_KINDS[kind]:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %")
+            lines.append(f"    {kind:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %")
         return lines
 
 
+class _Sample:
+    """Up to `SAMPLE_ROWS` rows of a data set of any size, each with the same probability (Vitter 1985, algorithm R)."""
+
+    def __init__(self, seed: int):
+        self._rng = np.random.default_rng(seed)
+        self._rows: list[PlacedRow] = []
+        self.seen = 0
+
+    def add(self, rows: Sequence[PlacedRow]) -> None:
+        """See the next rows of the data set."""
+        numbers = np.arange(self.seen, self.seen + len(rows))
+        slots = self._rng.integers(numbers + 1)
+        for number, slot, row in zip(numbers.tolist(), slots.tolist(), rows, strict=True):
+            if number < SAMPLE_ROWS:
+                self._rows.append(row)
+            elif slot < SAMPLE_ROWS:
+                self._rows[slot] = row
+        self.seen += len(rows)
+
+    def count(self, found: TokenStatistics, encoder: RowEncoder, method: JEPAOptions, seed: int) -> None:
+        """Count the kinds of tokens in the rows' examples, as training samples them in epoch 0."""
+        from stepjepa.training.batches import ExampleDraw
+
+        encoded = encoder(self._rows)
+        parts = zip(self._rows, encoded.counts, strict=True)
+        row_of_each = [row for (_, row), examples in parts for _ in range(examples)]
+        draw, form = ExampleDraw(found.objective, seed, method.jepa_ratio), Form.of(method, encoder.tokenizer)
+        counts: Counter[str] = Counter()
+        for number, (row, example) in enumerate(zip(row_of_each, encoded.store, strict=True)):
+            spans = row_spans(row, example, encoder)
+            for record in row_records([draw(example, 0, number)], form, lambda _: "", [spans]):
+                for name, kind in zip(record.names, record.kinds, strict=True):
+                    word = "predictors" if kind == "predictor" else name.removeprefix("trunk: ").split(" ")[0]
+                    counts[_KINDS.get(word, _KINDS["template"])] += 1
+        found.sampled, found.sampled_all = len(row_of_each), self.seen <= SAMPLE_ROWS
+        found.segments = {kind: counts[kind] for kind in _KINDS.values() if counts[kind]}
+
+
 def read_tokens(
-    texts: TextReader,
+    reader: TextReader,
     tokenizer: PreTrainedTokenizerBase,
     method: JEPAOptions,
     name: str,
@@ -136,7 +173,7 @@ def read_tokens(
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
-        texts: reads the rows, and counts what is in their text.
+        reader: reads the rows, and counts what is in their text.
         method: options of a run, checked.
         name: of the tokenizer.
         seed: of the sampled rows.
@@ -146,31 +183,21 @@ def read_tokens(
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
         ConfigError: the tokenizer or the template cannot be used.
     """
-    from stepjepa.training.batches import ExampleDraw
-
-    rows, objective = texts.rows, objective_of(method)
+    rows, objective = reader.rows, objective_of(method)
     encoder = encoder_for(rows, tokenizer, method)
-    tokenizer, streams, max_length = encoder.tokenizer, encoder.streams, encoder.options.max_length
+    tokenizer, max_length = encoder.tokenizer, encoder.options.max_length
     settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
-    unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, streams)
-    rng = np.random.default_rng(seed)
-    sample: dict[int, PlacedRow] = {}
-    data = DataReport(rows.name)
-    found = TokenStatistics(name, len(tokenizer), summary(method), objective, data, streams)
+    unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, encoder.streams)
+    data, sample = DataReport(rows.name), _Sample(seed)
     kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
-    first = 0
-    for chunk, encoded in texts.read(processes, encoder):
-        data.add(encoded.report)
+    for chunk, encoded in reader.read(processes, encoder):
         placed = [(rows.place(label), row) for label, row in chunk]
-        # Every row so far is in the sample with the same probability, however many there are (Vitter 1985, algorithm R).
-        numbers = np.arange(first, first + len(chunk))
-        slots = np.where(numbers < SAMPLE_ROWS, numbers, rng.integers(numbers + 1)).tolist()
-        sample |= {slot: row for slot, row in zip(slots, placed, strict=True) if slot < SAMPLE_ROWS}
-        first += len(chunk)
-
+        data.add(encoded.report)
+        sample.add(placed)
         lengths = encoded.store.lengths.astype(np.int64)
         kept.append(lengths)
-        if not streams:
+        if not encoder.streams:
+            # A chat without an example, or with one that is full, is tokenised again for its own length.
             full.append(lengths[lengths < max_length])
             stops = np.cumsum(encoded.counts).tolist()
             ends = zip(placed, encoded.counts, stops, strict=True)
@@ -179,38 +206,18 @@ def read_tokens(
     data.require(data.examples)
     data.set_lengths(np.concatenate(kept))
 
-    sampled_rows = list(sample.values())
-    encoded = encoder(sampled_rows)
-    examples = list(encoded.store)
-    of_example = (row for (_, row), parts in zip(sampled_rows, encoded.counts, strict=True) for _ in range(parts))
-    spans = [row_spans(row, example, encoder) for row, example in zip(of_example, examples, strict=True)]
-    found.sampled, found.sampled_all = len(examples), first <= SAMPLE_ROWS
-    if not streams:
-        wanted, lengths = (100, 99, 95), np.concatenate(full)
-        holds = np.percentile(lengths, wanted, method="inverted_cdf")  # the least length that holds so many
+    found = TokenStatistics(name, len(tokenizer), summary(method), objective, data, encoder.streams)
+    if not encoder.streams:
+        lengths = np.concatenate(full)
+        holds = np.percentile(lengths, _SHARES, method="inverted_cdf")  # the least length that holds so many
+        tokens = int(lengths.sum())
         found.truncation = Truncation(
             max_length,
             answers_cut=data.answers_truncated,
             rows_without_room=data.rows_skipped["no_room_for_answer"],
-            tokens=int(lengths.sum()),
-            tokens_lost=int(lengths.sum()) - data.tokens,
-            holds={str(share): int(length) for share, length in zip(wanted, holds, strict=True)},
+            tokens=tokens,
+            tokens_lost=tokens - data.tokens,
+            holds={str(share): int(length) for share, length in zip(_SHARES, holds, strict=True)},
         )
-    draw = ExampleDraw(objective, seed, method.jepa_ratio)
-    sampled = [draw(example, 0, number) for number, example in enumerate(examples)]
-    found.segments = _tokens_by_kind(sampled, spans, Form.of(method, tokenizer))
-    return found
-
-
-def _tokens_by_kind(examples: Iterable[Example], spans: Iterable[Sequence[Span]], form: Form) -> dict[str, int]:
-    names: Counter[tuple[str, str]] = Counter()
-    for example, own in zip(examples, spans, strict=True):
-        for record in row_records([example], form, lambda _: "", [own]):
-            names.update(zip(record.names, record.kinds, strict=True))
-    found = dict.fromkeys(_KINDS, 0)
-    for (name, kind), tokens in names.items():
-        word = name.removeprefix("trunk: ").split(" ")[0]
-        of = {"source": "source copies", "target": "target copies", "answer": "assistant", "step": "assistant"}
-        called = "predictors" if kind == "predictor" else of.get(word, word)
-        found[called if called in found else "template"] += tokens
+    sample.count(found, encoder, method, seed)
     return found
