@@ -63,7 +63,7 @@ def test_options(data, check):
     said = check("--step_splitter", "lines", "--show", "2", file)
     assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total steps: 2") == 2
     said = check(file, "--step_separator", "<STEP>")
-    assert "two steps (found by --step_splitter separator <STEP>); the splitter that auto chooses" in said
+    assert "two steps (found by --step_splitter separator <STEP>); use --step_splitter auto: the splitter" in said
 
 
 def test_json(data, check):

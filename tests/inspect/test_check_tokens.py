@@ -24,7 +24,7 @@ def test_counts_by_hand():
     assert data.token_length == {"min": 8, "p50": 13, "p90": 13, "p99": 13, "max": 13}
     assert (cut.answers_cut, cut.rows_without_room, cut.tokens, cut.tokens_lost) == (0, 0, 34, 0)
     assert cut.holds == {"100": 13, "99": 13, "95": 13}
-    assert (found.sampled, found.sampled_all) == (3, True)
+    assert found.sampled == 3
     assert found.segments == {
         "template and markup": 5 + 5 + 7,
         "system": 2,
@@ -47,7 +47,7 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats.rows
     found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
     assert (found.data.rows_read, found.data.rows_kept, found.truncation.tokens, found.sampled) == (7, 4, 68, 4)
-    assert found.sampled_all and found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
+    assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
 
 
 def test_what_both_have_had_is_let_go():
@@ -92,15 +92,8 @@ def test_the_length_that_holds_a_share_of_the_chats():
 
 def test_a_sample():
     found = tokens_of(ROWS * 10, sample_rows=4)
-    assert (found.sampled, found.sampled_all, found.data.pairs) == (4, False, 20)
-    assert "(4 examples sampled at random)" in "\n".join(found.lines())
-
-
-def test_every_row_is_sampled_as_often():
-    rows = [{"question": "how", "answer": " ".join(["one"] * length)} for length in (1, 2, 3, 4)]
-    drawn = [tokens_of(rows, "llm_jepa", sample_rows=1, seed=seed).segments["assistant"] for seed in range(80)]
-    shares = [drawn.count(tokens) for tokens in sorted(set(drawn))]
-    assert len(shares) == 4 and min(shares) >= 10
+    assert (found.sampled, found.data.pairs) == (4, 20)
+    assert "(the first 4 examples)" in "\n".join(found.lines())
 
 
 def test_the_rows_are_read_once():

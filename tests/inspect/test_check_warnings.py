@@ -38,11 +38,11 @@ HELD_OUT = [{"question": "QUESTION 2 ", "answer": "x"}, {"question": "another", 
 CASES = [
     (
         *("one_step", rows("one", "two", "three", STEPS), {}, (3, 4)),
-        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "for step_jepa, separate the steps"],
+        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "; give --step_separator, or"],
     ),
     (
         *("one_step", rows("we add\nwe stop", "we add\nwe stop", STEPS), {}, (2, 3)),
-        ["use --step_splitter lines, which finds two or more in 3"],
+        ["use --step_splitter lines: the splitter that auto chooses, lines, finds them in 3"],
     ),
     ("one_step", rows(STEPS), {"separator": "XX"}, (1, 1), ["leave out --step_separator"]),
     ("one_step", rows("one", "two", STEPS, STEPS), {}, None, []),

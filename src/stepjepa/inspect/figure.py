@@ -196,7 +196,13 @@ class Strip:
         edge = 0.6 if self.unit > 0.05 else 0
         cells = [(column, 1) for column in columns]
         axes.broken_barh(cells, (top, bar), facecolors=colours, edgecolor="white", linewidth=edge)
-        style = {"rotation": 90, "fontsize": _SMALL, "ha": "center", "va": "bottom", "parse_math": False}
+        style: dict[str, Any] = {
+            "rotation": 90,
+            "fontsize": _SMALL,
+            "ha": "center",
+            "va": "bottom",
+            "parse_math": False,
+        }
         for column, colour, text in zip(columns, colours, self.texts[start:stop], strict=True):
             if text:
                 axes.text(column + 0.5, top + bar - 0.05, text, color=letter_colour(colour), clip_on=True, **style)

@@ -94,11 +94,13 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
 
 def page_html(data: Mapping[str, Any]) -> str:
     """The page, in ASCII, of what `page_data` returns."""
-    style, script = _colours() + base_style() + _part("page.css"), "".join(map(_part, _SCRIPTS))
-    page, policy = _part("page.html"), page_policy(style, script)
+    style = _colours() + base_style() + _part("page.css")
+    script = "".join(_part(name) for name in _SCRIPTS)
     # The data last: no text in it is taken for a place to fill.
-    for name, text in (("policy", policy), ("style", style), ("script", script), ("data", script_json(data))):
-        page = page.replace(f"{{{{{name}}}}}", text, 1)
+    parts = {"policy": page_policy(style, script), "style": style, "script": script, "data": script_json(data)}
+    page = _part("page.html")
+    for name, text in parts.items():
+        page = page.replace("{{" + name + "}}", text, 1)
     return page
 
 

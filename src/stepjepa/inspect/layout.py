@@ -1,4 +1,4 @@
-"""From examples to the records of the rows into which training packs them, and what these rows cost.
+"""From examples to the records of the rows into which training packs them.
 
 Rows are laid out by `forest`; here their tokens, segments and pairs get names.
 
@@ -8,12 +8,12 @@ Shapes: L positions of a row, T tokens of one trunk, K predictors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read
+from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read
 from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views
 from stepjepa.objectives.base import VectorNames, objective_of
@@ -23,10 +23,8 @@ from stepjepa.utils.text import counted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Collator = Callable[[Sequence[Example]], Batch]
 
-
-class Span(NamedTuple):
+class NamedSpan(NamedTuple):
     """A named stretch [start, stop) of one example's trunk tokens."""
 
     name: str
@@ -35,7 +33,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
+class RowForm:
     """How a run lays its examples out.
 
     Attributes:
@@ -45,7 +43,6 @@ class Form:
         forward: ``packed``, ``inline`` or ``two_pass``.
         pad_token_id: fills rows.
         max_row_length: longest row to try.
-        separate_targets: the targets go through a pass of their own.
         vector_names: of the objective.
     """
 
@@ -55,11 +52,10 @@ class Form:
     forward: str = "packed"
     pad_token_id: int = 0
     max_row_length: int | None = None
-    separate_targets: bool = False
     vector_names: VectorNames = VectorNames()
 
     @classmethod
-    def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> Form:
+    def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> RowForm:
         """That of a run with checked options; loads torch."""
         from stepjepa.modeling.extras import predictor_names
         from stepjepa.training.setup import placed_predictors
@@ -75,31 +71,15 @@ class Form:
             "packed" if packed else method.forward,
             tokenizer.pad_token_id or 0,
             method.max_row_length,
-            objective.separate_targets,
             objective.vector_names,
-        )
-
-    def collator(self) -> Collator:
-        """Training's collator, without rounding rows up; loads torch."""
-        from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-
-        if self.forward == "two_pass":
-            return TwoPassCollator(self.predictor_ids, self.pad_token_id, self.separate_targets)
-        return ForestCollator(
-            self.predictor_ids,
-            self.pad_token_id,
-            1,
-            max_row_length=self.max_row_length,
-            inline=self.forward == "inline",
-            separate_targets=self.separate_targets,
         )
 
 
 def row_records(
     examples: Sequence[Example],
-    form: Form,
+    form: RowForm,
     text_of: Callable[[int], str],
-    spans: Sequence[Sequence[Span]] | None = None,
+    spans: Sequence[Sequence[NamedSpan]] | None = None,
 ) -> list[RowRecord]:
     """The rows into which training lays a batch, padding included; loads torch.
 
@@ -191,8 +171,8 @@ class _LaidOut(NamedTuple):
     example: Example
     forest: Forest
     start: int
-    form: Form
-    spans: Sequence[Span]
+    form: RowForm
+    spans: Sequence[NamedSpan]
 
     @property
     def inserted(self) -> np.ndarray:
@@ -201,41 +181,46 @@ class _LaidOut(NamedTuple):
 
     def pairs(self) -> list[RowPair]:
         """Its pairs that are laid out (the inline form has the first one only)."""
-        forest, found = self.forest, list[RowPair]()
-        for number, (pair, laid_out) in enumerate(zip(self.example.pairs, forest.example.pairs, strict=False)):
-            source, target = self._states(laid_out.source), self._states(laid_out.target)
-            views = self._views(pair, source[0].token, target[0].token)
-            names = VectorNames("", "", "") if views else self.form.vector_names
-            first, second = _vector(names.source, source), _vector(names.target, target)
-            bounds = (*second.terms[:1], *second.terms[-1:], *first.terms[-1:]) if second.terms else ()
-            ends = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
-            if views:
-                ends = ("source", source[-1].token), ("target", target[-1].token)
-            total = _vector(names.total, [*source, *target]) if names.total else None
-            more = names.kind, pair.weight, total, pair.source.layer
-            found.append(RowPair(self.number, number + 1, first, second, ends, views, *more))
-        return found
+        placed = zip(self.example.pairs, self.forest.example.pairs, strict=False)
+        return [self._pair(number, pair, one) for number, (pair, one) in enumerate(placed, 1)]
+
+    def _pair(self, number: int, pair: Pair, placed: Pair) -> RowPair:
+        """A pair of the example; `placed` is the same pair on the forest's segments."""
+        source, target = self._states(placed.source), self._states(placed.target)
+        views = self._views(pair, source[0].token, target[0].token)
+        if views:
+            ends = ("source", source[-1].token), ("target", target[-1].token)
+            return RowPair(self.number, number, _vector("", source), _vector("", target), ends, views, "", pair.weight)
+        names = self.form.vector_names
+        first, second = _vector(names.source, source), _vector(names.target, target)
+        bounds = [*second.terms[:1], *second.terms[-1:], *first.terms[-1:]] if second.terms else []
+        sampled = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
+        total = _vector(names.total, [*source, *target]) if names.total else None
+        return RowPair(self.number, number, first, second, sampled, None, names.kind, pair.weight, total)
 
     def _states(self, read: Read) -> list[Readout]:
         """The states that are summed for one side of a pair."""
-        starts, terms = self.forest.starts, read.terms
-        places = ((self.start + starts[one.segment] + one.token, one) for one in terms)
-        return [Readout(place + more, one.coefficient) for place, one in places for more in range(one.tokens)]
+        states = []
+        for term in read.terms:
+            place = self.start + self.forest.starts[term.segment] + term.token
+            states += [Readout(place + more, term.coefficient) for more in range(term.tokens)]
+        return states
 
     def _views(self, pair: Pair, source: int, target: int) -> Views | None:
         """The views of a pair whose first states are `source` and `target`; None for sums of states."""
-        segment, forest = self.example.segment(pair.target), self.forest
+        segment = self.example.segment(pair.target)
         if not segment or len(pair.source.terms) + len(pair.target.terms) > 2:
             return None
-        on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + self.start  # of each token of the trunk
-        own = next((part for part in forest.parts if part.start <= source - self.start < part.stop), None)
-        row = (self.start + own.start, self.start + own.stop) if own and own.kind == "source" else None
+        forest, start = self.forest, self.start
+        on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + start  # of each token of the trunk
+        parts = (part for part in forest.parts if part.kind == "source")
+        own = next((part for part in parts if part.start <= source - start < part.stop), None)
+        source_segment = (start + own.start, start + own.stop) if own else None
         end, original = self.example.sees(pair.source), self.example.view_on_trunk(pair.target)
-        last = row[1] - 1 if end < 0 and row else int(on_trunk[end])
         copy = target - pair.target.terms[0].token
         return Views(
-            source_end=last,
-            source_segment=row,
+            source_end=source_segment[1] - 1 if end < 0 and source_segment else int(on_trunk[end]),
+            source_segment=source_segment,
             original=original and (int(on_trunk[original.start]), int(on_trunk[original.stop - 1]) + 1),
             copy=(copy, copy + segment.length),
             standalone=end < 0,
@@ -255,25 +240,30 @@ class _LaidOut(NamedTuple):
         kinds = ["answer" if label else "prompt" for label in labelled[start : start + forest.trunk_length]]
         for part in forest.parts:
             kinds += ["source" if part.kind == "branch" else part.kind] * (part.stop - part.start)
-        ends = []
+        source_ends = []
         for pair in pairs:
             views = pair.views
             if views:
-                kind, stretches = "original", [views.original] if views.original else []
-                ends += [] if views.standalone else [views.source_end - start]
-            else:  # of two ends the target's tokens are the sampled ones, of three the source's as well
-                vectors = (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]
-                kind, stretches = "span", [stretch for vector in vectors for stretch in vector.covered]
-            for first, stop in stretches:
-                kinds[first - start : stop - start] = [kind] * (stop - first)
-        for kind, indices in (
-            ("isolated", () if forest.floor is None else np.flatnonzero(forest.floor)),
-            ("source_end", ends),
-            ("predictor", np.flatnonzero(self.inserted)),
-        ):
-            for index in indices:
-                kinds[index] = kind
+                if views.original:
+                    _mark(kinds, range(*views.original), start, "original")
+                if not views.standalone:
+                    source_ends.append(views.source_end)
+                continue
+            # Of two ends the target's tokens are the sampled ones, of three the source's as well.
+            for vector in (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]:
+                for stretch in vector.covered:
+                    _mark(kinds, range(*stretch), start, "span")
+        if forest.floor is not None:
+            _mark(kinds, np.flatnonzero(forest.floor), 0, "isolated")
+        _mark(kinds, source_ends, start, "source_end")
+        _mark(kinds, np.flatnonzero(self.inserted), 0, "predictor")
         return kinds
+
+
+def _mark(kinds: list[str], indices: Iterable[int], start: int, kind: str) -> None:
+    """Set the kind of tokens, whose indices count from `start` positions before the first of `kinds`."""
+    for index in indices:
+        kinds[index - start] = kind
 
 
 def _vector(name: str, terms: Iterable[Readout]) -> Vector:
@@ -283,16 +273,19 @@ def _vector(name: str, terms: Iterable[Readout]) -> Vector:
         total[index] = total.get(index, 0.0) + coefficient
     kept = tuple(Readout(index, total[index]) for index in sorted(total) if total[index])
     indices, signs = [term.token for term in kept], [term.coefficient for term in kept]
-    covered: Iterable[tuple[int, int]] = ()
+    covered: list[tuple[int, int]] = []
     if all(sign > 0 for sign in signs):
-        starts = [index for index in indices if index - 1 not in indices]
-        covered = zip(starts, [index + 1 for index in indices if index + 1 not in indices], strict=True)
+        for index in indices:
+            if covered and covered[-1][1] == index:
+                covered[-1] = (covered[-1][0], index + 1)
+            else:
+                covered.append((index, index + 1))
     elif signs == [-1, 1] * (len(signs) // 2):
-        covered = ((low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True))
+        covered = [(low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True)]
     return Vector(kept, name, tuple(covered))
 
 
-def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
+def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
     """A name for each of the T tokens of the trunk; see `row_records`. Tokens in no span are the template's."""
     length = len(example.trunk)
     names = ["trunk: template" if spans else "trunk: prompt"] * length
@@ -311,40 +304,20 @@ def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
     return names
 
 
-class _Area(NamedTuple):
-    """What a batch takes when it is laid out: rows, positions, and those of the positions that hold a token."""
-
-    rows: int
-    positions: int
-    tokens: int
-
-
-def _area(examples: Sequence[Example], form: Form) -> _Area:
-    rows = form.collator()(examples).every_rows
-    return _Area(
-        sum(len(one.input_ids) for one in rows),
-        sum(one.input_ids.numel() for one in rows),
-        sum(int(one.filled.sum()) for one in rows),
-    )
-
-
-def packing_line(examples: Sequence[Example], form: Form) -> str:
-    """How many positions a batch takes as it is laid out, and in the other form; loads torch."""
-    area = _area(examples, form)
-    filled, padding = "no padding", area.positions - area.tokens
-    if padding:
-        filled = f"{padding:,} of them padding ({100 * padding / area.positions:.1f} %)"
-    name = {"packed": "packing", "two_pass": "two passes"}.get(form.forward, form.forward)
-    laid_out = f"{counted(len(examples), 'example')} in {counted(area.rows, 'row')}, {area.positions:,} positions"
-    line = f"{name}: {laid_out}, {filled}"
-    if form.separate_targets and area.rows > 1:
-        line += " (targets in rows of their own, without gradient)"
-    if form.forward == "two_pass":
-        packed = _area(examples, replace(form, forward="packed"))
-        return f"{line}; packed into forests they take {packed.positions:,}"
-    apart = _area(examples, replace(form, forward="two_pass", separate_targets=False))
-    if apart.rows > len(examples):
-        times = apart.positions / area.positions
-        line += "; every chat and view in a row of its own (two passes) takes "
-        line += f"{apart.positions:,}, {times:.1f} times as many"
+def packing_line(examples: Sequence[Example], records: Sequence[RowRecord], forward: str) -> str:
+    """How many positions a batch takes as it is laid out in `records`, and as rows of its own."""
+    number = counted(len(examples), "example")
+    rows, tokens = 0, 0  # with every chat and every view in a row of its own
+    for example in examples:
+        rows += 1 + len(example.segments)
+        tokens += len(example.trunk) + sum(segment.attach + 1 + segment.length for segment in example.segments)
+    if forward == "two_pass":
+        return f"two passes: {number} in {counted(rows, 'row')}, {tokens:,} tokens"
+    positions = sum(len(record) for record in records)
+    padding = sum(record.kinds.count("padding") for record in records)
+    name = "packing" if forward == "packed" else forward
+    line = f"{name}: {number} in {counted(len(records), 'row')}, {positions:,} positions, "
+    line += f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
+    if rows > len(examples):
+        line += f"; every chat and view in a row of its own (two passes) takes {tokens:,} and their padding"
     return line

@@ -140,7 +140,7 @@ class RowView:
         Raises:
             ConfigError: another suffix, a file that exists, or one that cannot be written.
         """
-        _check_output((*_PICTURE, *_PAGE), file, overwrite, f"{file}", f"give {_NAME.overwrite}=True")
+        _check_output(file, overwrite, (*_PICTURE, *_PAGE))
         if Path(file).suffix.lower() in _PAGE:
             page, forms = self._page()
             write_page(page, file)
@@ -240,23 +240,22 @@ show_row = inspect
 def _outputs(given: RowOptions) -> list[str]:
     """The files to write, the page first; ConfigError, before anything is written, for one that cannot be."""
     files = []
-    for suffixes, name, file in ((_PAGE, _NAME.html, given.html), (_PICTURE, _NAME.png, given.png)):
+    for name, file, suffixes in ((_NAME.html, given.html, _PAGE), (_NAME.png, given.png, _PICTURE)):
         if file is not None:
-            _check_output(suffixes, file, given.overwrite, f"--{name} {file}", f"--{_NAME.overwrite} to replace it")
+            _check_output(file, given.overwrite, suffixes, f"--{name} ")
             files.append(file)
     if given.png is not None:
         library("matplotlib", "analysis")
     return files
 
 
-def _check_output(
-    suffixes: Sequence[str], file: str | os.PathLike[str], overwrite: bool, what: str, remedy: str
-) -> None:
-    """Refuse an output (ConfigError) that has another suffix or exists already."""
+def _check_output(file: str | os.PathLike[str], overwrite: bool, suffixes: Sequence[str], flag: str = "") -> None:
+    """Refuse an output (ConfigError) that has another suffix, is a folder or exists already."""
     path = Path(file)
     if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{what}: the file's name must end in {' or '.join(suffixes)}")
+        raise ConfigError(f"{flag}{file}: the file's name must end in {' or '.join(suffixes)}")
     if path.is_dir():
-        raise ConfigError(f"{what}: is a folder; give a file")
+        raise ConfigError(f"{flag}{file}: is a folder; give a file")
     if path.exists() and not overwrite:
-        raise ConfigError(f"{what}: exists; choose another name, or {remedy}")
+        remedy = f"--{_NAME.overwrite} to replace it" if flag else f"give {_NAME.overwrite}=True"
+        raise ConfigError(f"{flag}{file}: exists; choose another name, or {remedy}")

@@ -47,16 +47,12 @@ def _of_steps(found: TextStatistics) -> Iterator[DataWarning]:
     """What matters to objectives with steps alone."""
     one_step = found.chats - found.rows_with_steps
     if 2 * one_step > found.chats:
-        remedy = "for step_jepa, separate the steps"
-        better = found.better_splitter
-        if better is not None:
-            remedy = f"{found.use_better}, which finds two or more in {found.other_splitters[better]:,}"
         yield DataWarning(
             "one_step",
             one_step,
             found.chats,
             f"{_share(one_step, found.chats)} have one step ({found.found_by})",
-            f"they make no pair for step_jepa and train as plain language modelling; {remedy}; llm_jepa needs no steps",
+            f"they make no pair for step_jepa and train as plain language modelling; {found.remedy}",
         )
     steps = found.steps
     for reason, unread in steps.unread.items():

@@ -22,8 +22,6 @@ from stepjepa.inspect.check.texts import SHOWN_CHARACTERS, Leak, RowSample, Text
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.parallel import mapped, twice
 
-_EXCERPT = 160  # characters of a row that is skipped
-
 
 class _Counted(NamedTuple):
     """What is counted in a chunk of rows.
@@ -73,7 +71,6 @@ class _TextCounter:
                 question = attempted(self._count_chat, texts, place, next(following))
             if isinstance(question, RowError):
                 texts.skip(question, place, self.options.strict_data)
-                texts.skipped_texts.setdefault(question.reason, excerpt(row))
                 question = None
             questions.append(question)
         texts.rows_read = len(rows)
@@ -202,11 +199,5 @@ def _asked(row: Any, plain_text: bool, columns: PairColumns | None) -> str:
     return question_of(row_to_messages(row, None, columns))
 
 
-def excerpt(row: object) -> str:
-    """How a row begins, in one line."""
-    text = row if isinstance(row, str) else repr(row)
-    return _cut(" ".join(text[: 4 * _EXCERPT].split()), _EXCERPT)
-
-
-def _cut(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

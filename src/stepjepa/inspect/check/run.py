@@ -36,7 +36,7 @@ class FileOptions:
         "says what a model will see of the file under the options of training.",
         "check",
     )
-    seed: int = option(42, "Seed of the sampled rows.", "check", needs={"model_name": True})
+    seed: int = option(42, "Seed of what is sampled every epoch.", "check", needs={"model_name": True})
     num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)
     show: int = option(1, "How many rows to show.", "check", at_least=0)
     json: bool = option(False, "Print the report as one JSON object.", "check")

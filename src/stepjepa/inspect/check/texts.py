@@ -113,7 +113,6 @@ class TextStatistics(RowCounts):
         files: of a folder, those that are read.
         plain_text: whether the first row, and with it the data set, is plain text and no chat.
         rows_usable: rows that can be trained on.
-        skipped_texts: reason -> how the first row begins that is skipped for it.
         role_orders: "system, user, assistant" -> usable chats.
         step_counts: steps -> usable chats; of a row with several answers the one with the most steps counts.
         rows_with_question: usable chats with a text of the user.
@@ -132,7 +131,6 @@ class TextStatistics(RowCounts):
     files: list[str] = field(default_factory=list)
     plain_text: bool = False
     rows_usable: int = 0
-    skipped_texts: dict[str, str] = field(default_factory=dict)
     role_orders: Counter[str] = field(default_factory=Counter)
     step_counts: Counter[int] = field(default_factory=Counter)
     rows_with_question: int = 0
@@ -163,11 +161,15 @@ class TextStatistics(RowCounts):
         return next((name for name, rows in self.other_splitters.items() if rows > self.rows_with_steps), None)
 
     @property
-    def use_better(self) -> str:
-        """How to have the better splitter."""
-        if self.better_splitter == self.splitter:
-            return f"leave out --{_NAME.step_separator}"
-        return f"use --{_NAME.step_splitter} {self.better_splitter}"
+    def remedy(self) -> str:
+        """What to do where few answers have two steps."""
+        better = self.better_splitter
+        if better is None:
+            return f"give --{_NAME.step_separator}, or train with --{_NAME.objective} llm_jepa, which needs no steps"
+        use = f"use --{_NAME.step_splitter} {better}"
+        if better == self.splitter:
+            use = f"leave out --{_NAME.step_separator}"
+        return f"{use}: the splitter that auto chooses, {better}, finds them in {self.other_splitters[better]:,}"
 
     @property
     def ready(self) -> bool:
@@ -188,13 +190,7 @@ class TextStatistics(RowCounts):
                 verdict += f"; the other {chats - rows:,} would train as plain language modelling"
             return verdict
         few = f"only {rows:,} of {chats:,} rows have" if rows else "no row has"
-        few += f" two steps ({self.found_by})"
-        better = self.better_splitter
-        if better is not None:
-            served = f"finds them in {self.other_splitters[better]:,}: {self.use_better}"
-            return f"{few}; the splitter that auto chooses, {better}, {served}"
-        other = f"train with --{_NAME.objective} llm_jepa, which needs no steps"
-        return f"not for step_jepa: {few}; give --{_NAME.step_separator}, or {other}"
+        return f"not for step_jepa: {few} two steps ({self.found_by}); {self.remedy}"
 
     @property
     def found_by(self) -> str:
@@ -223,8 +219,7 @@ class TextStatistics(RowCounts):
             lines.append(f"  Files: {listed_files(self.files)}")
         skipped = self.rows_skipped.total()
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
-        for line, (reason, _) in zip(self.skipped_lines(), self.rows_skipped.most_common(), strict=True):
-            lines += [f"    {printable(line)}", f"      the row begins: {escaped(self.skipped_texts[reason])}"]
+        lines += [f"    {printable(line)}" for line in self.skipped_lines()]
         lines += [f"  {line}" for line in self.other_lines()]
         lines += [f"  {name}: {counted(rows, 'row')}" for name, rows in self.streams.items()]
         if self.chats:
@@ -250,7 +245,8 @@ class TextStatistics(RowCounts):
             more = "+" if steps == _LONGEST_TABLE else " "
             share = 100 * rows / self.chats
             bar = "#" * max(1, round(_BAR * rows / most))
-            lines.append(f"  {steps:>3}{more} {counted(rows, 'row'):>14} {share:5.1f} %  {bar}")
+            noun = "row " if rows == 1 else "rows"
+            lines.append(f"  {steps:>3}{more} {rows:>9,} {noun} {share:5.1f} %  {bar}")
         return lines
 
 

@@ -1,7 +1,7 @@
 """Statistics of a data set as a model will see it: pairs, truncation, lengths, tokens by kind.
 
 Everything is counted from the examples that training would make; which tokens are whose needs more than the examples and is
-counted in a sample of the rows.
+counted in the first rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.encode import PlacedRow, RowEncoder
 from stepjepa.data.report import DataReport
 from stepjepa.inspect.check.reader import TextReader
-from stepjepa.inspect.layout import Form, row_records
+from stepjepa.inspect.layout import RowForm, row_records
 from stepjepa.inspect.rows import encoder_for, row_spans
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.options import JEPAOptions, summary
@@ -26,7 +26,7 @@ from stepjepa.utils.text import counted, printable
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SAMPLE_ROWS = 2000
+SAMPLE_ROWS = 2000  # whose tokens are counted by kind
 _LENGTH = Names(JEPAOptions).max_length
 _UNLIMITED = 2**31 - 1
 _SHARES = (100, 99, 95)  # percent of the chats
@@ -83,9 +83,8 @@ class TokenStatistics:
         method: the objective and its form; `objective`: the objective itself, of which the record has the name.
         data: training's own report: rows, pairs, lengths, labels.
         plain_text: whether the data set is plain text; then nothing is truncated, and `truncation` is None.
-        sampled: examples in the sample; `segments` is of these alone.
-        sampled_all: whether the sample is all examples.
-        segments: kind of token -> tokens.
+        sampled: examples whose tokens are counted by kind, the first ones.
+        segments: kind of token -> tokens of these.
     """
 
     tokenizer: str
@@ -96,7 +95,6 @@ class TokenStatistics:
     plain_text: bool = False
     truncation: Truncation | None = None
     sampled: int = 0
-    sampled_all: bool = True
     segments: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,50 +114,32 @@ class TokenStatistics:
         lines += [f"  {printable(line)}" for line in self.data.lines(warnings=False)]
         if self.truncation is not None:
             lines.append(f"  {self.truncation.line()}")
-        which = f"all {self.sampled:,} examples" if self.sampled_all else f"{self.sampled:,} examples sampled at random"
-        lines.append(f"  Tokens by kind ({which}):")
+        which = "all" if self.sampled == self.data.examples else "the first"
+        lines.append(f"  Tokens by kind ({which} {self.sampled:,} examples):")
         total = sum(self.segments.values())
         for kind, tokens in self.segments.items():
             lines.append(f"    {kind:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %")
         return lines
 
 
-class _Sample:
-    """Up to `SAMPLE_ROWS` rows of a data set of any size, each with the same probability (Vitter 1985, algorithm R)."""
+def _count_kinds(
+    found: TokenStatistics, rows: Sequence[PlacedRow], encoder: RowEncoder, method: JEPAOptions, seed: int
+) -> None:
+    """Count the kinds of tokens in the examples of `rows`, as training samples them in epoch 0."""
+    from stepjepa.training.batches import ExampleDraw
 
-    def __init__(self, seed: int):
-        self._rng = np.random.default_rng(seed)
-        self._rows: list[PlacedRow] = []
-        self.seen = 0
-
-    def add(self, rows: Sequence[PlacedRow]) -> None:
-        """See the next rows of the data set."""
-        numbers = np.arange(self.seen, self.seen + len(rows))
-        slots = self._rng.integers(numbers + 1)
-        for number, slot, row in zip(numbers.tolist(), slots.tolist(), rows, strict=True):
-            if number < SAMPLE_ROWS:
-                self._rows.append(row)
-            elif slot < SAMPLE_ROWS:
-                self._rows[slot] = row
-        self.seen += len(rows)
-
-    def count(self, found: TokenStatistics, encoder: RowEncoder, method: JEPAOptions, seed: int) -> None:
-        """Count the kinds of tokens in the rows' examples, as training samples them in epoch 0."""
-        from stepjepa.training.batches import ExampleDraw
-
-        encoded = encoder(self._rows)
-        parts = zip(self._rows, encoded.counts, strict=True)
-        row_of_each = [row for (_, row), examples in parts for _ in range(examples)]
-        draw, form = ExampleDraw(found.objective, seed, method.jepa_ratio), Form.of(method, encoder.tokenizer)
-        counts: Counter[str] = Counter()
-        for number, (row, example) in enumerate(zip(row_of_each, encoded.store, strict=True)):
-            spans = row_spans(row, example, encoder)
-            for record in row_records([draw(example, 0, number)], form, lambda _: "", [spans]):
-                for name, kind in zip(record.names, record.kinds, strict=True):
-                    word = "predictors" if kind == "predictor" else name.removeprefix("trunk: ").split(" ")[0]
-                    counts[_KINDS.get(word, _KINDS["template"])] += 1
-        found.sampled, found.sampled_all = len(row_of_each), self.seen <= SAMPLE_ROWS
-        found.segments = {kind: counts[kind] for kind in _KINDS.values() if counts[kind]}
+    encoded = encoder(rows)
+    row_of_each = [row for (_, row), parts in zip(rows, encoded.counts, strict=True) for _ in range(parts)]
+    draw, form = ExampleDraw(found.objective, seed, method.jepa_ratio), RowForm.of(method, encoder.tokenizer)
+    counts: Counter[str] = Counter()
+    for number, (row, example) in enumerate(zip(row_of_each, encoded.store, strict=True)):
+        spans = row_spans(row, example, encoder)
+        for record in row_records([draw(example, 0, number)], form, lambda _: "", [spans]):
+            for name, kind in zip(record.names, record.kinds, strict=True):
+                word = "predictors" if kind == "predictor" else name.removeprefix("trunk: ").split(" ")[0]
+                counts[_KINDS.get(word, _KINDS["template"])] += 1
+    found.sampled = len(row_of_each)
+    found.segments = {kind: counts[kind] for kind in _KINDS.values() if counts[kind]}
 
 
 def read_tokens(
@@ -176,7 +156,7 @@ def read_tokens(
         reader: reads the rows, and counts what is in their text.
         method: options of a run, checked.
         name: of the tokenizer.
-        seed: of the sampled rows.
+        seed: of what is sampled every epoch.
         processes: that count and tokenise rows.
 
     Raises:
@@ -188,12 +168,12 @@ def read_tokens(
     tokenizer, max_length = encoder.tokenizer, encoder.options.max_length
     settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
     unlimited = RowEncoder(rows.name, tokenizer, encoder.renderer, settings, encoder.streams)
-    data, sample = DataReport(rows.name), _Sample(seed)
+    data, sample = DataReport(rows.name), list[PlacedRow]()
     kept, full = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # lengths of examples, and of chats before any cut
     for chunk, encoded in reader.read(processes, encoder):
         placed = [(rows.place(label), row) for label, row in chunk]
         data.add(encoded.report)
-        sample.add(placed)
+        sample += placed[: SAMPLE_ROWS - len(sample)]
         lengths = encoded.store.lengths.astype(np.int64)
         kept.append(lengths)
         if not encoder.streams:
@@ -219,5 +199,5 @@ def read_tokens(
             tokens_lost=tokens - data.tokens,
             holds={str(share): int(length) for share, length in zip(_SHARES, holds, strict=True)},
         )
-    sample.count(found, encoder, method, seed)
+    _count_kinds(found, sample, encoder, method, seed)
     return found
