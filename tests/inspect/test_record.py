@@ -207,10 +207,12 @@ def test_how_many_positions_it_takes():
 
     assert line(BATCH, max_row_length=13) == (
         "packing: 3 examples in 2 rows, 26 positions, 3 of them padding (11.5 %); every chat and view in a row of its own "
-        "(two passes) takes 29 and their padding"
+        "(two passes) takes 38, 1.5 times as many"
     )
     assert line([steps()]).startswith("packing: 1 example in 1 row, 10 positions, no padding; every chat")
-    assert line(BATCH, forward="two_pass") == "two passes: 3 examples in 7 rows, 29 tokens"
+    assert line(BATCH, forward="two_pass") == (
+        "two passes: 3 examples in 7 rows, 38 positions, 9 of them padding (23.7 %)"
+    )
     assert line([PLAIN], 0) == "packing: 1 example in 1 row, 3 positions, no padding"
 
 

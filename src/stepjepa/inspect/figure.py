@@ -179,10 +179,16 @@ class Strip:
                 middle = tops[lane] + self.bars[lane] / 2
                 axes.text(-0.08 / self.unit, middle, name, fontsize=_SMALL, ha="right", va="center", color=INK)
         self._draw_readouts(axes)
+        self._draw_positions(axes)
+
+    def _draw_positions(self, axes: Axes) -> None:
+        """Every so many positions of the trunk, above it."""
         step = next(step for step in _STEPS if step * self.unit > 0.45)
-        for index, position in enumerate(record.positions.tolist()):
-            if self.lane_of[index] == 0 and record.examples[index] >= 0 and position % step == 0:
-                axes.text(self._middle(index), 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
+        style: dict[str, Any] = {"fontsize": _SMALL, "ha": "center", "color": FAINT}
+        for index, position in enumerate(self.record.positions.tolist()):
+            on_trunk = self.lane_of[index] == 0 and self.record.kinds[index] != "padding"
+            if on_trunk and position % step == 0:
+                axes.text(self._middle(index), 0.22, str(position), **style)
 
     def _middle(self, index: int) -> float:
         """Where the middle of a token's cell is, in columns."""
@@ -209,28 +215,33 @@ class Strip:
 
     def _draw_name(self, axes: Axes, start: int, stop: int, lane: int, free: float) -> float:
         """Write a section's name below it where there is room; where there is room for the next one."""
-        first, last = self._middle(start) - 0.5, self._middle(stop - 1) + 0.5
-        bottom = self.tops[lane] + self.bars[lane]
-        axes.plot([first] * 2, [self.tops[lane], bottom + 0.05], color=INK, linewidth=0.6)
-        name, on_trunk = self.record.names[start].removeprefix("trunk: "), lane == 0
-        if not on_trunk:
-            name = name.split(" ")[-1]
+        first = self._middle(start) - 0.5
+        last = self._middle(stop - 1) + 0.5
+        top = self.tops[lane]
+        bottom = top + self.bars[lane]
+        axes.plot([first, first], [top, bottom + 0.05], color=INK, linewidth=0.6)
+        name = self.record.names[start].removeprefix("trunk: ")
+        room = last - first + 0.02 / self.unit
+        if lane:  # the names below the trunk are numbers, with all the room to the next one
+            name, room = name.split(" ")[-1], float("inf")
         width = (len(name) + 1) * _LETTER / self.unit
-        fits = width <= last - first + 0.02 / self.unit or not on_trunk
-        if first < free or not fits:
+        if first < free or width > room:
             return free
-        left = first + 0.04 / self.unit
-        axes.text(left, bottom + 0.03, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
+        style: dict[str, Any] = {"fontsize": _SMALL, "va": "top", "color": FAINT, "parse_math": False}
+        axes.text(first + 0.04 / self.unit, bottom + 0.03, written(name), **style)
         return first + width
 
     def _draw_branch(self, axes: Axes, start: int, lane: int) -> None:
         """A line from the token that a branch is attached to."""
-        record = self.record
-        first = int(np.argmax(record.examples == record.examples[start]))
-        at = self._middle(first + int(record.attaches[start]))
+        examples = self.record.examples.tolist()
+        first = examples.index(examples[start])
+        attach = int(self.record.attaches[start])
+        at = self._middle(first + attach)
+        bottom = self.tops[0] + self.bars[0]
         middle = self.tops[lane] + self.bars[lane] / 2
-        down = [self.tops[0] + self.bars[0], middle, middle]
-        axes.plot([at, at, self.placed.columns[start]], down, color=KINDS["predictor"].light, linewidth=1.1)
+        end = self._middle(start) - 0.5
+        colour = KINDS["predictor"].light
+        axes.plot([at, at, end], [bottom, middle, middle], color=colour, linewidth=1.1)
 
     def _draw_readouts(self, axes: Axes) -> None:
         """Triangles at the tokens that are read, and an arrow for each pair."""

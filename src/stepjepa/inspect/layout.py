@@ -8,7 +8,7 @@ Shapes: L positions of a row, T tokens of one trunk, K predictors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -188,15 +188,24 @@ class _LaidOut(NamedTuple):
         """A pair of the example; `placed` is the same pair on the forest's segments."""
         source, target = self._states(placed.source), self._states(placed.target)
         views = self._views(pair, source[0].token, target[0].token)
+        names = VectorNames("", "", "") if views else self.form.vector_names
+        found = RowPair(
+            self.number,
+            number,
+            _vector(names.source, source),
+            _vector(names.target, target),
+            views=views,
+            kind=names.kind,
+            weight=pair.weight,
+        )
         if views:
-            ends = ("source", source[-1].token), ("target", target[-1].token)
-            return RowPair(self.number, number, _vector("", source), _vector("", target), ends, views, "", pair.weight)
-        names = self.form.vector_names
-        first, second = _vector(names.source, source), _vector(names.target, target)
-        bounds = [*second.terms[:1], *second.terms[-1:], *first.terms[-1:]] if second.terms else []
-        sampled = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
+            return replace(found, ends=(("source", source[-1].token), ("target", target[-1].token)))
+        bounds = [*found.target.terms[:1], *found.target.terms[-1:]]  # of what was sampled
+        if bounds:
+            bounds += found.source.terms[-1:]
+        ends = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
         total = _vector(names.total, [*source, *target]) if names.total else None
-        return RowPair(self.number, number, first, second, sampled, None, names.kind, pair.weight, total)
+        return replace(found, ends=ends, total=total)
 
     def _states(self, read: Read) -> list[Readout]:
         """The states that are summed for one side of a pair."""
@@ -211,20 +220,25 @@ class _LaidOut(NamedTuple):
         segment = self.example.segment(pair.target)
         if not segment or len(pair.source.terms) + len(pair.target.terms) > 2:
             return None
-        forest, start = self.forest, self.start
-        on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + start  # of each token of the trunk
-        parts = (part for part in forest.parts if part.kind == "source")
-        own = next((part for part in parts if part.start <= source - start < part.stop), None)
-        source_segment = (start + own.start, start + own.stop) if own else None
-        end, original = self.example.sees(pair.source), self.example.view_on_trunk(pair.target)
-        copy = target - pair.target.terms[0].token
-        return Views(
-            source_end=source_segment[1] - 1 if end < 0 and source_segment else int(on_trunk[end]),
-            source_segment=source_segment,
-            original=original and (int(on_trunk[original.start]), int(on_trunk[original.stop - 1]) + 1),
-            copy=(copy, copy + segment.length),
-            standalone=end < 0,
-        )
+        trunk = ~self.inserted[: self.forest.trunk_length]
+        on_trunk = (np.flatnonzero(trunk) + self.start).tolist()  # where each token of the trunk is
+        source_segment = None
+        for part in self.forest.parts:
+            begin, stop = self.start + part.start, self.start + part.stop
+            if part.kind == "source" and begin <= source < stop:
+                source_segment = begin, stop
+        end = self.example.sees(pair.source)
+        standalone = end < 0
+        source_end = on_trunk[end]
+        if standalone and source_segment:
+            source_end = source_segment[1] - 1
+        original = None
+        place = self.example.view_on_trunk(pair.target)
+        if place:
+            original = on_trunk[place.start], on_trunk[place.stop - 1] + 1
+        begin = target - pair.target.terms[0].token
+        copy = begin, begin + segment.length
+        return Views(source_end, source_segment, original, copy, standalone)
 
     def names(self) -> list[str]:
         """A name for each token."""
@@ -305,19 +319,23 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
 
 
 def packing_line(examples: Sequence[Example], records: Sequence[RowRecord], forward: str) -> str:
-    """How many positions a batch takes as it is laid out in `records`, and as rows of its own."""
-    number = counted(len(examples), "example")
-    rows, tokens = 0, 0  # with every chat and every view in a row of its own
-    for example in examples:
-        rows += 1 + len(example.segments)
-        tokens += len(example.trunk) + sum(segment.attach + 1 + segment.length for segment in example.segments)
+    """How many positions a batch takes as it is laid out in `records`, and with chats and views in rows of their own."""
+    chats = [len(example.trunk) for example in examples]
+    views = [segment.attach + 1 + segment.length for example in examples for segment in example.segments]
+    apart = len(chats) * max(chats) + len(views) * max(views, default=0)  # each padded to the longest of its sort
     if forward == "two_pass":
-        return f"two passes: {number} in {counted(rows, 'row')}, {tokens:,} tokens"
-    positions = sum(len(record) for record in records)
-    padding = sum(record.kinds.count("padding") for record in records)
-    name = "packing" if forward == "packed" else forward
-    line = f"{name}: {number} in {counted(len(records), 'row')}, {positions:,} positions, "
-    line += f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
-    if rows > len(examples):
-        line += f"; every chat and view in a row of its own (two passes) takes {tokens:,} and their padding"
+        name, rows, positions = "two passes", len(chats) + len(views), apart
+        padding = apart - sum(chats) - sum(views)
+    else:
+        name, rows = "packing" if forward == "packed" else forward, len(records)
+        positions = sum(len(record) for record in records)
+        padding = sum(record.kinds.count("padding") for record in records)
+    filled = "no padding"
+    if padding:
+        share = 100 * padding / positions
+        filled = f"{padding:,} of them padding ({share:.1f} %)"
+    line = f"{name}: {counted(len(examples), 'example')} in {counted(rows, 'row')}, {positions:,} positions, {filled}"
+    if views and forward != "two_pass":
+        times = apart / positions
+        line += f"; every chat and view in a row of its own (two passes) takes {apart:,}, {times:.1f} times as many"
     return line

@@ -146,10 +146,10 @@ class RowPair:
     number: int
     source: Vector
     target: Vector
-    ends: tuple[tuple[str, int], ...]
-    views: Views | None
-    kind: str
-    weight: float
+    ends: tuple[tuple[str, int], ...] = ()
+    views: Views | None = None
+    kind: str = ""
+    weight: float = 1.0
     total: Vector | None = None
 
     @property
@@ -267,8 +267,9 @@ class RowRecord:
             parts.append(counted(self.kinds.count("predictor"), "predictor"))
         places = {"source": "in sources of their own", "target": "in isolated targets", "padding": "of padding"}
         for kind, where in places.items():
-            if kind in self.kinds:
-                parts.append(f"{self.kinds.count(kind)} {where}")
+            number = self.kinds.count(kind)
+            if number:
+                parts.append(f"{number} {where}")
         nouns: tuple[str, ...] = ("pair",)
         if self.pairs and not self.pairs[0].arrow:
             nouns = ("span",) if self.pairs[0].ends else ("pair of vectors", "pairs of vectors")
@@ -288,14 +289,18 @@ class RowRecord:
         groups: list[list[int]] = [[], [], []]  # for each lane of the group the first free column
         places: list[tuple[int, int]] = []  # of each section: its group, and its lane there
         for start, stop in self.sections:
-            group = _LANES.get(self.names[start].split(" ")[0], 0)
-            first, lanes = int(columns[start]), groups[group]
-            lane = next((lane for lane, free in enumerate(lanes) if group == 0 or free <= first), len(lanes))
-            lanes[lane:] = [int(columns[stop - 1]) + 1, *lanes[lane + 1 :]]
+            word = self.names[start].split(" ")[0]
+            group = _LANES.get(word, 0)
+            first, after = int(columns[start]), int(columns[stop - 1]) + 1
+            lanes = groups[group]
+            free = [lane for lane, column in enumerate(lanes) if group == 0 or column <= first]
+            lane = free[0] if free else len(lanes)
+            lanes[lane : lane + 1] = [after]
             places.append((group, lane))
-        branches = "sources" if any(name.startswith("source") for name in self.names) else "branches"
-        names = [name for name, lanes in zip(("trunk", branches, "targets"), groups, strict=True) for _ in lanes]
-        before = np.cumsum([0, *map(len, groups)]).tolist()
+        apart = any(name.startswith("source") for name in self.names)
+        titles = "trunk", "sources" if apart else "branches", "targets"
+        names = [title for title, lanes in zip(titles, groups, strict=True) for _ in lanes]
+        before = [0, len(groups[0]), len(groups[0]) + len(groups[1])]
         of_section = tuple(before[group] + lane for group, lane in places)
         return Lanes(columns, of_section, tuple(names), end - GAP)
 

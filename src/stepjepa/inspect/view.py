@@ -121,18 +121,23 @@ class RowView:
     def _page(self) -> tuple[str, list[str]]:
         """The page, and the forms that it shows."""
         forms = [_forms_of(one) for one in self._shown]
-        every = [form for of_one, _ in forms for form in of_one.values()]
-        shared = [note for note in self.notes if len({note in form.notes for form in every}) == 1]
+        own_notes = [set(form.notes) for of_one, _ in forms for form in of_one.values()]
+        # A note is about the rows unless some of the forms have it and others do not.
+        differ = own_notes[0].union(*own_notes) - own_notes[0].intersection(*own_notes)
+        shared = [note for note in self.notes if note not in differ]
         texts, variants = dict[str, int](), list[dict[str, Any]]()
         for one, (of_one, why_not) in zip(self._shown, forms, strict=True):
             drawn = {}
             for name, form in of_one.items():
-                own = [note for note in form.notes if note not in shared]
-                drawn[name] = form_data(form.records, texts, form.packing(), own)
-            known = objective_of(one.method).predictors
-            variants.append({"predictors": known, "shown": one.form.forward, "forms": drawn, "whyNot": why_not})
-        title = self.title.removesuffix(f", {self._shown[0].form.forward}")
-        return page_html(page_data(title, variants, texts, shared)), list(forms[0][0])
+                notes = [note for note in form.notes if note in differ]
+                drawn[name] = form_data(form.records, texts, form.packing(), notes)
+            variant = {"forms": drawn, "whyNot": why_not, "shown": one.form.forward}
+            variant["predictors"] = objective_of(one.method).predictors
+            variants.append(variant)
+        asked = self._shown[0].form.forward
+        title = self.title.removesuffix(f", {asked}")
+        page = page_html(page_data(title, variants, texts, shared))
+        return page, list(forms[0][0])
 
     def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the picture (``.png``) or the page (``.html``).

@@ -165,8 +165,10 @@ class TextReader:
         counter = replace(self._counter, encoder=encoder)
         ahead, chunks = twice(iter(lambda: list(islice(numbered, CHUNK_ROWS)), []))
         placed = ([(rows.place(number), row) for number, row in chunk] for chunk in ahead)
-        for counted, chunk in zip(mapped(counter, placed, processes, "num_proc"), chunks, strict=False):
-            texts.samples += counted.texts.samples[: counter.show - len(texts.samples)]
+        results = mapped(counter, placed, processes, "num_proc")
+        for counted, chunk in zip(results, chunks, strict=False):
+            missing = counter.show - len(texts.samples)
+            texts.samples += counted.texts.samples[:missing]
             texts.add(counted.texts)
             for (number, _), question in zip(chunk, counted.questions, strict=True):
                 if question is not None:

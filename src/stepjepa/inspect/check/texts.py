@@ -244,7 +244,8 @@ class TextStatistics(RowCounts):
         for steps, rows in sorted(counts.items()):
             more = "+" if steps == _LONGEST_TABLE else " "
             share = 100 * rows / self.chats
-            bar = "#" * max(1, round(_BAR * rows / most))
+            length = round(_BAR * rows / most)
+            bar = "#" * max(1, length)
             noun = "row " if rows == 1 else "rows"
             lines.append(f"  {steps:>3}{more} {rows:>9,} {noun} {share:5.1f} %  {bar}")
         return lines

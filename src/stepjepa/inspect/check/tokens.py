@@ -64,14 +64,17 @@ class Truncation:
 
     def line(self) -> str:
         """What is lost, and which length would hold the chats."""
-        most = f"99 % fit into {self.holds['99']:,}, 95 % into {self.holds['95']:,}"
-        start, longest = f"Truncation at {_LENGTH} {self.max_length:,}:", f"{self.holds['100']:,}"
+        longest, most, many = (self.holds[str(share)] for share in _SHARES)
+        start = f"Truncation at {_LENGTH} {self.max_length:,}:"
+        shares = f"99 % fit into {most:,}, 95 % into {many:,}"
         if not self.tokens_lost:
-            return f"{start} none; the longest has {longest}, {most}"
+            return f"{start} none; the longest has {longest:,}, {shares}"
+        answers = counted(self.answers_cut, "answer")
         rows = counted(self.rows_without_room, "row")
-        cut = f"{counted(self.answers_cut, 'answer')} cut, {rows} skipped for a prompt that fills it"
-        lost = f"{self.tokens_lost:,} of {self.tokens:,} tokens lost ({100 * self.tokens_lost / self.tokens:.1f} %)"
-        return f"{start} {cut}; {lost}; all chats fit into {longest}, {most}"
+        percent = 100 * self.tokens_lost / self.tokens
+        lost = f"{self.tokens_lost:,} of {self.tokens:,} tokens lost ({percent:.1f} %)"
+        cut = f"{answers} cut, {rows} skipped for a prompt that fills it"
+        return f"{start} {cut}; {lost}; all chats fit into {longest:,}, {shares}"
 
 
 @dataclass
@@ -118,7 +121,8 @@ class TokenStatistics:
         lines.append(f"  Tokens by kind ({which} {self.sampled:,} examples):")
         total = sum(self.segments.values())
         for kind, tokens in self.segments.items():
-            lines.append(f"    {kind:<22} {tokens:>12,} {100 * tokens / total:>6.1f} %")
+            percent = 100 * tokens / total
+            lines.append(f"    {kind:<22} {tokens:>12,} {percent:>6.1f} %")
         return lines
 
 
@@ -129,15 +133,21 @@ def _count_kinds(
     from stepjepa.training.batches import ExampleDraw
 
     encoded = encoder(rows)
-    row_of_each = [row for (_, row), parts in zip(rows, encoded.counts, strict=True) for _ in range(parts)]
-    draw, form = ExampleDraw(found.objective, seed, method.jepa_ratio), RowForm.of(method, encoder.tokenizer)
+    row_of_each = list[object]()
+    for (_, row), parts in zip(rows, encoded.counts, strict=True):
+        row_of_each += [row] * parts
+    draw = ExampleDraw(found.objective, seed, method.jepa_ratio)
+    form = RowForm.of(method, encoder.tokenizer)
     counts: Counter[str] = Counter()
     for number, (row, example) in enumerate(zip(row_of_each, encoded.store, strict=True)):
+        sampled = draw(example, 0, number)
         spans = row_spans(row, example, encoder)
-        for record in row_records([draw(example, 0, number)], form, lambda _: "", [spans]):
-            for name, kind in zip(record.names, record.kinds, strict=True):
-                word = "predictors" if kind == "predictor" else name.removeprefix("trunk: ").split(" ")[0]
-                counts[_KINDS.get(word, _KINDS["template"])] += 1
+        (record,) = row_records([sampled], form, lambda _: "", [spans])
+        for name, kind in zip(record.names, record.kinds, strict=True):
+            word = name.removeprefix("trunk: ").split(" ")[0]
+            if kind == "predictor":
+                word = "predictors"
+            counts[_KINDS.get(word, _KINDS["template"])] += 1
     found.sampled = len(row_of_each)
     found.segments = {kind: counts[kind] for kind in _KINDS.values() if counts[kind]}
 
