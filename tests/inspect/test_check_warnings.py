@@ -2,8 +2,7 @@
 
 import pytest
 
-from stepjepa.inspect.check.quality import DataWarning, text_warnings
-from stepjepa.inspect.check.run import warning_lines
+from stepjepa.inspect.check.run import DataWarning, text_warnings, warning_lines
 from support.checks import check_format
 
 STEPS = "First we add two.\n\nThen we stop here."

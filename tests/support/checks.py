@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
-from stepjepa.inspect.check.quality import token_warnings
 from stepjepa.inspect.check.reader import TextReader
+from stepjepa.inspect.check.run import token_warnings
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions
 

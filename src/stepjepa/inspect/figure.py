@@ -146,7 +146,7 @@ class Strip:
         self.unit = _STRIP / self.placed.width  # inches a column
         self.texts = [""] * len(record)
         if self.unit >= _LABEL:  # else the cells are too narrow for them
-            self.texts = [_cell_text(text) for text in record.texts]
+            self.texts = [_cell_text(text, kind) for text, kind in zip(record.texts, record.kinds, strict=True)]
         self.lane_of = [
             lane
             for (start, stop), lane in zip(record.sections, self.placed.of_section, strict=True)
@@ -264,9 +264,9 @@ class Strip:
                 axes.annotate("", ends[1], xytext=ends[0], arrowprops=style)
 
 
-def _cell_text(text: str) -> str:
-    """A token's text as it is written into its cell."""
-    label = written(token_label(text.removeprefix("<|").removesuffix("|>")))
+def _cell_text(text: str, kind: str) -> str:
+    """A token's text as it is written into its cell; of a predictor token its name alone."""
+    label = written(token_label(text.strip("<|>") if kind == "predictor" else text))
     return label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 1]}\u2026"
 
 

@@ -202,9 +202,7 @@ class TextStatistics(RowCounts):
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
         record = super().to_dict()
-        for name, value in vars(self).items():
-            if isinstance(value, Counter):
-                record[name] = {str(key): rows for key, rows in sorted(value.items())}
+        record["step_counts"] = {str(steps): rows for steps, rows in sorted(self.step_counts.items())}
         record["samples"] = [asdict(sample) for sample in self.samples]
         record["repeats"] = self.repeats.to_dict()
         for name in ("rows_with_steps", "better_splitter", "verdict"):
