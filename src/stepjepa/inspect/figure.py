@@ -276,10 +276,8 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     to_rgb = library("matplotlib.colors", "analysis").to_rgb
     shown = np.unique(np.linspace(0, size - 1, min(size, _MOST_CELLS)).round().astype(int))
     of_key = np.array([to_rgb(KINDS[record.kinds[index]].light) for index in shown])  # (cells, 3)
-    picture = np.ones((len(shown), len(shown), 3))
-    for row, query in enumerate(shown.tolist()):
-        seen = record.seen_by(slice(query, query + 1))[0][shown]
-        picture[row, seen] = of_key[seen]
+    seen = record.visible[np.ix_(shown, shown)]
+    picture = np.where(seen[..., None], of_key, 1.0)
     band = 0.018 * size
     for image, extent in (
         (picture, (0, size, size, 0)),

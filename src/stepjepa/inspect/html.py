@@ -1,6 +1,6 @@
 """A page that explains a row: one file, with its style, its script and its data in it, that needs no network.
 
-The page has no rule of its own: for each token it is given the runs of tokens that it sees (`RowRecord.seen_by`), and the
+The page has no rule of its own: for each token it is given the runs of tokens that it sees (`RowRecord.visible`), and the
 integer fields that the rule reads, so that it can say why. Text of the data reaches the page as JSON inside a script element
 of a type that no browser runs, and from there the document as text. The page's Content-Security-Policy forbids all
 connections, and every script but its own, known by its hash.
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     pass
 
 FORMS = ("packed", "two_pass", "inline")
-_BLOCK = 512  # queries whose visibility is computed at once
 _PARTS = files("stepjepa.inspect") / "page"
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
 Page = dict[str, Any]
@@ -77,7 +76,6 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``lanes``; ``counts``; ``batch``.
     """
     numbers, lanes = {kind: number for number, kind in enumerate(KINDS)}, record.lanes
-    blocks = (record.seen_by(slice(start, start + _BLOCK)) for start in range(0, len(record), _BLOCK))
     return {
         "counts": record.counts,
         "batch": record.batch,
@@ -86,7 +84,7 @@ def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
         "kinds": [numbers[kind] for kind in record.kinds],
         "sections": [[start, stop, escaped(record.names[start])] for start, stop in record.sections],
         "labelled": edges_of(record.labelled),
-        "seen": [edges_of(row) for block in blocks for row in block],
+        "seen": [edges_of(row) for row in record.visible],
         "pairs": [asdict(pair) | {"arrow": pair.arrow} for pair in record.pairs],
         "lanes": {**vars(lanes), "columns": lanes.columns.tolist()},
     }

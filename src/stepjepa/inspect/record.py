@@ -222,12 +222,8 @@ class RowRecord:
     @cached_property
     def visible(self) -> np.ndarray:
         """(L, L) bool, True where the token of the row sees the token of the column."""
-        return self.seen_by(slice(None))
-
-    def seen_by(self, queries: slice) -> np.ndarray:
-        """The rows `queries` of `visible`, without computing the others."""
         fields = self.examples, self.segments, self.orders, self.attaches, self.floors
-        example, segment, order, attach, floor = (one[queries, None] for one in fields)
+        example, segment, order, attach, floor = (field[:, None] for field in fields)  # of who looks
         return visible(example, self.examples, segment, self.segments, order, self.orders, attach, floor)
 
     @cached_property

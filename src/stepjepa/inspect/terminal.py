@@ -60,10 +60,12 @@ def draw(
     The lines `packing` come before the `notes`.
     """
     alone = len(rows) == 1
-    first = ": ".join(filter(None, [title, rows[0][1].counts if alone else ""]))
-    styled = [(first, "bold"), *((line, "") for line in packing), *((note, "yellow") for note in notes)]
-    for text, style in styled:
-        console.print(Text(escaped(text), style=style))
+    first = [title, rows[0][1].counts] if alone else [title]
+    console.print(Text(escaped(": ".join(filter(None, first))), style="bold"))
+    for about in packing:
+        console.print(Text(escaped(about)))
+    for note in notes:
+        console.print(Text(escaped(note), style="yellow"))
     console.print()
     for kind, (letter, meaning, style, *_) in KINDS.items():
         if any(kind in record.kinds for _, record in rows):
