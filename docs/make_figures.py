@@ -23,9 +23,10 @@ from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
-from stepjepa.inspect.layout import Form, row_records
+from stepjepa.inspect.layout import RowForm, row_records
 from stepjepa.inspect.record import KINDS, RowRecord
 from stepjepa.inspect.rows import token_text, trunk_spans
+from stepjepa.modeling.extras import predictor_names
 from stepjepa.modeling.load import train_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
@@ -73,7 +74,9 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     store, _ = encode_dataset([row], tokenizer(), renderer, options)
     spans = [trunk_spans(tokenizer(), read_chat(row, renderer, options))]
     size = len(tokenizer())
-    (found,) = row_records([store[0]], Form((size, size + 1), size, forward), token_text(tokenizer()), spans)
+    (found,) = row_records(
+        [store[0]], RowForm((size, size + 1), tuple(predictor_names(2)), size, forward), token_text(tokenizer()), spans
+    )
     return found
 
 

@@ -27,7 +27,7 @@ TOP = (
     "stepjepa.training.config",
     "stepjepa.training.trainer",
     "stepjepa.inspect.view",
-    "stepjepa.inspect.check",
+    "stepjepa.inspect.check.run",
     "stepjepa.errors",
 )
 

@@ -194,29 +194,6 @@ def test_forms_rows_and_predictors(open_page, command):
     assert page.inner_text("#counts") == data["variants"][1]["forms"]["packed"]["rows"][1]["counts"]
 
 
-def test_numbers_of_a_model(open_page, command):
-    page, data = open_page(command), read_page(command)
-    row = data["variants"][0]["forms"]["packed"]["rows"][0]
-    assert "its weights are random" in page.inner_text("#said")
-    assert f"cosine {row['cosines'][0]:.4f}" in page.locator(".pair").first.inner_text()
-    labelled = row["labelled"][0]
-    hover(page, labelled)
-    assert f"LM loss {row['losses'][0]:.3f}" in page.inner_text("#status")
-    page.check("#losses")
-    shown = page.evaluate(f"getComputedStyle(document.querySelector('[data-token=\"{labelled}\"]'), '::after').content")
-    assert shown == f'"{row["losses"][0]:.1f}"'
-    maps = page.locator("#map option").all_inner_texts()
-    assert maps[:3] == ["the mask", "attention, layer 1, mean over heads", "attention, layer 1, head 1"]
-    assert len(maps) == 13
-    page.select_option("#map", "1")
-    hover(page, labelled)
-    assert "most attention to" in page.inner_text("#status")
-    total = page.evaluate(
-        f"(() => {{ let sum = 0; row.attention().each(1, {labelled}, (key, weight) => (sum += weight)); return sum; }})()"
-    )
-    assert total == pytest.approx(1, abs=0.02)
-
-
 def test_themes(open_page, small):
     page = open_page(small, scheme="dark")
     assert brightness(page) < 128

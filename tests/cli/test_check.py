@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect.check import folded
+from stepjepa.utils.text import folded
 from support.rows import write
 
 ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
@@ -61,9 +61,9 @@ def test_a_good_file(data, capsys):
 def test_options(data, check):
     file = data({"question": "q", "answer": "a\nb"}, ROW, 3)
     said = check("--step_splitter", "lines", "--show", "2", file)
-    assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total messages: 2") == 2
+    assert "Verdict: ready for step_jepa: 2 of 2" in said and said.count("Total steps: 2") == 2
     said = check(file, "--step_separator", "<STEP>")
-    assert "two steps (found by --step_splitter separator <STEP>); the splitter that auto chooses" in said
+    assert "two steps (found by --step_splitter separator <STEP>); use --step_splitter auto: the splitter" in said
 
 
 def test_json(data, check):
@@ -71,41 +71,40 @@ def test_json(data, check):
     assert report["rows_usable"] == 1
     assert report["rows_skipped"] == {"not_an_object": 1}
     assert report["ready_for_step_jepa"] is True
-    assert names(report) == ["no_system_prompt"]
+    assert names(report) == []
     assert "feeding" not in report
 
 
 def test_warnings(data, check):
     file, held_out = data(ROW, ROW), data(ROW, STEPS, name="test.jsonl")
     said = check(file, "--eval_file", held_out)
-    assert "Warnings: 3 1. No row of 2 has a system message." in said
-    assert "2. 1 of 2 rows (50.0 %) repeat the question of an earlier one, 1 of them with the same answer" in said
-    assert f"3. 1 of 2 rows (50.0 %) of {held_out} ask what a row of the training file asks" in said
-    assert "Warnings: none" in check(data(STEPS), "--system_prompt", "Be brief.")
+    assert (
+        "Warnings: 2 1. 1 of 2 rows (50.0 %) repeat the question of an earlier one (first: line 1 and line 2)." in said
+    )
+    assert f"2. 1 of 2 rows (50.0 %) of {held_out} ask what a row of the training file asks" in said
+    assert "Warnings: none" in check(data(STEPS))
     one = data(PAIR)
-    assert names(check(one, "--json", "--objective", "llm_jepa")) == ["no_system_prompt"]  # steps are nothing to it
+    assert names(check(one, "--json", "--objective", "llm_jepa")) == []  # steps are nothing to it
     assert names(check(one, "--json", "--step_jepa"))[0] == "one_step"
 
 
 def test_what_a_model_will_see(data, check):
     file = data(ROW, STEPS, 3, {"question": "How " * 40, "answer": "One."})
-    arguments = [file, "--model_name", "tiny", "--step_jepa", "--max_length", "40", "--batch_size", "2"]
+    arguments = [file, "--model_name", "tiny", "--step_jepa", "--max_length", "40"]
     said = check(*arguments)
     for words in (
         "What a model will see: tokenizer tiny (",
         f"entries), step_jepa, K = 2, packed {file}: 4 rows read, 2 kept, 2 skipped, 2 pairs",
         "skipped 1: the prompt alone fills max_length (first: ",
         "end of turn: <|end|>",
-        "Positions in a batch of 2 (mean of 1 batch): padded to max_length 40 the longest",
         "1 of 4 rows (25.0 %) are cut or skipped at max_length 40",
     ):
         assert words in said
     report = check(*arguments, "--json")
     feeding = report["feeding"]
     assert feeding["data"]["rows_skipped"] == {"not_an_object": 1, "no_room_for_answer": 1}
-    assert feeding["padding"]["fixed_views"] == 6 * 40  # two chats, two sources, two targets
-    assert feeding["segments"]["predictors"] == 4
-    assert {"no_system_prompt", "truncated"} <= set(names(report))
+    assert feeding["segments"]["predictor tokens"] == 4
+    assert names(report) == ["truncated"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_what_a_model_will_see(data, check):
 )
 def test_every_form(data, check, options):
     feeding = check(data(*[STEPS, ROW] * 5), "--model_name", "tiny", "--json", *options.split())["feeding"]
-    assert feeding["padding"]["packed"] >= feeding["padding"]["tokens"] > 0
+    assert sum(feeding["segments"].values()) >= feeding["data"]["tokens"] > 0
     assert (feeding["data"]["pairs"] == 0) == (options == "--regular")
 
 
@@ -131,7 +130,6 @@ def test_plain_text(data, check, capsys):
     said = check(file, "--model_name", "tiny")
     assert "Verdict: plain text: train with --objective regular or split or next_latent or multi_token" in said
     assert f"entries), split, K = 1, packed {file}: 2 rows read, 2 kept, 0 skipped, 2 pairs" in said
-    assert "texts and views, a row each" in said
     assert "entries), regular" in check(file, "--model_name", "tiny", "--regular")
     assert main(["check", file, "--model_name", "tiny", "--step_jepa"]) == 2
     assert "step_jepa needs chats" in capsys.readouterr().err
@@ -146,8 +144,8 @@ def test_the_splitter_is_that_of_training(data, check):
 
 def test_options_without_effect(data, check):
     file = data(ROW)
-    said = check(file, "--predictors", "3", "--batch_size", "4", "--seed", "1")
-    for name in ("per_device_train_batch_size", "predictors", "seed"):
+    said = check(file, "--predictors", "3", "--seed", "1")
+    for name in ("predictors", "seed"):
         assert f"Note: --{name} has no effect without --model_name" in said
     said = check(file, "--model_name", "tiny", "--step_pairs", "all", "--step_splitter", "lines")
     assert "Note: --step_pairs has no effect with objective llm_jepa" in said
@@ -166,8 +164,8 @@ def test_options_without_effect(data, check):
         ([PAIR], "other.jsonl", "unexpected argument"),
         ([PAIR], "--model_name tinny", "did you mean tiny"),
         ([PAIR], "--eval_file nowhere.jsonl", "nowhere.jsonl: no such file"),
-        ([PAIR], "--batch_size 0", "per_device_train_batch_size is 0"),
         ([PAIR], "--show -1", "show is -1"),
+        ([PAIR], "--per_device_train_batch_size 4", "check reports no padding"),
         ([PAIR], "--step_splitter regex", "needs a pattern"),
         ([PAIR], "--source_column question", "go together"),
         ([PAIR], "--model_name tiny --max_length 2", "none of 1 rows can be used"),

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect.html import LIMIT
 from support.drawings import cells
 from support.pages import read_page
 
@@ -119,12 +118,7 @@ def inspect(capsys, monkeypatch, file):
         ("--step_jepa --jepa_ratio 0.000001", {}, ["leaves this row out"]),
         ("--step_jepa --system_prompt Add.", {"trunk: system": "Add."}, []),
         ("--step_pairs all", {}, ["--step_pairs has no effect with objective llm_jepa"]),
-        (
-            "--step_jepa --run_model --attention_layers 1 --overwrite",
-            {},
-            [f"--{name} has no effect without --html" for name in ("run_model", "attention_layers")]
-            + ["--overwrite has no effect without --png or --html"],
-        ),
+        ("--step_jepa --overwrite", {}, ["--overwrite has no effect without --png or --html"]),
     ],
 )
 def test_a_row(inspect, options, drawn, said):
@@ -267,18 +261,6 @@ def test_hostile_text(inspect, tmp_path):
     assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts
 
 
-def test_a_page_of_a_long_row_is_small(tmp_path, inspect):
-    """1,000 tokens, with the attention of a model in all the room that is left."""
-    file, page = tmp_path / "long.jsonl", tmp_path / "page.html"
-    steps = [f"Step {n} adds {n} and {n + 1} and gives {2 * n + 1}." for n in range(60)]
-    file.write_text(json.dumps({"question": "Add all of it.", "answer": "\n\n".join(steps)}))
-    inspect("--step_jepa --step_pairs first --run_model --html", page, file=str(file))
-    row = read_page(page)["variants"][0]["forms"]["packed"]["rows"][0]
-    assert len(row["ids"]) > 900 and 1e6 < page.stat().st_size < LIMIT == 3_000_000
-    assert 0 < len(row["attention"]["maps"]) < 12
-    assert "the means over the heads" in str(read_page(page)["variants"][0])
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -290,6 +272,7 @@ def test_a_page_of_a_long_row_is_small(tmp_path, inspect):
         ("--predictors 1 -1", "predictors is -1"),
         ("--predictors two", "a whole number"),
         ("--lbd 1", "unknown flag --lbd"),
+        ("--run_model", "stepjepa analyze FILE --models RUN reads"),
         ("--step_jepa --forward inline --step_pairs all", "forward=inline holds one pair"),
         ("--source_column question", "give both"),
         ("--chat_template no.jinja", "no.jinja"),

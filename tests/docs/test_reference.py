@@ -47,7 +47,7 @@ def test_a_page_in_full_words(reference):
         in page
     )
     found = options_of(page)
-    assert found["seed"] == ["INT", "`42`", "Seed of the sampled rows. Also `--finetune_seed`."]
+    assert found["seed"] == ["INT", "`42`", "Seed of what is sampled every epoch. Also `--finetune_seed`."]
     assert found["objective"][:2] == [
         "regular, llm_jepa, step_jepa, split, semantic_tube, next_latent, multi_token, FILE:NAME",
         "`llm_jepa`",

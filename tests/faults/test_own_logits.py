@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.data.types import Example, Rows
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.forward import attach_forest_forward
+from stepjepa.modeling.load import load_model, lora_config
 from stepjepa.modeling.parts import output_head
-from stepjepa.modeling.trial import load_probe, row_numbers
+from stepjepa.modeling.trial import exactness
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
 from support.families import EXAMPLES, VOCABULARY, examples_with, family_config, family_model, own_losses
@@ -82,18 +83,16 @@ def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
     assert float(head.loss_sum(model, states[:0], labels[:0])) == 0
 
 
-def test_inspect_shows_the_losses_of_the_models_own_logits(tmp_path):
-    model = family_model("modernbert-decoder")
-    model.save_pretrained(tmp_path)
-    probe = load_probe(str(tmp_path), NO_TOKENS, (), 0)
-    ids = torch.from_numpy(EXAMPLES[0].trunk.astype(np.int64))[None]
-    order = torch.arange(ids.shape[1])[None]
-    zeros = torch.zeros_like(order)
-    row = Rows(ids, order, example=zeros, segment=zeros, order=order, attach=zeros - 1)
-    (start, stop), *_ = EXAMPLES[0].labels
-    labelled = torch.arange(start, stop)
-    numbers = row_numbers(probe, row, labelled - 1, ids[0, labelled], attention=False)
-    assert float(numbers.losses.sum()) == pytest.approx(own_losses(model)[0], rel=1e-5)
+def test_the_start_up_trial_of_a_saved_model_finds_its_own_logits(tmp_path):
+    family_model("modernbert-decoder").save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), NO_TOKENS)
+    expected = own_losses(model)
+    attach_forest_forward(model, VOCABULARY)
+    verdict = exactness(model, VOCABULARY, "eager")
+    assert verdict.fault == "" and verdict.off < 1e-5
+    model, _, batch = ready(model)
+    with torch.no_grad():
+        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
@@ -123,10 +122,10 @@ def test_a_model_that_sees_the_last_token_from_before_is_refused(forward, object
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
 
 
-def test_inspect_refuses_what_sees_the_future(tmp_path):
+def test_a_saved_model_that_sees_the_future_is_refused(tmp_path):
     encoder().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="sees the tokens that follow"):
-        load_probe(str(tmp_path), NO_TOKENS, (), 0)
+        ready(load_model(str(tmp_path), NO_TOKENS))
 
 
 def test_positions_that_the_model_counts_otherwise_are_refused():

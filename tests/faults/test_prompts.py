@@ -11,8 +11,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError
-from stepjepa.inspect.check import FileOptions
-from stepjepa.inspect.check.texts import TextReader
+from stepjepa.inspect.check.reader import TextReader
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions
 from support.checks import check_format, warned
@@ -216,8 +215,8 @@ def test_check_counts_the_steps_that_the_model_gets():
     tokenizer = tokenizer_with(template("deepseek_r1_distill"))
     method = JEPAOptions(objective="step_jepa", step_splitter="separator", step_pairs="all")
     reader = TextReader(RowSource(rows), method)
-    tokens = read_tokens(reader, tokenizer, method, FileOptions(model_name="any"))
-    assert reader.found.step_counts == {3: 12} and reader.found.pairs_all == tokens.data.pairs == 24
+    tokens = read_tokens(reader, tokenizer, method, "any")
+    assert reader.texts.step_counts == {3: 12} and reader.texts.pairs_all == tokens.data.pairs == 24
     assert {"prompt_opened", "prompt_left_out"} <= set(warned(tokens))
     assert check_format(rows).step_counts == {4: 12}  # without a tokenizer there is no template
 

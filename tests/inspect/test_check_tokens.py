@@ -9,12 +9,9 @@ from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
 from stepjepa.errors import DataError
 from stepjepa.inspect.check import check
-from stepjepa.inspect.check.tokens import padding_lines
-from stepjepa.inspect.layout import measure_padding
 from stepjepa.utils.parallel import twice
-from support.checks import NO_SYSTEM, ROWS, tokens_of, warned, words
+from support.checks import ROWS, tokens_of, warned, words
 from support.encoding import settings_of
-from support.records import form_of
 from support.rows import step_rows
 
 
@@ -27,19 +24,14 @@ def test_counts_by_hand():
     assert data.token_length == {"min": 8, "p50": 13, "p90": 13, "p99": 13, "max": 13}
     assert (cut.answers_cut, cut.rows_without_room, cut.tokens, cut.tokens_lost) == (0, 0, 34, 0)
     assert cut.holds == {"100": 13, "99": 13, "95": 13}
-    # Steps one and two of three, nothing of the answer of one step, both steps of two: 2 + 1 of 6, 0 of 2, 3 of 3.
-    assert (found.coverage.answer_tokens, found.coverage.in_views) == (11, 6)
-    assert (found.sampled, found.sampled_all) == (3, True)
-    assert found.one_token_targets == 1
-    assert found.unknown_tokens == 0
-    assert (found.end_of_turn, found.end_is, found.end_labelled) == ("<end>", ("EOS",), True)
-    assert {kind: tokens for kind, tokens in found.segments.items() if tokens} == {
-        "template": 5 + 5 + 7,
+    assert found.sampled == 3
+    assert found.segments == {
+        "template and markup": 5 + 5 + 7,
         "system": 2,
         "user": 2 + 1 + 1,
         "assistant": 6 + 2 + 3,
-        "predictors": 4,
-        "target copies": 1 + 2,
+        "predictor tokens": 4,
+        "copies of targets": 1 + 2,
     }
 
 
@@ -48,38 +40,20 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     file, options = tmp_path / "rows.jsonl", {"objective": "step_jepa", "step_splitter": "separator", "show": 3}
     file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
     whole = check(str(file), "micro", max_length=20, **options)
-    monkeypatch.setattr("stepjepa.inspect.check.texts.CHUNK_ROWS", 2)
+    monkeypatch.setattr("stepjepa.inspect.check.reader.CHUNK_ROWS", 2)
     for model, processes in (("micro", 1), ("micro", 2), (None, 1), (None, 2)):
         found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
         assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
     assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats.rows
     found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
     assert (found.data.rows_read, found.data.rows_kept, found.truncation.tokens, found.sampled) == (7, 4, 68, 4)
-    assert found.sampled_all and found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
+    assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
 
 
 def test_what_both_have_had_is_let_go():
     alive = WeakSet()
     both = twice(alive.add(one) or one for one in ((lambda: 0) for _ in range(99)))
     assert max(len(alive) for _ in zip(*both, strict=False)) < 5
-
-
-@pytest.mark.parametrize(
-    ("options", "covered"),
-    [
-        ({"step_pairs": "all"}, 9),  # of row 0 all
-        ({"step_pairs": "all", "horizon": 2}, 5),  # row 0: one two -> four five six
-        ({"objective": "llm_jepa", "views": "standalone"}, 11),
-        ({"objective": "llm_jepa", "last_token": -1}, 11),  # the end of turn is no content
-        ({"objective": "split"}, 11),
-        ({"objective": "semantic_tube"}, 11),
-        ({"objective": "regular"}, 0),
-        ({"objective": "llm_jepa", "max_length": 10}, 2),  # only row 1 keeps its answer; the others keep 4 and 1 tokens
-    ],
-)
-def test_coverage(options, covered):
-    found = tokens_of(ROWS, **options).coverage
-    assert (found.in_views, found.answer_tokens) == (covered, 7 if "max_length" in options else 11)
 
 
 def test_steps_that_a_column_holds():
@@ -89,8 +63,7 @@ def test_steps_that_a_column_holds():
     ]
     found = tokens_of(rows, step_splitter="list")
     assert found.data.pairs == 2
-    assert (found.coverage.answer_tokens, found.coverage.in_views) == (5, 5)
-    assert tokens_of(rows, step_splitter="list", horizon=2).coverage.in_views == 0
+    assert (found.segments["assistant"], found.segments["copies of targets"]) == (5, 3)
 
 
 def test_truncation():
@@ -119,15 +92,8 @@ def test_the_length_that_holds_a_share_of_the_chats():
 
 def test_a_sample():
     found = tokens_of(ROWS * 10, sample_rows=4)
-    assert (found.sampled, found.sampled_all, found.data.pairs) == (4, False, 20)
-    assert "(4 examples sampled at random)" in "\n".join(found.lines())
-
-
-def test_every_row_is_sampled_as_often():
-    rows = [{"question": "how", "answer": " ".join(["one"] * length)} for length in (1, 2, 3, 4)]
-    drawn = [tokens_of(rows, "llm_jepa", sample_rows=1, seed=seed).segments["assistant"] for seed in range(80)]
-    shares = [drawn.count(tokens) for tokens in sorted(set(drawn))]
-    assert len(shares) == 4 and min(shares) >= 10
+    assert (found.sampled, found.data.pairs) == (4, 20)
+    assert "(the first 4 examples)" in "\n".join(found.lines())
 
 
 def test_the_rows_are_read_once():
@@ -155,9 +121,9 @@ def test_plain_text():
     found = tokens_of(rows, "split", max_length=3, labels="assistant")
     # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
     assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
-    assert found.plain_text and found.truncation is None and found.coverage is None
+    assert found.plain_text and found.truncation is None
     assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
-    assert (found.segments["text"], found.segments["template"], found.segments["predictors"]) == (8, 0, 0)
+    assert found.segments == {"plain text": 8}
     lines = found.lines()
     assert any("3 examples: texts are cut into blocks of max_length" in line for line in lines)
     with pytest.raises(DataError, match="needs chats"):
@@ -167,7 +133,6 @@ def test_plain_text():
 def test_the_record_and_the_lines():
     found = tokens_of([*ROWS, {"question": "how \x1b[31m", "answer": "one"}, 3])
     record = json.loads(json.dumps(found.to_dict()))
-    assert record["coverage"] == {"answer_tokens": 12, "in_views": 6}
     assert record["data"]["rows_skipped"] == {"not_an_object": 1}
     lines = found.lines()
     assert all(character.isprintable() for line in lines for character in line)
@@ -175,8 +140,6 @@ def test_the_record_and_the_lines():
         "  list: 5 rows read, 4 kept, 1 skipped, 2 pairs",
         "    skipped 1: the row is no object with columns (first: list row 4: the row is a int, not an object with columns)",
     ]
-    where = "a step that is the source or the target of a pair (all 4 examples)"
-    assert f"  Coverage: 50.0 % of the answers' 12 tokens lie in {where}" in lines
     assert "    2 without a pair (plain language modelling): the answer has fewer than two steps" in lines
     assert "  Truncation at max_length 1,024: none; the longest has 13, 99 % fit into 13, 95 % into 13" in lines
 
@@ -193,72 +156,21 @@ def test_the_report_is_that_of_training():
     assert {**tokens_of(ROWS).data.to_dict(), "fingerprint": ""} == {**data.to_dict(), "fingerprint": ""}
 
 
-TWO = form_of(2, 17)
-
-
-def test_padding_by_hand():
-    padding = measure_padding(examples()[0], TWO, batch_size=2, max_length=20)
-    assert (padding.batch_size, padding.batches, padding.max_length) == (2, 1, 20)
-    # Two chats of 13 and 8 tokens, a source of 8 and two predictors, a target of 1.
-    assert padding.sequences == 4
-    assert (padding.fixed_chats, padding.fixed_views) == (2 * 20, 4 * 20)
-    assert (padding.longest_chats, padding.longest_views) == (2 * 13, 2 * 13 + 2 * 10)
-    # One row: 13 + 2 + 1 and 8.
-    assert (padding.packed, padding.packed_rows, padding.tokens) == (24, 1, 24)
-    lines = padding_lines(padding)
-    assert lines[0] == "Positions in a batch of 2 (mean of 1 batch):"
-    assert [line.split()[-2:] for line in lines[2:4]] == [["40", "26"], ["80", "46"]]
-    assert lines[4].split()[-1] == "24"
-    assert "30.0 % of the positions of chats and views padded to max_length, as the published code" in lines[5]
-    assert "52.2 % of those padded to the longest" in lines[5]
-
-
-def test_padding_is_the_mean_of_full_batches():
-    first, second, third = (example.plain() for example in examples()[0])  # 13, 8 and 13 tokens
-    padding = measure_padding(
-        [first, second, second, third, third], form_of(0), batch_size=2, max_length=20, multiple=1
-    )
-    assert (padding.batches, padding.longest_chats, padding.packed) == (2, 26, 21)
-    assert padding.sequences == 2
-    alone = measure_padding([first, second], form_of(0), batch_size=8, max_length=20)
-    assert (alone.batch_size, alone.batches, alone.longest_chats) == (2, 1, 26)
-    assert "chats and views" not in "\n".join(padding_lines(alone))
-    assert "texts alone" in "\n".join(padding_lines(alone, "texts"))
-    assert "published" not in "\n".join(padding_lines(alone, "texts"))
-
-
 def test_other_forms():
-    two = tokens_of(ROWS, forward="two_pass", batch_size=3)
-    assert two.padding.packed == two.padding.longest_views == 3 * 13 + 4 * 12
-    assert two.padding.tokens == 34 + (8 + 2) + 1 + (10 + 2) + 2
-    kinds = ("predictors", "source copies", "target copies")
+    two = tokens_of(ROWS, forward="two_pass")
+    kinds = ("predictor tokens", "standalone sources", "copies of targets")
     assert [two.segments[kind] for kind in kinds] == [4, 8 + 10, 1 + 2]
     inline = tokens_of(ROWS, forward="inline").segments
-    assert [inline[kind] for kind in kinds] == [4, 0, 0]
+    assert [inline.get(kind, 0) for kind in kinds] == [4, 0, 0]
     assert sum(two.segments.values()) - 8 - 10 - 3 == sum(inline.values()) == 34 + 4
 
 
-SEVEN = [*ROWS, {"question": "how", "answer": "seven"}]
 BARE = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
-PADDING = "is also the {} token, in 3 examples"
 # warning, rows, tokenizer and options, words of its text or None where there is none
 CASES = [
     ("no_pairs", [ROWS[1]], {}, "no example of 1 has a pair for step_jepa"),
-    ("one_token_targets", ROWS, {}, "1 of 2 pairs (50.0 %)"),
-    ("folded_system", ROWS, {"tokenizer": words(NO_SYSTEM)}, "1 system message are part of the first user message"),
-    ("unknown_tokens", SEVEN, {}, "1 of 41 tokens (2.44 %) are the tokenizer's unknown token"),
-    ("unknown_tokens", [*ROWS * 40, SEVEN[-1]], {"sample_rows": 2}, None),  # 1 of 1,367
-    ("unknown_tokens", SEVEN, {"tokenizer": words(eos_token="<unk>")}, None),  # one token that is both, as GPT-2's is
-    ("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token="<end>")}, PADDING.format("padding and EOS")),
-    # rows are padded with the EOS then
-    ("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token=None)}, PADDING.format("padding and EOS")),
-    (
-        *("end_of_turn_is_padding", ROWS, {"tokenizer": words(pad_token="<end>", eos_token="<s>")}),
-        PADDING.format("padding"),
-    ),
     ("no_end_of_turn", ROWS, {"tokenizer": words(BARE, eos_token=None)}, "nothing ends an answer"),
     ("no_end_of_turn", ROWS, {"tokenizer": words(BARE)}, None),  # an EOS is appended
-    ("end_of_turn_unlabelled", ROWS, {"labels": "reference"}, "--labels reference leaves <end>"),
 ]
 
 
@@ -270,5 +182,4 @@ def test_warning(name, rows, options, text):
 
 def test_nothing_to_warn_of():
     for options in ({"labels": "all"}, {"objective": "regular"}):
-        assert set(warned(tokens_of(ROWS, **options))) <= {"one_token_targets"}
-    assert warned(tokens_of(ROWS[2:])) == {}
+        assert warned(tokens_of(ROWS, **options)) == {}

@@ -2,15 +2,11 @@
 
 import pytest
 
-from stepjepa.inspect.check import warning_lines
-from stepjepa.inspect.check.quality import DataWarning, text_warnings
+from stepjepa.inspect.check.run import DataWarning, text_warnings, warning_lines
 from support.checks import check_format
 
 STEPS = "First we add two.\n\nThen we stop here."
 SYSTEM = {"role": "system", "content": "Be brief."}
-LONG = "word " * 400  # 2,000 characters
-CODE, MATHS = "Code:\n\n```\na\n\nb\n```\n\nDone.", "Maths:\n\n$$\na\n\nb\n$$\n\nDone."
-THOUGHTS = "<think>one\n\ntwo</think>\n\nIt is three.\n\nDone."
 NAMED = {"source_column": "q", "target_column": "a"}
 
 
@@ -36,58 +32,25 @@ ASKED = (("How  many?", STEPS), ("x", STEPS), ("how MANY?", STEPS), ("x", "y\n\n
 TEXTS = [{"text": "One and two."}, {"text": "one AND two."}, {"input_ids": [1, 2]}, {"input_ids": [1, 2]}]
 TRAIN = rows(STEPS, STEPS, STEPS)
 HELD_OUT = [{"question": "QUESTION 2 ", "answer": "x"}, {"question": "another", "answer": "x"}, 3]
-MIXED = [*rows(STEPS), chat("q", STEPS), chat("r", STEPS, {"role": "system", "content": " "})]
 
 # warning, rows, options, (count, total) or None where there is none, words of text and advice
 CASES = [
     (
         *("one_step", rows("one", "two", "three", STEPS), {}, (3, 4)),
-        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "for step_jepa, separate the steps"],
+        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "; give --step_separator, or"],
     ),
     (
         *("one_step", rows("we add\nwe stop", "we add\nwe stop", STEPS), {}, (2, 3)),
-        ["use --step_splitter lines, which finds two or more in 3"],
+        ["use --step_splitter lines: the splitter that auto chooses, lines, finds them in 3"],
     ),
     ("one_step", rows(STEPS), {"separator": "XX"}, (1, 1), ["leave out --step_separator"]),
     ("one_step", rows("one", "two", STEPS, STEPS), {}, None, []),
     ("one_step", rows("one", "two"), {"steps": False}, None, []),
     (
-        *("one_word_steps", rows("Add.\n\nThen stop.", STEPS), {}, (1, 4)),
-        ["1 of 4 steps (25.0 %) are one word (first: row 0)"],
-    ),
-    ("one_word_steps", rows("Add.\n\nThen stop.", *[STEPS] * 9), {}, None, []),  # no more than a twentieth
-    ("long_steps", rows(f"{LONG}x\n\n{STEPS}", STEPS), {}, (1, 5), ["the longest has 2,003 (row 0)"]),
-    ("long_steps", rows(f"{LONG[:-2]}\n\n{STEPS}", STEPS), {}, None, []),
-    *(
-        (
-            *("answer_line", rows(f"{STEPS}\n\n{line}", f"We add two.\n\n{line}", STEPS), {}, (2, 3)),
-            ["--step_pairs first predicts it in 1 of them"],
-        )
-        for line in ("#### 72", r"\boxed{72}", r"$\boxed{72}$.", r"**\boxed{7 apples}**", r"\[\boxed{x}\]", "  #### 1,000\n")
-    ),
-    *(
-        ("answer_line", rows(answer), {}, None, [])
-        for line in (r"So it is \boxed{7}.", "#### Final answer: 72", "The answer is 72.", r"\boxed{7} is right", "###### 7")
-        for answer in (f"{STEPS}\n\n{line}", line)
-    ),
-    (
-        *("cut_in_blocks", rows(CODE, MATHS, THOUGHTS, STEPS), {}, (2, 4)),
-        ["\\n\\n is inside code, display maths or a table (first: row 0)", "split, as in the published code, would cut"],
-    ),
-    ("cut_in_thoughts", rows(CODE, MATHS, THOUGHTS, STEPS), {}, (1, 4), ["a thinking block (first: row 2)"]),
-    ("cut_in_blocks", rows("Code:\n\n```\na\nb\n```\n\nDone.", STEPS), {}, None, []),
-    ("cut_in_blocks", rows("a|`x`|b ```\nc|d\n```|e"), {"separator": "|"}, (1, 1), []),
-    ("no_system_prompt", rows(STEPS, STEPS, system=False), {}, (2, 2), ["no row of 2 has a system message"]),
-    ("no_system_prompt", rows(STEPS, STEPS, system=False), {"system_prompt": "Be brief."}, None, []),
-    ("no_system_prompt", MIXED, {}, None, []),
-    ("mixed_system_prompt", MIXED, {}, (2, 3), ["(first without: row 1)"]),
-    ("empty_answers", [*rows(STEPS, " \n"), chat("q", STEPS, SYSTEM)], {}, (1, 3), ["(first: row 1)"]),
-    (
         *("duplicate_questions", repeated(*ASKED), {}, (2, 4)),
-        ["2 of 4 rows (50.0 %) repeat the question of an earlier one, 1 of them with the same answer (first: row 0 and row"]
-        + ["several answers"],
+        ["2 of 4 rows (50.0 %) repeat the question of an earlier one (first: row 0 and row 2)", "several answers"],
     ),
-    ("duplicate_questions", repeated(*ASKED[:3]), {}, (1, 3), ["remove them"]),
+    ("duplicate_questions", repeated(*ASKED[:3]), {}, (1, 3), ["keeps the first"]),
     ("duplicate_questions", repeated(*ASKED[:2]), {}, None, []),
     # What is asked is all that the user says; without a user nothing is asked.
     (
@@ -121,15 +84,11 @@ def test_nothing_to_warn_of():
 
 
 def test_steps_that_rows_hold():
-    source = [
-        {"question": f"q {n}", "answer": STEPS, "steps": steps, "total_steps": 3}
-        for n, steps in enumerate(([], 5, ["no"]))
-    ]
+    source = [{"question": f"q {n}", "answer": STEPS, "steps": steps} for n, steps in enumerate(([], 5, ["no"]))]
     warned = found(source, splitter="auto")
     assert "1 of 3 rows (33.3 %) hold steps that cannot be taken: the steps" in warned["own_no_steps"].text
     assert "(first: row 1: column 'steps' is no list of texts)" in warned["own_no_steps"].text
     assert "do not stand in its answer (first: row 2" in warned["own_steps_not_found"].text
-    assert "(first: row 0: 2 found, total_steps is 3)" in warned["other_total_steps"].text
 
 
 def test_lines_of_a_warning():

@@ -7,7 +7,7 @@ import pytest
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Term
 from stepjepa.data.types import Span as Tokens
-from stepjepa.inspect.layout import packing_line
+from stepjepa.inspect.layout import packing_line, row_records
 from stepjepa.inspect.record import KINDS, Readout
 from stepjepa.inspect.rows import token_text
 from stepjepa.modeling.load import train_tokenizer
@@ -200,18 +200,20 @@ BATCH = [steps(), steps(), PLAIN]
 
 
 def test_how_many_positions_it_takes():
-    # Forests of 10, 10 and 3 tokens. Apart: 3 chats of up to 6, and 4 views of up to 5 tokens (a b c and two predictors).
-    assert packing_line(BATCH, form_of(2, 6, max_row_length=13)) == (
+    # Forests of 10, 10 and 3 tokens. Apart: chats of 6, 6 and 3, and 4 views of 5 (a b c and two predictors) and 2 tokens.
+    def line(examples, predictors=2, **options):
+        form = form_of(predictors, 6, **options)
+        return packing_line(examples, row_records(examples, form, str), form.forward)
+
+    assert line(BATCH, max_row_length=13) == (
         "packing: 3 examples in 2 rows, 26 positions, 3 of them padding (11.5 %); every chat and view in a row of its own "
         "(two passes) takes 38, 1.5 times as many"
     )
-    line = packing_line([steps()], form_of(2, 6))
-    assert line.startswith("packing: 1 example in 1 row, 10 positions, no padding; every chat") and "takes 16" in line
-    line = packing_line(BATCH, form_of(2, 6, forward="two_pass"))
-    assert line.startswith("two passes: 3 examples in 7 rows, 38 positions, 9 of them padding (23.7 %)")
-    assert line.endswith("packed into forests they take 23")
-    assert packing_line([PLAIN], form_of(0)) == "packing: 1 example in 1 row, 3 positions, no padding"
-    assert "(targets in rows of their own" in packing_line([steps()] * 2, form_of(2, 6, separate_targets=True))
+    assert line([steps()]).startswith("packing: 1 example in 1 row, 10 positions, no padding; every chat")
+    assert line(BATCH, forward="two_pass") == (
+        "two passes: 3 examples in 7 rows, 38 positions, 9 of them padding (23.7 %)"
+    )
+    assert line([PLAIN], 0) == "packing: 1 example in 1 row, 3 positions, no padding"
 
 
 def test_lanes():

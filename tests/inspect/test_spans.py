@@ -7,7 +7,7 @@ from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import CheckedChat, encode_dataset, read_chat
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.types import Example
-from stepjepa.inspect.layout import Span, trunk_names
+from stepjepa.inspect.layout import NamedSpan, trunk_names
 from stepjepa.inspect.rows import token_text, trunk_spans
 from stepjepa.modeling.load import train_tokenizer
 from support.encoding import settings_of, views_of
@@ -147,6 +147,6 @@ def test_tokens_that_are_none_of_the_chats_are_not_named():
 
 def test_spans_beyond_the_trunk_name_nothing():
     example = Example(np.arange(4, dtype=np.int32), ((1, 4),))
-    spans = [Span("user", 0, 1), Span("answer", 1, 3), Span("user", 6, 9)]
+    spans = [NamedSpan("user", 0, 1), NamedSpan("answer", 1, 3), NamedSpan("user", 6, 9)]
     assert trunk_names(example, spans) == ["trunk: user", "trunk: answer", "trunk: answer", "trunk: end of turn"]
     assert trunk_names(example) == ["trunk: prompt", *["trunk: answer"] * 3]

@@ -6,9 +6,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
-from stepjepa.inspect.check import FileOptions
-from stepjepa.inspect.check.quality import token_warnings
-from stepjepa.inspect.check.texts import TextReader
+from stepjepa.inspect.check.reader import TextReader
+from stepjepa.inspect.check.run import token_warnings
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions
 
@@ -18,10 +17,6 @@ TEMPLATE = (
     "{{ '<s>' }}{% for m in messages %}{{ ' <' + m['role'] + '> ' + m['content'] + ' <end>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ ' <assistant> ' }}{% endif %}"
 )
-NO_SYSTEM = TEMPLATE.replace(
-    "{{ '<s>' }}", "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}{{ '<s>' }}"
-)
-
 # tokens       0   1      2   3  4     5           6   7      8       9    10   11  12
 # row 0       <s> <user> how many <end> <assistant> one two  | three | four five six <end>
 # row 1       <s> <user> how <end> <assistant> one two <end>
@@ -58,15 +53,14 @@ def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=
     list(reader.read())
     if eval_file is not None:
         reader.compare(RowSource(eval_file))
-    return reader.found
+    return reader.texts
 
 
-def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, batch_size=8, seed=42, **options):
+def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, seed=42, **options):
     method = JEPAOptions(objective=objective, **{"step_splitter": "separator", **options})
     method.check()
-    asked = FileOptions(model_name="words", per_device_train_batch_size=batch_size, seed=seed)
     with patch("stepjepa.inspect.check.tokens.SAMPLE_ROWS", sample_rows):
-        return read_tokens(TextReader(RowSource(rows), method), tokenizer or words(), method, asked)
+        return read_tokens(TextReader(RowSource(rows), method), tokenizer or words(), method, "words", seed)
 
 
 def warned(statistics):

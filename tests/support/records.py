@@ -2,17 +2,17 @@
 
 from unittest.mock import patch
 
-from stepjepa.inspect.layout import Form, row_records
+from stepjepa.inspect.layout import RowForm, row_records
 from stepjepa.modeling.extras import predictor_names
 from stepjepa.objectives.semantic_tube import SemanticTube
 from support.tube import tube_options
 
 
 def form_of(predictors, vocabulary=0, predictor_order="ascending", same_predictor=False, **options):
-    """How K predictors, whose ids begin at `vocabulary`, are laid out; `options` as for `Form`."""
+    """How K predictors, whose ids begin at `vocabulary`, are laid out; `options` as for `RowForm`."""
     ids = [vocabulary + (0 if same_predictor else number) for number in range(predictors)]
     names = tuple(predictor_names(len(set(ids))))
-    return Form(tuple(ids[::-1] if predictor_order == "descending" else ids), names, vocabulary, **options)
+    return RowForm(tuple(ids[::-1] if predictor_order == "descending" else ids), names, vocabulary, **options)
 
 
 def row_record(examples, predictors, text_of, *, spans=None, **options):

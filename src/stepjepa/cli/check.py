@@ -1,7 +1,7 @@
 """stepjepa check FILE
 
 Check roles, texts and steps of a data file, and list unusable rows and warnings. With --model_name also report what a
-model will see of it: pairs, truncation, tokens by kind, padding.
+model will see of it: pairs, truncation, tokens by kind.
 
 example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl
 """

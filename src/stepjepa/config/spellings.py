@@ -188,6 +188,9 @@ _NO_PROGRAMS = (
     "running what a model writes was removed; use tasks of the lm-evaluation-harness, as in HF_ALLOW_CODE_EVAL=1 stepjepa "
     "evaluate RUN --harness mbpp,humaneval"
 )
+_NO_NUMBERS = (
+    "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads the states of a run"
+)
 # What left (flags, commands, metrics) -> what replaces it.
 LEFT: dict[str, Answer] = {
     "energy": Answer("", _NO_ENERGIES),
@@ -211,6 +214,14 @@ LEFT: dict[str, Answer] = {
     "ray_replicas": Answer(
         "", "was removed: serve copies of the model (vllm serve) and ask them with --backend openai", idle=("none",)
     ),
+    "run_model": Answer("", _NO_NUMBERS, idle=("false",)),
+    "no_run_model": Answer("", _NO_NUMBERS, idle=("true",)),
+    "attention_layers": Answer("", _NO_NUMBERS, idle=("none",)),
+    "per_device_train_batch_size": Answer(
+        "show",
+        "it is an option of stepjepa train; check reports no padding, and stepjepa inspect --rows_packed N shows how N "
+        "examples are packed",
+    ),
     "data_parallel_size": Answer(
         "",
         "was removed: serve copies of the model (vllm serve --data-parallel-size N) and ask them with --backend openai",
@@ -222,7 +233,8 @@ LEFT: dict[str, Answer] = {
 def published(*dataclass_types: type) -> dict[str, Alias]:
     """The spellings that lead to options of these dataclasses, to values that they may have; and answers to what left."""
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    return LEFT | {
+    left = {name: answer for name, answer in LEFT.items() if not answer.option or answer.option in known}
+    return left | {
         name: target
         for name, target in PUBLISHED.items()
         if all(

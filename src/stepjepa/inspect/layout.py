@@ -1,4 +1,4 @@
-"""From examples to the records of the rows into which training packs them, and what these rows cost.
+"""From examples to the records of the rows into which training packs them.
 
 Rows are laid out by `forest`; here their tokens, segments and pairs get names.
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Pair, Read
+from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read
 from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views
 from stepjepa.objectives.base import VectorNames, objective_of
@@ -23,10 +23,8 @@ from stepjepa.utils.text import counted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Collator = Callable[[Sequence[Example]], Batch]
 
-
-class Span(NamedTuple):
+class NamedSpan(NamedTuple):
     """A named stretch [start, stop) of one example's trunk tokens."""
 
     name: str
@@ -35,7 +33,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
+class RowForm:
     """How a run lays its examples out.
 
     Attributes:
@@ -45,7 +43,6 @@ class Form:
         forward: ``packed``, ``inline`` or ``two_pass``.
         pad_token_id: fills rows.
         max_row_length: longest row to try.
-        separate_targets: the targets go through a pass of their own.
         vector_names: of the objective.
     """
 
@@ -55,11 +52,10 @@ class Form:
     forward: str = "packed"
     pad_token_id: int = 0
     max_row_length: int | None = None
-    separate_targets: bool = False
     vector_names: VectorNames = VectorNames()
 
     @classmethod
-    def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> Form:
+    def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> RowForm:
         """That of a run with checked options; loads torch."""
         from stepjepa.modeling.extras import predictor_names
         from stepjepa.training.setup import placed_predictors
@@ -75,31 +71,15 @@ class Form:
             "packed" if packed else method.forward,
             tokenizer.pad_token_id or 0,
             method.max_row_length,
-            objective.separate_targets,
             objective.vector_names,
-        )
-
-    def collator(self, multiple: int = 1) -> Collator:
-        """Training's collator, with rows rounded up to a multiple; loads torch."""
-        from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-
-        if self.forward == "two_pass":
-            return TwoPassCollator(self.predictor_ids, self.pad_token_id, self.separate_targets)
-        return ForestCollator(
-            self.predictor_ids,
-            self.pad_token_id,
-            multiple,
-            max_row_length=self.max_row_length,
-            inline=self.forward == "inline",
-            separate_targets=self.separate_targets,
         )
 
 
 def row_records(
     examples: Sequence[Example],
-    form: Form,
+    form: RowForm,
     text_of: Callable[[int], str],
-    spans: Sequence[Sequence[Span]] | None = None,
+    spans: Sequence[Sequence[NamedSpan]] | None = None,
 ) -> list[RowRecord]:
     """The rows into which training lays a batch, padding included; loads torch.
 
@@ -191,8 +171,8 @@ class _LaidOut(NamedTuple):
     example: Example
     forest: Forest
     start: int
-    form: Form
-    spans: Sequence[Span]
+    form: RowForm
+    spans: Sequence[NamedSpan]
 
     @property
     def inserted(self) -> np.ndarray:
@@ -201,45 +181,64 @@ class _LaidOut(NamedTuple):
 
     def pairs(self) -> list[RowPair]:
         """Its pairs that are laid out (the inline form has the first one only)."""
-        forest, found = self.forest, list[RowPair]()
-        for number, (pair, laid_out) in enumerate(zip(self.example.pairs, forest.example.pairs, strict=False)):
-            source, target = self._states(laid_out.source), self._states(laid_out.target)
-            views = self._views(pair, source[0].token, target[0].token)
-            names = VectorNames("", "", "") if views else self.form.vector_names
-            first, second = _vector(names.source, source), _vector(names.target, target)
-            bounds = (*second.terms[:1], *second.terms[-1:], *first.terms[-1:]) if second.terms else ()
-            ends = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
-            if views:
-                ends = ("source", source[-1].token), ("target", target[-1].token)
-            total = _vector(names.total, [*source, *target]) if names.total else None
-            more = names.kind, pair.weight, total, pair.source.layer
-            found.append(RowPair(self.number, number + 1, first, second, ends, views, *more))
-        return found
+        placed = zip(self.example.pairs, self.forest.example.pairs, strict=False)
+        return [self._pair(number, pair, one) for number, (pair, one) in enumerate(placed, 1)]
+
+    def _pair(self, number: int, pair: Pair, placed: Pair) -> RowPair:
+        """A pair of the example; `placed` is the same pair on the forest's segments."""
+        source, target = self._states(placed.source), self._states(placed.target)
+        views = self._views(pair, source[0].token, target[0].token)
+        names = VectorNames("", "", "") if views else self.form.vector_names
+        found = RowPair(
+            self.number,
+            number,
+            _vector(names.source, source),
+            _vector(names.target, target),
+            views=views,
+            kind=names.kind,
+            weight=pair.weight,
+        )
+        if views:
+            return replace(found, ends=(("source", source[-1].token), ("target", target[-1].token)))
+        bounds = [*found.target.terms[:1], *found.target.terms[-1:]]  # of what was sampled
+        if bounds:
+            bounds += found.source.terms[-1:]
+        ends = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
+        total = _vector(names.total, [*source, *target]) if names.total else None
+        return replace(found, ends=ends, total=total)
 
     def _states(self, read: Read) -> list[Readout]:
         """The states that are summed for one side of a pair."""
-        starts, terms = self.forest.starts, read.terms
-        places = ((self.start + starts[one.segment] + one.token, one) for one in terms)
-        return [Readout(place + more, one.coefficient) for place, one in places for more in range(one.tokens)]
+        states = []
+        for term in read.terms:
+            place = self.start + self.forest.starts[term.segment] + term.token
+            states += [Readout(place + more, term.coefficient) for more in range(term.tokens)]
+        return states
 
     def _views(self, pair: Pair, source: int, target: int) -> Views | None:
         """The views of a pair whose first states are `source` and `target`; None for sums of states."""
-        segment, forest = self.example.segment(pair.target), self.forest
+        segment = self.example.segment(pair.target)
         if not segment or len(pair.source.terms) + len(pair.target.terms) > 2:
             return None
-        on_trunk = np.flatnonzero(~self.inserted[: forest.trunk_length]) + self.start  # of each token of the trunk
-        own = next((part for part in forest.parts if part.start <= source - self.start < part.stop), None)
-        row = (self.start + own.start, self.start + own.stop) if own and own.kind == "source" else None
-        end, original = self.example.sees(pair.source), self.example.view_on_trunk(pair.target)
-        last = row[1] - 1 if end < 0 and row else int(on_trunk[end])
-        copy = target - pair.target.terms[0].token
-        return Views(
-            source_end=last,
-            source_segment=row,
-            original=original and (int(on_trunk[original.start]), int(on_trunk[original.stop - 1]) + 1),
-            copy=(copy, copy + segment.length),
-            standalone=end < 0,
-        )
+        trunk = ~self.inserted[: self.forest.trunk_length]
+        on_trunk = (np.flatnonzero(trunk) + self.start).tolist()  # where each token of the trunk is
+        source_segment = None
+        for part in self.forest.parts:
+            begin, stop = self.start + part.start, self.start + part.stop
+            if part.kind == "source" and begin <= source < stop:
+                source_segment = begin, stop
+        end = self.example.sees(pair.source)
+        standalone = end < 0
+        source_end = on_trunk[end]
+        if standalone and source_segment:
+            source_end = source_segment[1] - 1
+        original = None
+        place = self.example.view_on_trunk(pair.target)
+        if place:
+            original = on_trunk[place.start], on_trunk[place.stop - 1] + 1
+        begin = target - pair.target.terms[0].token
+        copy = begin, begin + segment.length
+        return Views(source_end, source_segment, original, copy, standalone)
 
     def names(self) -> list[str]:
         """A name for each token."""
@@ -255,25 +254,30 @@ class _LaidOut(NamedTuple):
         kinds = ["answer" if label else "prompt" for label in labelled[start : start + forest.trunk_length]]
         for part in forest.parts:
             kinds += ["source" if part.kind == "branch" else part.kind] * (part.stop - part.start)
-        ends = []
+        source_ends = []
         for pair in pairs:
             views = pair.views
             if views:
-                kind, stretches = "original", [views.original] if views.original else []
-                ends += [] if views.standalone else [views.source_end - start]
-            else:  # of two ends the target's tokens are the sampled ones, of three the source's as well
-                vectors = (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]
-                kind, stretches = "span", [stretch for vector in vectors for stretch in vector.covered]
-            for first, stop in stretches:
-                kinds[first - start : stop - start] = [kind] * (stop - first)
-        for kind, indices in (
-            ("isolated", () if forest.floor is None else np.flatnonzero(forest.floor)),
-            ("source_end", ends),
-            ("predictor", np.flatnonzero(self.inserted)),
-        ):
-            for index in indices:
-                kinds[index] = kind
+                if views.original:
+                    _mark(kinds, range(*views.original), start, "original")
+                if not views.standalone:
+                    source_ends.append(views.source_end)
+                continue
+            # Of two ends the target's tokens are the sampled ones, of three the source's as well.
+            for vector in (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]:
+                for stretch in vector.covered:
+                    _mark(kinds, range(*stretch), start, "span")
+        if forest.floor is not None:
+            _mark(kinds, np.flatnonzero(forest.floor), 0, "isolated")
+        _mark(kinds, source_ends, start, "source_end")
+        _mark(kinds, np.flatnonzero(self.inserted), 0, "predictor")
         return kinds
+
+
+def _mark(kinds: list[str], indices: Iterable[int], start: int, kind: str) -> None:
+    """Set the kind of tokens, whose indices count from `start` positions before the first of `kinds`."""
+    for index in indices:
+        kinds[index - start] = kind
 
 
 def _vector(name: str, terms: Iterable[Readout]) -> Vector:
@@ -283,16 +287,19 @@ def _vector(name: str, terms: Iterable[Readout]) -> Vector:
         total[index] = total.get(index, 0.0) + coefficient
     kept = tuple(Readout(index, total[index]) for index in sorted(total) if total[index])
     indices, signs = [term.token for term in kept], [term.coefficient for term in kept]
-    covered: Iterable[tuple[int, int]] = ()
+    covered: list[tuple[int, int]] = []
     if all(sign > 0 for sign in signs):
-        starts = [index for index in indices if index - 1 not in indices]
-        covered = zip(starts, [index + 1 for index in indices if index + 1 not in indices], strict=True)
+        for index in indices:
+            if covered and covered[-1][1] == index:
+                covered[-1] = (covered[-1][0], index + 1)
+            else:
+                covered.append((index, index + 1))
     elif signs == [-1, 1] * (len(signs) // 2):
-        covered = ((low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True))
+        covered = [(low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True)]
     return Vector(kept, name, tuple(covered))
 
 
-def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
+def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
     """A name for each of the T tokens of the trunk; see `row_records`. Tokens in no span are the template's."""
     length = len(example.trunk)
     names = ["trunk: template" if spans else "trunk: prompt"] * length
@@ -311,73 +318,24 @@ def trunk_names(example: Example, spans: Sequence[Span] = ()) -> list[str]:
     return names
 
 
-@dataclass
-class Padding:
-    """Positions that a batch takes, padding included; means over the batches.
-
-    Attributes:
-        batch_size: examples of a batch; `batches`: number of batches.
-        max_length: in tokens.
-        sequences: rows of a batch with every chat and every view a row of its own.
-        fixed_chats, fixed_views: all rows padded to `max_length`: the chats alone; chats and views.
-        longest_chats, longest_views: the same, padded to the batch's longest chat, and longest view.
-        packed: as training lays the batch out; `packed_rows`: its rows.
-        tokens: those of them that are no padding.
-    """
-
-    batch_size: int
-    batches: int
-    max_length: int
-    sequences: float
-    fixed_chats: float
-    fixed_views: float
-    longest_chats: float
-    longest_views: float
-    packed: float
-    packed_rows: float
-    tokens: float
-
-
-def measure_padding(
-    examples: Sequence[Example], form: Form, batch_size: int, max_length: int = 1, multiple: int = 8
-) -> Padding:
-    """Lay out batches of `batch_size` examples in their order; a last batch that is not full counts only if it is alone."""
-    collator = form.collator(multiple)
-    rows_apart = replace(form, forward="two_pass", separate_targets=False).collator()
-    count = max(len(examples) // batch_size, 1)
-    sums = np.zeros(8)
-    for number in range(count):
-        batch = examples[number * batch_size : (number + 1) * batch_size]
-        packed, shapes = collator(batch).every_rows, [one.input_ids.shape for one in rows_apart(batch).every_rows]
-        rows, areas = sum(height for height, _ in shapes), [height * width for height, width in shapes]
-        sums += (
-            rows,
-            shapes[0][0] * max_length,
-            rows * max_length,
-            areas[0],
-            sum(areas),
-            sum(one.input_ids.numel() for one in packed),
-            sum(len(one.input_ids) for one in packed),
-            sum(int(one.filled.sum()) for one in packed),
-        )
-    return Padding(min(batch_size, len(examples)), count, max_length, *(sums / count).tolist())
-
-
-def packing_line(examples: Sequence[Example], form: Form) -> str:
-    """How many positions a batch takes as it is laid out, and in the other form; loads torch."""
-    measured = measure_padding(examples, form, len(examples), multiple=1)
-    positions, two_pass = int(measured.packed), form.forward == "two_pass"
-    padding, rows = positions - int(measured.tokens), counted(int(measured.packed_rows), "row")
-    filled = f"{padding:,} of them padding ({100 * padding / positions:.1f} %)" if padding else "no padding"
-    name = {"packed": "packing", "two_pass": "two passes"}.get(form.forward, form.forward)
-    line = f"{name}: {counted(len(examples), 'example')} in {rows}, {positions:,} positions, {filled}"
-    if form.separate_targets and measured.packed_rows > 1:
-        line += " (targets in rows of their own, without gradient)"
-    if two_pass:
-        packed = measure_padding(examples, replace(form, forward="packed"), len(examples), multiple=1)
-        return f"{line}; packed into forests they take {int(packed.packed):,}"
-    if measured.sequences > len(examples):
-        times = measured.longest_views / measured.packed
-        apart = f"takes {int(measured.longest_views):,}, {times:.1f} times as many"
-        line += f"; every chat and view in a row of its own (two passes) {apart}"
+def packing_line(examples: Sequence[Example], records: Sequence[RowRecord], forward: str) -> str:
+    """How many positions a batch takes as it is laid out in `records`, and with chats and views in rows of their own."""
+    chats = [len(example.trunk) for example in examples]
+    views = [segment.attach + 1 + segment.length for example in examples for segment in example.segments]
+    apart = len(chats) * max(chats) + len(views) * max(views, default=0)  # each padded to the longest of its sort
+    if forward == "two_pass":
+        name, rows, positions = "two passes", len(chats) + len(views), apart
+        padding = apart - sum(chats) - sum(views)
+    else:
+        name, rows = "packing" if forward == "packed" else forward, len(records)
+        positions = sum(len(record) for record in records)
+        padding = sum(record.kinds.count("padding") for record in records)
+    filled = "no padding"
+    if padding:
+        share = 100 * padding / positions
+        filled = f"{padding:,} of them padding ({share:.1f} %)"
+    line = f"{name}: {counted(len(examples), 'example')} in {counted(rows, 'row')}, {positions:,} positions, {filled}"
+    if views and forward != "two_pass":
+        times = apart / positions
+        line += f"; every chat and view in a row of its own (two passes) takes {apart:,}, {times:.1f} times as many"
     return line

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import Rows
 from stepjepa.forest.visibility import visible
 from stepjepa.utils.text import counted, escaped
 
@@ -60,25 +59,12 @@ KINDS = {  # in the order of the legend
 }
 
 
-class Glyphs(NamedTuple):
-    """Characters to draw with. `blocks`: nothing, upper half, lower half, both."""
-
-    space: str
-    newline: str
-    tab: str
-    bar: str
-    tag: tuple[str, str]
-    blocks: str
+_WHITE_SPACE = str.maketrans({" ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5"})
 
 
-UNICODE = Glyphs("\u00b7", "\u21b5", "\u21e5", "\u2502", ("\u00ab", "\u00bb"), " \u2580\u2584\u2588")
-ASCII = Glyphs(" ", "\\n", "\\t", "|", ("<", ">"), " '.#")
-
-
-def token_label(text: str, glyphs: Glyphs = UNICODE) -> str:
+def token_label(text: str) -> str:
     """A token's text on one line, white space visible, control and format characters as escapes."""
-    text = escaped(text.translate({ord(" "): glyphs.space, ord("\n"): glyphs.newline, ord("\t"): glyphs.tab}))
-    return text.encode("ascii", "backslashreplace").decode() if glyphs is ASCII else text
+    return escaped(text.translate(_WHITE_SPACE))
 
 
 def luminance(colour: str) -> float:
@@ -154,19 +140,17 @@ class RowPair:
         kind: what such sums are called.
         weight: of the pair in the loss.
         total: the sum of both sides, where that is of interest.
-        layer: of the states, see `data.types.Read`.
     """
 
     example: int
     number: int
     source: Vector
     target: Vector
-    ends: tuple[tuple[str, int], ...]
-    views: Views | None
-    kind: str
-    weight: float
-    total: Vector | None
-    layer: int | None
+    ends: tuple[tuple[str, int], ...] = ()
+    views: Views | None = None
+    kind: str = ""
+    weight: float = 1.0
+    total: Vector | None = None
 
     @property
     def arrow(self) -> tuple[int, int] | None:
@@ -238,12 +222,8 @@ class RowRecord:
     @cached_property
     def visible(self) -> np.ndarray:
         """(L, L) bool, True where the token of the row sees the token of the column."""
-        return self.seen_by(slice(None))
-
-    def seen_by(self, queries: slice) -> np.ndarray:
-        """The rows `queries` of `visible`, without computing the others."""
         fields = self.examples, self.segments, self.orders, self.attaches, self.floors
-        example, segment, order, attach, floor = (one[queries, None] for one in fields)
+        example, segment, order, attach, floor = (field[:, None] for field in fields)  # of who looks
         return visible(example, self.examples, segment, self.segments, order, self.orders, attach, floor)
 
     @cached_property
@@ -279,14 +259,18 @@ class RowRecord:
         """How many tokens of which kind the row has, and how many pairs."""
         trunk = sum(name.startswith("trunk: ") for name in self.names)
         parts = [f"{trunk} on the trunk ({int(self.labelled.sum())} labelled)"]
-        predictors = self.kinds.count("predictor")
-        parts += [counted(predictors, "predictor")] if predictors else []
+        if "predictor" in self.kinds:
+            parts.append(counted(self.kinds.count("predictor"), "predictor"))
         places = {"source": "in sources of their own", "target": "in isolated targets", "padding": "of padding"}
-        parts += [f"{self.kinds.count(kind)} {where}" for kind, where in places.items() if kind in self.kinds]
-        sums = [pair for pair in self.pairs if not pair.arrow]
-        nouns = ("span",) if sums and sums[0].ends else ("pair of vectors", "pairs of vectors") if sums else ("pair",)
-        pairs = counted(len(self.pairs), *nouns)
-        return f"{len(self)} {'positions' if 'padding' in self.kinds else 'tokens'}: {', '.join(parts)}; {pairs}"
+        for kind, where in places.items():
+            number = self.kinds.count(kind)
+            if number:
+                parts.append(f"{number} {where}")
+        nouns: tuple[str, ...] = ("pair",)
+        if self.pairs and not self.pairs[0].arrow:
+            nouns = ("span",) if self.pairs[0].ends else ("pair of vectors", "pairs of vectors")
+        what = "positions" if "padding" in self.kinds else "tokens"
+        return f"{len(self)} {what}: {', '.join(parts)}; {counted(len(self.pairs), *nouns)}"
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -299,23 +283,22 @@ class RowRecord:
             columns[own] += end
             end = int(columns[own].max()) + 1 + GAP
         groups: list[list[int]] = [[], [], []]  # for each lane of the group the first free column
-        found: list[tuple[int, int]] = []
+        places: list[tuple[int, int]] = []  # of each section: its group, and its lane there
         for start, stop in self.sections:
-            group = _LANES.get(self.names[start].split(" ")[0], 0)
-            first, taken = int(columns[start]), groups[group]
-            lane = next((lane for lane, free in enumerate(taken) if group == 0 or free <= first), len(taken))
-            taken[lane:] = [int(columns[stop - 1]) + 1, *taken[lane + 1 :]]
-            found.append((group, lane))
-        branches = "sources" if any(name.startswith("source") for name in self.names) else "branches"
-        names = [name for name, held in zip(("trunk", branches, "targets"), groups, strict=True) for _ in held]
-        before = np.cumsum([0, *map(len, groups)]).tolist()
-        return Lanes(columns, tuple(before[group] + lane for group, lane in found), tuple(names), end - GAP)
-
-    def batch_row(self) -> Rows:
-        """The row alone, (1, L); loads torch."""
-        import torch
-
-        return Rows(**{name: torch.from_numpy(getattr(self, own).copy())[None] for name, own in FIELDS.items()})
+            word = self.names[start].split(" ")[0]
+            group = _LANES.get(word, 0)
+            first, after = int(columns[start]), int(columns[stop - 1]) + 1
+            lanes = groups[group]
+            free = [lane for lane, column in enumerate(lanes) if group == 0 or column <= first]
+            lane = free[0] if free else len(lanes)
+            lanes[lane : lane + 1] = [after]
+            places.append((group, lane))
+        apart = any(name.startswith("source") for name in self.names)
+        titles = "trunk", "sources" if apart else "branches", "targets"
+        names = [title for title, lanes in zip(titles, groups, strict=True) for _ in lanes]
+        before = [0, len(groups[0]), len(groups[0]) + len(groups[1])]
+        of_section = tuple(before[group] + lane for group, lane in places)
+        return Lanes(columns, of_section, tuple(names), end - GAP)
 
 
 def runs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:

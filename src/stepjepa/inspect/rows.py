@@ -18,7 +18,7 @@ from stepjepa.data.sources import RowSource, is_stream, texts_of
 from stepjepa.data.tokens import TokenisedText, byte_letters, encode_apart, encode_texts, token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError, no_rows
-from stepjepa.inspect.layout import Form, Span, packing_line, row_records
+from stepjepa.inspect.layout import NamedSpan, RowForm, packing_line, row_records
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
@@ -100,9 +100,9 @@ class ShownRows:
     method: JEPAOptions
     seed: int
     count: int
-    form: Form
+    form: RowForm
     examples: list[Example] = field(default_factory=list)
-    spans: list[tuple[Span, ...]] = field(default_factory=list)
+    spans: list[tuple[NamedSpan, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -112,7 +112,7 @@ class ShownRows:
 
     def packing(self) -> str:
         """How many positions they take; loads torch."""
-        return packing_line(self.examples, self.form)
+        return packing_line(self.examples, self.records, self.form.forward)
 
     def in_form(self, forward: str) -> ShownRows:
         """The same examples under another ``forward``; raises as `show_rows`, and ConfigError where options forbid it."""
@@ -142,7 +142,7 @@ def show_rows(
 
     encoder, objective = encoder_for(RowSource(source), tokenizer, method), objective_of(method)
     sample = ExampleDraw(objective, seed, method.jepa_ratio)
-    shown = ShownRows(source, number, encoder.tokenizer, method, seed, count, Form.of(method, encoder.tokenizer))
+    shown = ShownRows(source, number, encoder.tokenizer, method, seed, count, RowForm.of(method, encoder.tokenizer))
     kept: set[int] = set()
     about: dict[str, set[int]] = {}  # note -> rows
     index = 0  # of an example among all examples: what is sampled depends on it
@@ -203,16 +203,16 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
         yield f"targets get no gradient: they are encoded{encoder} in a pass of their own, not in this row"
 
 
-def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[Span, ...]:
+def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[NamedSpan, ...]:
     """Names for the trunk of a row's example."""
     if encoder.streams and is_stream(row):
-        return (Span("text", 0, len(example.trunk)),)
+        return (NamedSpan("text", 0, len(example.trunk)),)
     return trunk_spans(encoder.tokenizer, read_chat(row, encoder.chats, encoder.options), example.trunk)
 
 
 def trunk_spans(
     tokenizer: PreTrainedTokenizerBase, chat: CheckedChat, trunk: np.ndarray | None = None
-) -> tuple[Span, ...]:
+) -> tuple[NamedSpan, ...]:
     """Where a chat's messages, and the answers' steps, are among its tokens; the template's own tokens have no span.
 
     Names are the roles, and "step 1" .. for an answer's steps ("answer 2, step 1" where there are several answers).
@@ -227,7 +227,7 @@ def trunk_spans(
     if last is None:
         return ()
     several, answers = len(chat.answer_spans) > 1, 0
-    found: list[Span] = []
+    found: list[NamedSpan] = []
     for span in chat.shown.spans:
         names, pieces = [span.role], [(0, span.end - span.start)]
         if span.role == "assistant":
@@ -239,7 +239,7 @@ def trunk_spans(
         for name, (start, end) in zip(names, pieces, strict=True):
             first, stop = token_span(last, span.start + start, span.start + end)
             if first < stop:
-                found.append(Span(name, first, stop))
+                found.append(NamedSpan(name, first, stop))
     return tuple(found)
 
 

@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import IO, Literal
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
 from rich.text import Text
 
 from stepjepa.inspect.record import (
-    ASCII,
     KINDS,
-    UNICODE,
-    Glyphs,
     RowPair,
     RowRecord,
     Vector,
@@ -36,6 +33,8 @@ from stepjepa.inspect.record import (
 from stepjepa.utils.text import counted, escaped
 
 _FAINT = "dim"
+_BAR = "\u2502"  # between tokens
+_BLOCKS = " \u2580\u2584\u2588"  # nothing, upper half, lower half, both
 _NARROWEST = 20  # columns for tokens, and for the mask, at least
 _NARROWEST_ROW = 60  # columns for a row next to another
 _GAP = 3  # columns between rows side by side
@@ -58,14 +57,15 @@ def draw(
 ) -> None:
     """Print rows (heading, record): several side by side as far as the width allows, else one below the other.
 
-    The console's encoding decides between half blocks and plain ASCII. The lines `packing` stand above the `notes`.
+    The lines `packing` come before the `notes`.
     """
-    glyphs = UNICODE if console.encoding.lower().startswith("utf") else ASCII
     alone = len(rows) == 1
-    first = ": ".join(filter(None, [title, rows[0][1].counts if alone else ""]))
-    styled = [(first, "bold"), *((line, "") for line in packing), *((note, "yellow") for note in notes)]
-    for text, style in styled:
-        console.print(Text(escaped(text), style=style))
+    first = [title, rows[0][1].counts] if alone else [title]
+    console.print(Text(escaped(": ".join(filter(None, first))), style="bold"))
+    for about in packing:
+        console.print(Text(escaped(about)))
+    for note in notes:
+        console.print(Text(escaped(note), style="yellow"))
     console.print()
     for kind, (letter, meaning, style, *_) in KINDS.items():
         if any(kind in record.kinds for _, record in rows):
@@ -77,34 +77,31 @@ def draw(
         blocks = []
         for heading, record in rows[start : start + columns]:
             head = [] if alone else [Text(escaped(heading), style="bold"), Text(record.counts), Text()]
-            block: list[Text] = []
-            for line in (*head, *_row_lines(record, width, glyphs)):
-                # Drawn lines are filled to the width already; only a token that is wider than that goes beyond it.
-                fits = line.no_wrap or cell_len(line.plain) <= width
-                block += [line] if fits else line.wrap(console, width)
-            blocks.append(block)
-        for cells in zip_longest(*blocks, fillvalue=Text()):
-            line = Text()
-            for number, cell in enumerate(cells):
-                line.append(" " * (number * (width + _GAP) - cell_len(line.plain)))
-                line.append_text(cell)
-            line.rstrip()
-            console.print(line, soft_wrap=True)
+            blocks.append([*head, *_row_lines(record, width)])
+        if columns == 1:
+            for line in blocks[0]:  # drawn lines are filled to the width; a single token may be wider
+                console.print(line, soft_wrap=bool(line.no_wrap))
+            continue
+        grid = Table.grid(padding=(0, _GAP, 0, 0))
+        for _ in blocks:
+            grid.add_column(width=width, overflow="fold")
+        grid.add_row(*(Group(*block) for block in blocks))
+        console.print(grid)
 
 
-def _row_lines(record: RowRecord, width: int, glyphs: Glyphs) -> Iterator[Text]:
-    yield from token_lines(record, width, glyphs)
+def _row_lines(record: RowRecord, width: int) -> Iterator[Text]:
+    yield from token_lines(record, width)
     yield Text()
     edges = edges_of(record.labelled)
     where = ", ".join(map(_range, zip(edges[::2], edges[1::2], strict=True)))
     yield Text(f"LM loss on {counted(int(record.labelled.sum()), 'token')}{': ' if where else ''}{where}")
     yield Text()
-    yield from _pair_lines(record, glyphs)
+    yield from _pair_lines(record)
     yield Text()
-    yield from mask_lines(record, width, glyphs)
+    yield from mask_lines(record, width)
 
 
-def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
+def token_lines(record: RowRecord, width: int) -> Iterator[Text]:
     """The tokens, section by section, with the row index and the position of each line's first token.
 
     A line has at most `width` cells; a token that is wider has a line of its own.
@@ -112,7 +109,7 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
     names = [escaped(record.section_name(start)) for start, _ in record.sections]
     column = max(map(len, [*names, "segment"]))
     room = max(width - column - 19, _NARROWEST)
-    tags = _tags(record, glyphs)
+    tags = _tags(record)
     yield Text(f"{'segment':<{column}}  index  position  tokens", style=_FAINT)
     for (start, stop), name in zip(record.sections, names, strict=True):
         if record.kinds[start] == "padding":
@@ -120,7 +117,7 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
             continue
         line, used = Text(), room + 1
         for index in range(start, stop):
-            label, tag = token_label(record.texts[index], glyphs), tags.get(index, "")
+            label, tag = token_label(record.texts[index]), tags.get(index, "")
             needs = cell_len(label) + 1 + (cell_len(tag) + 1 if tag else 0)
             if used and used + needs > room:
                 if index > start:
@@ -129,7 +126,7 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
                 line.append(f"{'' if index > start else name:<{column}}  ", style=KINDS[record.kinds[start]].style)
                 line.append(f"{index:>5}  {record.positions[index]:>8}  ", style=_FAINT)
             if used:
-                line.append(glyphs.bar, style=_FAINT)
+                line.append(_BAR, style=_FAINT)
             style = KINDS[record.kinds[index]].style
             line.append(label, style=f"{style} underline" if index in record.marked else style)
             if tag:
@@ -138,7 +135,7 @@ def token_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iter
         yield line
 
 
-def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
+def _tags(record: RowRecord) -> dict[int, str]:
     """What is said after a token: where a source view or a sampled span ends, and what is read there."""
     said: dict[int, dict[str, list[RowPair]]] = {}
     for pair in record.pairs:
@@ -146,16 +143,14 @@ def _tags(record: RowRecord, glyphs: Glyphs) -> dict[int, str]:
             said.setdefault(pair.views.source_end, {}).setdefault("end of source", []).append(pair)
     for index, read in record.readouts.items():
         said.setdefault(index, {}).update(read)
-    left, right = glyphs.tag
-    return {
-        index: left
-        + "; ".join(f"{what} {', '.join(str(one.number) for one in of)}" for what, of in read.items())
-        + right
-        for index, read in said.items()
-    }
+    tags = {}
+    for index, read in said.items():
+        parts = [f"{what} {', '.join(str(pair.number) for pair in pairs)}" for what, pairs in read.items()]
+        tags[index] = f"\u00ab{'; '.join(parts)}\u00bb"
+    return tags
 
 
-def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
+def _pair_lines(record: RowRecord) -> Iterator[Text]:
     """The pairs of views, then those of sums of states."""
     views, sums = ([pair for pair in record.pairs if bool(pair.views) == kind] for kind in (True, False))
     if views or not sums:
@@ -165,22 +160,22 @@ def _pair_lines(record: RowRecord, glyphs: Glyphs) -> Iterator[Text]:
             called = "pairs" if pair.arrow else "spans" if pair.ends else "vectors"
             yield Text(f"{called} (h: the state of a token)", style=_FAINT)
         title = f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
-        for line in (_view_lines if pair.views else _sum_lines)(record, pair, glyphs):
+        for line in (_view_lines if pair.views else _sum_lines)(record, pair):
             yield Text(title).append(line)
             title = " " * len(title)
     if len(sums) > _MOST_VECTORS:
         yield Text(f"  and {len(sums) - _MOST_VECTORS} more")
 
 
-def _view_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[Text]:
+def _view_lines(record: RowRecord, pair: RowPair) -> Iterator[Text]:
     """Where the source and the target are, and where they are read."""
     assert pair.views
     segment, original, copy = pair.views.source_segment, pair.views.original, pair.views.copy
     source, target = (
-        _token(record, last, glyphs) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side, glyphs)}"
+        _token(record, last) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side)}"
         for (_, last), side in zip(pair.ends, (pair.source, pair.target), strict=True)
     )
-    where = f"source ends at {_token(record, pair.views.source_end, glyphs)}"
+    where = f"source ends at {_token(record, pair.views.source_end)}"
     if segment:
         where = f"source {_range(segment)}" if pair.views.standalone else f"{where} (row {_range(segment)})"
     yield Text(f"{where}, read at {source}", style=KINDS["source"].style)
@@ -189,27 +184,31 @@ def _view_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[Te
     yield Text(f"target {_range(copy)}{where}, read at {target}", style=KINDS["target"].style)
 
 
-def _sum_lines(record: RowRecord, pair: RowPair, glyphs: Glyphs) -> Iterator[str]:
+def _sum_lines(record: RowRecord, pair: RowPair) -> Iterator[str]:
     """What was sampled, the vectors, and how they are compared."""
+    if pair.ends:
+        yield ", ".join(f"{name} = {_token(record, index)}" for name, index in pair.ends)
     vectors = [pair.total, pair.target, pair.source] if pair.total else [pair.source, pair.target]
     column = max(len(vector.name) for vector in vectors)
-    if pair.ends:
-        yield ", ".join(f"{name} = {_token(record, index, glyphs)}" for name, index in pair.ends)
     for vector in vectors:
-        yield f"{vector.name:<{column}}  {_formula(record, vector, glyphs)}"
-    sides = zip((pair.source.name, pair.target.name), ("source", "target"), strict=True)
-    compared = " with ".join(name if name == side else f"{name} ({side})" for name, side in sides)
-    yield f"compared: {compared}" + (f", weight {pair.weight:.3g}" if pair.weight != 1 else "")
+        yield f"{vector.name:<{column}}  {_formula(record, vector)}"
+    source, target = pair.source.name, pair.target.name
+    source = source if source == "source" else f"{source} (source)"
+    target = target if target == "target" else f"{target} (target)"
+    weight = f", weight {pair.weight:.3g}" if pair.weight != 1 else ""
+    yield f"compared: {source} with {target}{weight}"
 
 
-def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
+def _formula(record: RowRecord, vector: Vector) -> str:
+    """A vector in words: the states that are summed, or where a mean is taken."""
     if not vector.terms:
         return "zero"
-    texts = [token_label(text, glyphs) for text in record.texts]
-    where = ", ".join(
-        f'{_range((first, stop))} ("{texts[first]}"' + (f' .. "{texts[stop - 1]}")' if stop - first > 1 else ")")
-        for first, stop in vector.covered
-    )
+    stretches = []
+    for first, stop in vector.covered:
+        ends = dict.fromkeys((first, stop - 1))
+        texts = " .. ".join(f'"{token_label(record.texts[end])}"' for end in ends)
+        stretches.append(f"{_range((first, stop))} ({texts})")
+    where = ", ".join(stretches)
     if vector.terms[1:] and all(term.coefficient > 0 for term in vector.terms):
         return f"mean of h over {where}"
     if len(vector.terms) > _MOST_TERMS:
@@ -217,13 +216,14 @@ def _formula(record: RowRecord, vector: Vector, glyphs: Glyphs) -> str:
     formula = ""
     # From left to right as they are subtracted: an end, then its start.
     for _, term in sorted(enumerate(vector.terms), key=lambda item: (item[0] // 2, -item[0])):
-        factor = "" if abs(term.coefficient) == 1 else f"{abs(term.coefficient):.3g} "
+        size = abs(term.coefficient)
+        factor = "" if size == 1 else f"{size:.3g} "
         formula += f" {'-' if term.coefficient < 0 else '+'} {factor}h[{term.token}]"
     return f"{formula.removeprefix(' + ')}: {where}"
 
 
-def _token(record: RowRecord, index: int, glyphs: Glyphs) -> str:
-    return f'{index} "{token_label(record.texts[index], glyphs)}"'
+def _token(record: RowRecord, index: int) -> str:
+    return f'{index} "{token_label(record.texts[index])}"'
 
 
 def _range(edges: tuple[int, int]) -> str:
@@ -231,7 +231,7 @@ def _range(edges: tuple[int, int]) -> str:
     return f"{start}-{stop - 1}" if stop - start > 1 else f"{start}"
 
 
-def mask_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Iterator[Text]:
+def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:
     """Who sees whom, two query rows a line; a row wider than `width` is shortened, which the first line says."""
     shown = shown_positions(record, max(width - 10, _NARROWEST))
     kinds = [KINDS[record.kinds[index]] for index in shown]
@@ -249,7 +249,7 @@ def mask_lines(record: RowRecord, width: int, glyphs: Glyphs = UNICODE) -> Itera
             line.append(kind.letter, style=kind.style)
         line.append(" " * (10 - len(line)))
         for key, kind in enumerate(kinds):
-            line.append(glyphs.blocks[int(seen[upper, key]) + 2 * int(seen[upper + 1, key])], style=kind.style)
+            line.append(_BLOCKS[int(seen[upper, key]) + 2 * int(seen[upper + 1, key])], style=kind.style)
         line.rstrip()
         yield line
 

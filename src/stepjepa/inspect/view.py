@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.config.option import Names, check_fields, option, unread_options
+from stepjepa.config.option import Names, check_fields, option
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.inspect.html import FORMS, LIMIT, ModelNumbers, form_data, page_data, page_html, write_page
+from stepjepa.inspect.html import FORMS, form_data, page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
 from stepjepa.inspect.rows import ShownRows, method_from, rows_from, show_rows, taken, tokenizer_of
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.failures import library
-from stepjepa.utils.text import escaped, printable
+from stepjepa.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,19 +41,6 @@ class RowOptions:
     html: str | None = option(
         None, "Write a page to this file that shows, token by token, who sees whom; it needs no network.", "inspect"
     )
-    run_model: bool | None = option(
-        None,
-        "Run the model of --model_name for the page: cosine of each pair, LM loss of each token, attention. Default: where "
-        "it is a local folder. A preset's weights are random.",
-        "inspect",
-        needs={"html": True},
-    )
-    attention_layers: list[int] | None = option(
-        None,
-        "Layers, from 1 on, whose attention the page holds. Default: as many as fit.",
-        "inspect",
-        needs={"html": True},
-    )
     overwrite: bool = option(False, "Replace existing files.", "inspect", aliases=("overwrite_output_dir",))
 
 
@@ -72,10 +59,7 @@ class InspectOptions(ExampleOptions, RowOptions):
 _NAME = Names(InspectOptions)
 MOST_TOKENS = 8000  # of a form that was not asked for
 _PAGE_HEIGHT = 640  # pixels, in a notebook
-_SPARE = 10_000  # bytes for what is said about a model
-_LOSS = len("12.3456,")
 _PICTURE, _PAGE = (".png",), (".html", ".htm")  # suffixes
-_Form = tuple[Sequence[RowRecord], dict[str, Any]]  # and what the page shows of them
 
 
 class RowView:
@@ -87,14 +71,12 @@ class RowView:
         written: what was written to files, a line each.
     """
 
-    def __init__(
-        self, place: str, shown: list[ShownRows], notes: list[str], model: str | None, layers: list[int] | None
-    ):
-        self._shown, self._model, self._layers = shown, model, layers
-        self.notes, self.written = notes, list[str]()
-        first = shown[0].method
+    def __init__(self, place: str, shown: list[ShownRows], notes: list[str]):
+        self._shown, self.notes, self.written = shown, notes, list[str]()
+        method = shown[0].method
         counts = ", ".join(str(one.method.predictors) for one in shown)
-        self.title = f"{place}, {summary(first).replace(f'K = {first.predictors}', f'K = {counts}')}"
+        words = summary(method).replace(f"K = {method.predictors}", f"K = {counts}")
+        self.title = f"{place}, {words}"
 
     @property
     def records(self) -> list[RowRecord]:
@@ -103,13 +85,13 @@ class RowView:
 
     def _rows(self) -> list[tuple[str, RowRecord]]:
         """A heading for each row, and its record: of every K."""
-        found = []
+        rows = []
         for one in self._shown:
             for number, record in enumerate(one.records, 1):
                 parts = [f"K = {one.method.predictors}"] if len(self._shown) > 1 else []
                 parts += [f"packed row {number} of {len(one.records)}"] if len(one.records) > 1 else []
-                found.append((", ".join(parts), record))
-        return found
+                rows.append((", ".join(parts), record))
+        return rows
 
     def __str__(self) -> str:
         if self.written:
@@ -133,58 +115,29 @@ class RowView:
         return row_figure(self._rows(), self.title)
 
     def html(self) -> str:
-        """The page: one file that needs no network, with a model's numbers where `inspect` was asked for them.
-
-        Raises:
-            ConfigError: the model cannot be used.
-        """
+        """The page: one file that needs no network."""
         return self._page()[0]
 
     def _page(self) -> tuple[str, list[str]]:
-        """The page, and what there is to say about it."""
-        first, texts = self._shown[0], dict[str, int]()
-        made = [self._forms(one) for one in self._shown]
-        every = [form for forms, _ in made for form in forms.values()]
-        notes = [note for note in self.notes if len({note in form.notes for form in every}) == 1]
-        variants, asked, others = list[dict[str, Any]](), list[_Form](), list[_Form]()
-        for one, (forms, why_not) in zip(self._shown, made, strict=True):
-            shown, drawn = one.form.forward, {}
-            for name, form in forms.items():  # the forms keep only what is not about all of them
-                own = [note for note in form.notes if note not in notes]
-                drawn[name] = form_data(form.records, texts, form.packing(), own)
-                (asked if name == shown else others).append((form.records, drawn[name]))
-            known = objective_of(one.method).predictors
-            variants.append({"predictors": known, "shown": shown, "forms": drawn, "whyNot": why_not})
-        data = page_data(self.title.removesuffix(f", {first.form.forward}"), variants, texts, notes)
-        page, said = page_html(data), list[str]()
-        if self._model is not None:
-            predictors = max((one.form.predictor_names for one in self._shown), key=len)
-            numbers = ModelNumbers(self._model, first.tokenizer, predictors, first.seed, self._layers)
-            _add_numbers(numbers, asked, others, LIMIT - _SPARE - len(page))
-            said = numbers.notes
-            data["model"] = {"name": escaped(self._model), "notes": list(map(escaped, said))}
-            page = page_html(data)
-        if len(page) > LIMIT:
-            remedy = f"the rows are long; fewer --{_NAME.rows_packed} make it smaller"
-            said = [*said, f"the page is larger than {LIMIT / 1e6:g} MB: {remedy}"]
-        return page, [*said, f"({len(page) / 1e6:.2f} MB: {', '.join(variants[0]['forms'])})"]
-
-    def _forms(self, one: ShownRows) -> tuple[dict[str, ShownRows], dict[str, str]]:
-        """The forms of one K, that of its options among them, and why the others are not there."""
-        forms, why_not = dict[str, ShownRows](), dict[str, str]()
-        for name in FORMS:
-            try:
-                other = one if name == one.form.forward else one.in_form(name)
-            except (ConfigError, DataError) as error:
-                why_not[name] = str(error)
-                continue
-            tokens = sum(map(len, other.records))
-            if other is one or tokens <= MOST_TOKENS:
-                forms[name] = other
-            else:
-                much = f"it takes {tokens:,} tokens, too many next to another form"
-                why_not[name] = f"{much}; --{_NAME.forward} {name} shows it"
-        return forms, why_not
+        """The page, and the forms that it shows."""
+        forms = [_forms_of(one) for one in self._shown]
+        own_notes = [set(form.notes) for of_one, _ in forms for form in of_one.values()]
+        # A note is about the rows unless some of the forms have it and others do not.
+        differ = own_notes[0].union(*own_notes) - own_notes[0].intersection(*own_notes)
+        shared = [note for note in self.notes if note not in differ]
+        texts, variants = dict[str, int](), list[dict[str, Any]]()
+        for one, (of_one, why_not) in zip(self._shown, forms, strict=True):
+            drawn = {}
+            for name, form in of_one.items():
+                notes = [note for note in form.notes if note in differ]
+                drawn[name] = form_data(form.records, texts, form.packing(), notes)
+            variant = {"forms": drawn, "whyNot": why_not, "shown": one.form.forward}
+            variant["predictors"] = objective_of(one.method).predictors
+            variants.append(variant)
+        asked = self._shown[0].form.forward
+        title = self.title.removesuffix(f", {asked}")
+        page = page_html(page_data(title, variants, texts, shared))
+        return page, list(forms[0][0])
 
     def save(self, file: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the picture (``.png``) or the page (``.html``).
@@ -192,23 +145,41 @@ class RowView:
         Raises:
             ConfigError: another suffix, a file that exists, or one that cannot be written.
         """
-        _check_output((*_PICTURE, *_PAGE), file, overwrite, f"{file}", f"give {_NAME.overwrite}=True")
-        self._write(file)
-
-    def _write(self, file: str | os.PathLike[str]) -> None:
+        _check_output(file, overwrite, (*_PICTURE, *_PAGE))
         if Path(file).suffix.lower() in _PAGE:
-            page, said = self._page()
+            page, forms = self._page()
             write_page(page, file)
-            self.written += [*said[:-1], f"written: {file} {said[-1]}"]
-            return
-        from stepjepa.inspect.figure import save_figure
+            self.written.append(f"written: {file} ({len(page) / 1e6:.2f} MB: {', '.join(forms)})")
+        else:
+            from stepjepa.inspect.figure import save_figure
 
-        save_figure(self.figure(), file)
-        self.written.append(f"written: {file}")
+            save_figure(self.figure(), file)
+            self.written.append(f"written: {file}")
 
     def _repr_html_(self) -> str:
         page, title = html.escape(self.html(), quote=True), html.escape(self.title)
         return f'<iframe srcdoc="{page}" title="{title}" width="100%" height="{_PAGE_HEIGHT}"></iframe>'
+
+
+def _forms_of(shown: ShownRows) -> tuple[dict[str, ShownRows], dict[str, str]]:
+    """The same rows in every forward that their options allow, and why the others are not there."""
+    forms, why_not = dict[str, ShownRows](), dict[str, str]()
+    for name in FORMS:
+        if name == shown.form.forward:
+            forms[name] = shown
+            continue
+        try:
+            other = shown.in_form(name)
+        except (ConfigError, DataError) as error:
+            why_not[name] = str(error)
+            continue
+        tokens = sum(map(len, other.records))
+        if tokens <= MOST_TOKENS:
+            forms[name] = other
+        else:
+            much = f"it takes {tokens:,} tokens, too many next to another form"
+            why_not[name] = f"{much}; --{_NAME.forward} {name} shows it"
+    return forms, why_not
 
 
 def inspect(
@@ -240,8 +211,6 @@ def inspect(
         >>> print(view)
         >>> view.save("row.html")
     """
-    from stepjepa.modeling.load import is_preset
-
     own = taken(RowOptions, options, _NAME.file, _NAME.model_name)  # which are arguments
     given = RowOptions(row=row, **own)
     check_fields(given)
@@ -249,68 +218,49 @@ def inspect(
     for count in predictors if isinstance(predictors, Sequence) else [predictors]:
         method = method_from({**options, _NAME.predictors: count})
         methods.setdefault(objective_of(method).predictors, method)
-    first, files = next(iter(methods.values())), list[str]()
-    # The page first: it needs no further library.
-    for suffixes, name, file in ((_PAGE, _NAME.html, given.html), (_PICTURE, _NAME.png, given.png)):
-        if file is not None:
-            _check_output(suffixes, file, given.overwrite, f"--{name} {file}", f"--{_NAME.overwrite} to replace it")
-            files.append(file)
-    if given.png is not None:
-        try:
-            library("matplotlib", "analysis")
-        except ConfigError as error:  # before anything is written
-            raise ConfigError(f"--{_NAME.png} {given.png}: {error}") from None
+    first = next(iter(methods.values()))
+    files = _outputs(given)
+
     source = list(data) if isinstance(data, Iterator) else data
     _, place, _ = next(rows_from(source, row))
-    model = str(tokenizer) if isinstance(tokenizer, (str, os.PathLike)) else None
-    loaded: Any = tokenizer if model is None else tokenizer_of(source, model, first)
+    loaded: Any = tokenizer
+    if isinstance(tokenizer, (str, os.PathLike)):
+        loaded = tokenizer_of(source, str(tokenizer), first)
     shown = [show_rows(source, row, loaded, method, given.seed, given.rows_packed) for method in methods.values()]
-    notes = [
-        str(unread) for unread in without_effect(first, {*options, *[_NAME.predictors] * (predictors is not None)})
-    ]
-    notes += map(str, unread_options(given, (one for one, value in own.items() if value is not None)))
+
+    asked = {*options} if predictors is None else {*options, _NAME.predictors}
+    notes = [str(unread) for unread in without_effect(first, asked)]
     if given.overwrite and not files:
         notes.append(f"--{_NAME.overwrite} has no effect without --{_NAME.png} or --{_NAME.html}")
     notes += dict.fromkeys(note for one in shown for note in one.notes)
-    run_model = given.run_model
-    if run_model is None:  # by default the model in a local folder is run
-        run_model = model is not None and os.path.isdir(model) and not is_preset(model)
-    view = RowView(f"row {row} ({place})", shown, notes, model if run_model else None, given.attention_layers)
+    view = RowView(f"row {row} ({place})", shown, notes)
     for file in files:
-        try:
-            view._write(file)
-        except ConfigError as error:
-            what = f"--{_NAME.png} {file}: {error}" if file == given.png else str(error)
-            raise ConfigError("; ".join([what, *view.written[-1:]])) from None
+        view.save(file, given.overwrite)
     return view
 
 
 show_row = inspect
 
 
-def _check_output(
-    suffixes: Sequence[str], file: str | os.PathLike[str], overwrite: bool, what: str, remedy: str
-) -> None:
-    """Refuse an output (ConfigError) that has another suffix, is a folder, or exists already."""
+def _outputs(given: RowOptions) -> list[str]:
+    """The files to write, the page first; ConfigError, before anything is written, for one that cannot be."""
+    files = []
+    for name, file, suffixes in ((_NAME.html, given.html, _PAGE), (_NAME.png, given.png, _PICTURE)):
+        if file is not None:
+            _check_output(file, given.overwrite, suffixes, f"--{name} ")
+            files.append(file)
+    if given.png is not None:
+        library("matplotlib", "analysis")
+    return files
+
+
+def _check_output(file: str | os.PathLike[str], overwrite: bool, suffixes: Sequence[str], flag: str = "") -> None:
+    """Refuse an output (ConfigError) that has another suffix, is a folder or exists already."""
     path = Path(file)
     if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{what}: the file's name must end in {' or '.join(suffixes)}")
+        raise ConfigError(f"{flag}{file}: the file's name must end in {' or '.join(suffixes)}")
     if path.is_dir():
-        raise ConfigError(f"{what}: is a folder; give a file")
+        raise ConfigError(f"{flag}{file}: is a folder; give a file")
     if path.exists() and not overwrite:
-        raise ConfigError(f"{what}: exists; choose another name, or {remedy}")
-
-
-def _add_numbers(numbers: ModelNumbers, asked: Sequence[_Form], others: Sequence[_Form], room: int) -> None:
-    """Run the model over all rows; the forms that were asked for share the room for attention first."""
-    for records, _ in (*asked, *others):
-        room -= _LOSS * sum(int(record.labelled.sum()) + len(record.pairs) for record in records)
-    for group in (asked, others):
-        for left, (records, form) in zip(range(len(group), 0, -1), group, strict=True):
-            share, notes = max(room, 0) // left // len(records), dict[str, None]()
-            for record, row in zip(records, form["rows"], strict=True):
-                more, note = numbers.of_row(record, share)
-                room -= len(more.get("attention", {}).get("weights", ""))
-                row.update(more)
-                notes[escaped(note)] = None
-            form["notes"] += notes
+        remedy = f"--{_NAME.overwrite} to replace it" if flag else f"give {_NAME.overwrite}=True"
+        raise ConfigError(f"{flag}{file}: exists; choose another name, or {remedy}")

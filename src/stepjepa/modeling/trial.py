@@ -8,9 +8,7 @@ form must come to. The views are compared with separate passes. What must hold:
 * `packed` gives the logits and states of `two_pass`, with sliding windows made so short that they show;
 * FlexAttention, which is compiled, also gives the gradient of eager attention, and takes rows of another shape.
 
-A `Probe` is a model that has passed, for looking at one laid-out row.
-
-Shapes: L positions of a row, N labelled positions, D width, V vocabulary, P pairs, H heads.
+Shapes: N labelled positions, D width, V vocabulary, P pairs.
 """
 
 from __future__ import annotations
@@ -25,29 +23,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from stepjepa.config.option import Names
-from stepjepa.data.types import Batch, Example, Rows, Span
+from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
-from stepjepa.modeling.extras import (
-    OBJECTIVE,
-    PredictorRows,
-    add_extras,
-    attach_saved,
-    is_extra,
-    known_predictors,
-    trained_extras,
-    trained_names,
-)
-from stepjepa.modeling.forward import attach_forest_forward, run_backbone
-from stepjepa.modeling.load import ATTENTION_ASKED, MODEL, load_model, max_positions
+from stepjepa.modeling.extras import OBJECTIVE, is_extra
+from stepjepa.modeling.load import ATTENTION_ASKED
 from stepjepa.modeling.masks import (
     FLEX,
     SEGMENTS,
-    attention_masks,
     attention_of,
     forward_only,
     is_flex,
@@ -80,7 +67,6 @@ logger = logging.getLogger("stepjepa")
 _WINDOW = 4  # tokens; the examples are longer
 _SHORT, _LONG = 13, 200  # tokens of the examples, and of those for rows of another shape
 _MASK = "its attention does not follow the mask"
-MOST_BYTES = 4 * 2**30  # of attention weights that are held at once
 
 
 @dataclass(frozen=True)
@@ -337,107 +323,3 @@ def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int, length: 
     plain = [index for index in range(size) if index not in special] or [0]
     ids = np.array([plain[(7 * place + 5) % len(plain)] for place in range(length)], dtype=np.int32)
     return [example(ids, 4, 5, Span(6, 11)), example(ids[-4:0:-1].copy(), 2, 3, Span(4, 8))]
-
-
-# Looking at one row
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A model that looks at rows.
-
-    Attributes:
-        model: a causal LM with eager attention, in evaluation mode.
-        vocabulary: V, entries of the LM softmax.
-        predictor_ids: of ``<|predictor_1|>`` .. in the model, by name.
-        known: their rows came with the model; else they are new random ones.
-    """
-
-    model: PreTrainedModel
-    vocabulary: int
-    predictor_ids: dict[str, int]
-    known: bool
-
-    @property
-    def layers(self) -> int:
-        """Layers of the decoder."""
-        return int(text_config(self.model.config).num_hidden_layers)
-
-    @property
-    def heads(self) -> int:
-        """H, heads of a layer."""
-        return int(text_config(self.model.config).num_attention_heads)
-
-
-class RowNumbers(NamedTuple):
-    """What a model gave for a row.
-
-    Attributes:
-        states: (L, D) float32, last hidden states after the final norm.
-        losses: (N,) float32, cross-entropy of each labelled token, predictor tokens left out of the softmax.
-        attention: for each layer (H, L, L) float32, weights of the row's query for the column's key; none unless asked for.
-    """
-
-    states: torch.Tensor
-    losses: torch.Tensor
-    attention: tuple[torch.Tensor, ...]
-
-
-def load_probe(name: str, tokenizer: PreTrainedTokenizerBase, predictors: Sequence[str], seed: int) -> Probe:
-    """Load a model to look at rows with.
-
-    Args:
-        predictors: names of the predictor tokens that rows may have; they get the trained rows that lie next to the model
-            or in its vocabulary, else new ones by `seed`.
-
-    Raises:
-        ConfigError: it cannot be loaded, or takes no mask.
-    """
-    model = load_model(name, tokenizer, seed=seed, attn_implementation="eager")
-    vocabulary, known = vocabulary_size(model), True
-    attach_saved(model, name)
-    rows = trained_extras(model).predictors
-    ids = {} if rows is None else dict(zip(trained_names(model), rows.ids, strict=True))
-    if not ids.keys() >= set(predictors):
-        in_vocabulary = known_predictors(tokenizer, vocabulary, predictors)
-        rows, known = PredictorRows.drawn(model, len(predictors), seed, in_vocabulary), bool(in_vocabulary)
-        add_extras(model, rows)
-        ids = dict(zip(predictors, rows.ids, strict=True))
-    attach_forest_forward(model, vocabulary)
-    reason = _choice(model, "packed", vocabulary, "", tuple(ids[name] for name in predictors)).reason
-    if reason:
-        raise ConfigError(f"{MODEL} {name}: this model cannot be shown a packed row: {reason}; use --no_run_model")
-    return Probe(model.eval(), vocabulary, ids, known)
-
-
-def attention_fits(probe: Probe, length: int, every_layer: bool = True) -> bool:
-    """Whether the attention weights of `length` tokens may be held: of every layer, or of one with what comes of it."""
-    return 4 * (probe.layers if every_layer else 3) * probe.heads * length**2 <= MOST_BYTES
-
-
-def row_numbers(
-    probe: Probe, row: Rows, predicting_N: torch.Tensor, label_ids_N: torch.Tensor, attention: bool = True
-) -> RowNumbers:
-    """Run the model over one row under the visibility rule: attention is computed eagerly, all of it at once.
-
-    Args:
-        row: (1, L), packed.
-        predicting_N: positions (N,) whose next tokens are `label_ids_N`.
-
-    Raises:
-        ConfigError: the row is too long for the model, or for this machine's memory.
-    """
-    model, length = probe.model, row.input_ids.shape[1]
-    positions, used = max_positions(model), int(row.position_ids.max()) + 1
-    if positions is not None and used > positions:
-        raise ConfigError(f"the row has {used} positions, and the model has {positions}")
-    if not attention_fits(probe, length, every_layer=attention):
-        raise ConfigError(f"{length} tokens are too many for attention that is computed at once")
-    mask = attention_masks(row, text_config(model.config), model.dtype, heeds_window(model))
-    with torch.no_grad():
-        output = run_backbone(model, row.input_ids, mask, row.position_ids, output_attentions=attention)
-        states_LD = output[0][0]
-        logits_NV = output_head(model, probe.vocabulary).logits(model, states_LD.index_select(0, predicting_N))
-        losses_N = F.cross_entropy(logits_NV.float(), label_ids_N, reduction="none")
-    weights = tuple(layer[0].float() for layer in output.attentions or () if layer is not None) if attention else ()
-    return RowNumbers(states_LD.float(), losses_N, weights)

@@ -11,13 +11,9 @@ class Row {
     this.length = raw.tokens.length;
     this.sectionOf = new Int32Array(this.length);
     raw.sections.forEach(([start, stop], number) => this.sectionOf.fill(number, start, stop));
-    this.loss = new Map();
-    let labelled = 0;
+    this.labelled = new Set(); // tokens that the LM loss is computed on
     for (let at = 0; at < raw.labelled.length; at += 2) {
-      for (let token = raw.labelled[at]; token < raw.labelled[at + 1]; token++) {
-        this.loss.set(token, raw.losses ? raw.losses[labelled] : null);
-        labelled++;
-      }
+      for (let token = raw.labelled[at]; token < raw.labelled[at + 1]; token++) this.labelled.add(token);
     }
     this.firstOf = new Map(); // of each example: where it begins
     raw.examples.forEach((example, token) => {
@@ -90,43 +86,6 @@ class Row {
     const hangs = this.firstOf.get(examples[query]) + attaches[query];
     if (orders[key] <= attaches[query]) return [true, `on the trunk, up to token ${hangs}, where ${name} is attached`];
     return [false, `on the trunk, but after token ${hangs}, where ${name} is attached`];
-  }
-
-  attention() {
-    if (this.maps === undefined) this.maps = this.raw.attention ? new Attention(this) : null;
-    return this.maps;
-  }
-}
-
-// Weights of attention: a byte for each visible pair, row by row, one map after the other.
-class Attention {
-  constructor(row) {
-    const { maps, weights } = row.raw.attention;
-    const letters = atob(weights);
-    this.bytes = new Uint8Array(letters.length);
-    for (let at = 0; at < letters.length; at++) this.bytes[at] = letters.charCodeAt(at);
-    this.names = maps.map(([layer, head]) => `layer ${layer}, ${head === null ? "mean over heads" : `head ${head}`}`);
-    this.row = row;
-    this.offsets = new Int32Array(row.length + 1);
-    for (let query = 0; query < row.length; query++) this.offsets[query + 1] = this.offsets[query] + inRuns(row.seen(query));
-    this.size = this.offsets[row.length];
-  }
-
-  // Calls `tell(key, weight)` for every key that `query` sees.
-  each(map, query, tell) {
-    const runs = this.row.seen(query);
-    let at = map * this.size + this.offsets[query];
-    for (let run = 0; run < runs.length; run += 2) {
-      for (let key = runs[run]; key < runs[run + 1]; key++, at++) tell(key, (this.bytes[at] / 255) ** 2);
-    }
-  }
-
-  weight(map, query, key) {
-    let found = 0;
-    this.each(map, query, (other, weight) => {
-      if (other === key) found = weight;
-    });
-    return found;
   }
 }
 

@@ -24,7 +24,6 @@ class Mask {
   show(row) {
     this.row = row;
     this.kindRuns = row.kindRuns(0, row.length); // found once a row
-    this.map = null;
     this.view = { x: 0, y: 0, cells: row.length };
     this.cell = null;
     this.tip.hidden = true;
@@ -58,11 +57,6 @@ class Mask {
     return { kinds: found, faint: style.color, ink, seer: getComputedStyle(document.querySelector(".ink-seer")).color };
   }
 
-  setMap(map) {
-    this.map = map;
-    this.draw();
-  }
-
   get scale() {
     return this.side / this.view.cells;
   }
@@ -91,8 +85,7 @@ class Mask {
     const colours = (this.inks = this.colours());
     const [top, bottom] = [Math.floor(view.y), Math.min(Math.ceil(view.y + view.cells), row.length)];
     const [low, high] = [view.x, view.x + view.cells];
-    if (this.map !== null && row.attention()) this.drawWeights(context, top, bottom, colours);
-    else this.drawRuns(context, top, bottom, low, high, colours);
+    this.drawRuns(context, top, bottom, low, high, colours);
     context.strokeStyle = colours.faint;
     context.globalAlpha = 0.35;
     context.lineWidth = 0.5;
@@ -128,30 +121,6 @@ class Mask {
       }
       context.fill();
     }
-  }
-
-  drawWeights(context, top, bottom, colours) {
-    const attention = this.row.attention();
-    const size = Math.max(this.scale, 1 / this.ratio);
-    context.fillStyle = colours.kinds.answer;
-    context.globalAlpha = 0.12;
-    for (let query = top; query < bottom; query++) {
-      const runs = this.row.seen(query);
-      for (let at = 0; at < runs.length; at += 2) {
-        const x = this.pixel(runs[at], this.view.x);
-        context.fillRect(x, this.pixel(query, this.view.y), this.pixel(runs[at + 1], this.view.x) - x, size);
-      }
-    }
-    context.fillStyle = colours.ink;
-    for (let query = top; query < bottom; query++) {
-      const y = this.pixel(query, this.view.y);
-      attention.each(this.map, query, (key, weight) => {
-        if (weight < 0.002) return;
-        context.globalAlpha = Math.sqrt(weight);
-        context.fillRect(this.pixel(key, this.view.x), y, size, size);
-      });
-    }
-    context.globalAlpha = 1;
   }
 
   drawBands(context, colours) {

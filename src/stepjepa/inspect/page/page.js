@@ -3,7 +3,7 @@
 
 const FORM_NAMES = { packed: "packed", two_pass: "two passes", inline: "inline" };
 const by = (id) => document.getElementById(id);
-const state = { variant: 0, form: DATA.variants[0].shown, row: 0, current: null, held: null, pair: null, map: null };
+const state = { variant: 0, form: DATA.variants[0].shown, row: 0, current: null, held: null, pair: null };
 let row = null;
 
 const tokens = new Tokens(by("row"), { onCurrent: point, onHold: hold });
@@ -23,7 +23,7 @@ function point(token, spoken) {
   if (spoken && state.held !== null && token !== state.held) release();
   if (token === state.current) return;
   state.current = token;
-  tokens.light(token, state.map);
+  tokens.light(token);
   mask.light(token);
   forest.light(token);
   const words = describe(token);
@@ -53,23 +53,10 @@ function describe(token) {
   if (kind.name !== "padding") first.push(` \u00b7 position ${raw.positions[token]} \u00b7 id ${raw.ids[token]}`);
   first.push(` \u00b7 ${kind.words}`);
   for (const [words] of row.reads.get(token) || []) first.push(` \u00b7 ${words}`);
-  if (row.loss.has(token)) {
-    const loss = row.loss.get(token);
-    first.push(typeof loss === "number" ? ` \u00b7 LM loss ${loss.toFixed(3)}` : " \u00b7 LM loss is computed on it");
-  }
+  if (row.labelled.has(token)) first.push(" \u00b7 LM loss is computed on it");
   const [seen, seers] = [row.seen(token), row.seers(token)];
   const looks = [`sees ${inRuns(seen)}: ${runsInWords(seen)}; seen by ${inRuns(seers)}: ${runsInWords(seers)}`];
-  if (state.map !== null && row.attention()) looks.push("; most attention to ", ...strongest(token));
   return [first, looks];
-}
-
-function strongest(token) {
-  const found = [];
-  row.attention().each(state.map, token, (key, weight) => found.push([weight, key]));
-  found.sort((one, other) => other[0] - one[0]);
-  return found.slice(0, 3).flatMap(([weight, key], at) => [
-    `${at ? ", " : ""}${key} `, isolated(row.text(key)), ` (${weight.toFixed(2)})`,
-  ]);
 }
 
 function list(items) {
@@ -83,18 +70,14 @@ function show() {
   const form = variant.forms[state.form];
   state.row = Math.min(state.row, form.rows.length - 1);
   row = new Row(form.rows[state.row]);
-  Object.assign(state, { current: undefined, held: null, pair: null, map: null });
+  Object.assign(state, { current: undefined, held: null, pair: null });
   controls();
   by("counts").textContent = row.raw.counts;
-  const notes = [...form.packing, ...DATA.notes, ...form.notes];
-  const model = DATA.model ? [`numbers of the model ${DATA.model.name}`, ...DATA.model.notes] : [];
-  by("said").replaceChildren(...list([...notes, ...model]));
+  by("said").replaceChildren(...list([...form.packing, ...DATA.notes, ...form.notes]));
   by("legend").replaceChildren(...legend());
   tokens.show(row);
-  by("losses-box").hidden = !row.raw.losses;
   mask.show(row);
   forest.show(row);
-  showMaps();
   showPairs();
   point(null, false);
 }
@@ -108,20 +91,6 @@ function legend() {
     item.hidden = !used.has(number);
     return item;
   });
-}
-
-function showMaps() {
-  const attention = row.attention();
-  by("map-box").hidden = !attention;
-  by("map-hint").hidden = true;
-  const names = attention ? attention.names : [];
-  const options = ["the mask", ...names.map((name) => `attention, ${name}`)].map((name, number) => {
-    const option = make("option", "", name);
-    option.value = number - 1;
-    return option;
-  });
-  by("map").replaceChildren(...options);
-  by("map-hint").textContent = "The stronger the ink, the larger the weight (by its root). What a token sees is filled by it.";
 }
 
 function choices(title, name, items, chosen, choose) {
@@ -183,22 +152,9 @@ by("theme").addEventListener("click", () => {
   themed();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themed);
-by("losses").addEventListener("change", () => by("row").classList.toggle("shade", by("losses").checked));
 by("zoom-in").addEventListener("click", () => mask.zoom(1 / 1.5));
 by("zoom-out").addEventListener("click", () => mask.zoom(1.5));
 by("zoom-all").addEventListener("click", () => mask.all());
-by("map").addEventListener("change", () => {
-  const chosen = Number(by("map").value);
-  state.map = chosen < 0 ? null : chosen;
-  by("map-hint").hidden = chosen < 0;
-  mask.setMap(state.map);
-  const current = state.current;
-  state.current = undefined;
-  const held = state.held;
-  state.held = null;
-  point(current, false);
-  state.held = held;
-});
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   release();

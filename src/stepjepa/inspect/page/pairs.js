@@ -3,8 +3,8 @@
 
 function showPairs() {
   const { raw } = row;
-  const buttons = raw.pairs.map((pair, number) =>
-    make("button", "pair", make("span", "name", named(pair)), cosine(number), ...(pair.views ? viewLines(pair) : sumLines(pair))),
+  const buttons = raw.pairs.map((pair) =>
+    make("button", "pair", make("span", "name", named(pair)), ...(pair.views ? viewLines(pair) : sumLines(pair))),
   );
   by("pairs-hint").textContent = buttons.length ? "Choose one to see its views and where they are read." : "There is none.";
   by("pairs").replaceChildren(...buttons);
@@ -31,11 +31,6 @@ function named(pair) {
   const weight = pair.weight === 1 ? "" : `, weight ${pair.weight.toPrecision(3)}`;
   const example = row.raw.batch > 1 ? `example ${pair.example}, ` : "";
   return `${example}pair ${pair.number}` + (pair.views ? "" : `, ${pair.kind}${weight}`);
-}
-
-function cosine(number) {
-  const value = row.raw.cosines ? row.raw.cosines[number] : undefined;
-  return make("span", "cosine", typeof value === "number" ? `cosine ${value.toFixed(4)}` : "");
 }
 
 function viewLines(pair) {

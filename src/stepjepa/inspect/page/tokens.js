@@ -47,7 +47,6 @@ class Tokens {
     this.row = row;
     this.elements = [];
     this.marks = new Uint8Array(row.length);
-    this.weighted = [];
     const sections = row.raw.sections.map((section, number) => this.section(section, number));
     this.box.replaceChildren(...sections);
     this.stop = 0;
@@ -87,18 +86,13 @@ class Tokens {
     element.setAttribute("role", "option");
     element.setAttribute("aria-selected", "false");
     element.tabIndex = -1;
-    const loss = row.loss.get(token);
-    if (typeof loss === "number") {
-      element.dataset.loss = loss.toFixed(1);
-      element.style.setProperty("--part", Math.min(loss / 6, 1).toFixed(3));
-    }
     for (const [words, side] of row.reads.get(token) || []) element.append(make("span", `badge ${side}`, words));
     this.elements.push(element);
     return element;
   }
 
   // Mark what `token` sees and who sees it; only what changes is touched.
-  light(token, map) {
+  light(token) {
     const marks = new Uint8Array(this.row.length);
     if (token !== null) {
       fillRuns(marks, this.row.seen(token), 1);
@@ -113,17 +107,6 @@ class Tokens {
     }
     this.marks = marks;
     this.box.classList.toggle("lit", token !== null);
-    for (const at of this.weighted) this.elements[at].style.removeProperty("--w");
-    this.weighted = [];
-    const attention = map === null ? null : this.row.attention();
-    this.box.classList.toggle("attending", Boolean(attention) && token !== null);
-    if (attention && token !== null) {
-      attention.each(map, token, (key, weight) => {
-        if (weight < 0.01) return;
-        this.weighted.push(key);
-        this.elements[key].style.setProperty("--w", Math.sqrt(weight).toFixed(2));
-      });
-    }
   }
 
   // Mark the views of a chosen pair: runs of tokens for "source", "target" and "original", and the tokens that are read.

@@ -38,9 +38,6 @@ Object.assign(Mask.prototype, {
       make("p", "", "across: ", ...name(key)),
       make("p", "", make("b", "", sees ? "sees it" : "does not see it"), `: ${why}`),
     ];
-    if (sees && this.map !== null && row.attention()) {
-      lines.push(make("p", "", `attention ${row.attention().weight(this.map, query, key).toFixed(3)}`));
-    }
     this.tip.replaceChildren(...lines);
     const width = this.picture.clientWidth;
     const x = this.left + BAND + this.pixel(key + 1, this.view.x) + 12;

@@ -1,0 +1,266 @@
+"""`check`: read a data set, count what is in it and what a model will see of it, and warn (``stepjepa check``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stepjepa.config.option import Names, Unread, check_fields, option, options_of, unread_options
+from stepjepa.data.options import ColumnOptions, StepsOptions
+from stepjepa.data.prepare.options import PrepareOptions
+from stepjepa.data.report import REASONS
+from stepjepa.data.sources import RowSource
+from stepjepa.inspect.check.reader import TextReader
+from stepjepa.inspect.check.texts import TextStatistics
+from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens
+from stepjepa.inspect.rows import method_from, taken, tokenizer_of
+from stepjepa.objectives.base import built_in, find_objective
+from stepjepa.training.options import ExampleOptions, without_effect
+from stepjepa.utils.text import counted, folded, printable, wrapped
+
+
+@dataclass
+class FileOptions:
+    """What ``stepjepa check`` reads and shows."""
+
+    file: str | None = option(None, "The data file; usually written without --file.", "check")
+    dataset_split: str = option("train", "Split of a Hub data set.", "check")
+    eval_file: str | None = option(
+        None, "A second file or data set, whose questions are looked for in the first.", "check"
+    )
+    eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "check")
+    model_name: str | None = option(
+        None,
+        "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file). With one, the report "
+        "says what a model will see of the file under the options of training.",
+        "check",
+    )
+    seed: int = option(42, "Seed of what is sampled every epoch.", "check", needs={"model_name": True})
+    num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)
+    show: int = option(1, "How many rows to show.", "check", at_least=0)
+    json: bool = option(False, "Print the report as one JSON object.", "check")
+
+
+@dataclass
+class CheckOptions(ExampleOptions, FileOptions):
+    """All options of ``stepjepa check``; those of training mean what they mean there."""
+
+
+_NAME = Names(CheckOptions, PrepareOptions)
+# The options that the text statistics read, without a tokenizer and whatever the objective is.
+_READ = {_NAME.objective, _NAME.system_prompt, _NAME.strict_data, *options_of(StepsOptions), *options_of(ColumnOptions)}
+
+
+@dataclass(frozen=True)
+class DataWarning:
+    """A warning.
+
+    Attributes:
+        name: a short key, such as ``one_step``.
+        count, total: how many, and of how many.
+        text: what was found, with the numbers.
+        advice: what it means and what to do.
+    """
+
+    name: str
+    count: int
+    total: int
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` returns; ``print`` it.
+
+    Attributes:
+        texts: statistics of the text.
+        tokens: statistics as a model will see the data set; None without a tokenizer.
+        warnings: data quality warnings.
+        notes: what there is to say about the options.
+    """
+
+    texts: TextStatistics
+    tokens: TokenStatistics | None
+    warnings: list[DataWarning]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        lines = self.texts.lines()
+        if self.tokens is not None:
+            lines += ["", *self.tokens.lines()]
+        lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
+        return printable("\n".join(folded(lines)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        record = self.texts.to_dict()
+        if self.tokens is not None:
+            record["feeding"] = self.tokens.to_dict()
+        record["warnings"] = [asdict(warning) for warning in self.warnings]
+        record["notes"] = self.notes
+        return record
+
+
+def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **options: Any) -> CheckReport:
+    """Read a data set and report its messages, steps, unusable rows and warnings; with a tokenizer also what a model sees.
+
+    Args:
+        data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows.
+        tokenizer: the Hub id or folder of a tokenizer, or a preset, whose tokenizer is trained on `data`.
+        options: those of ``stepjepa check`` by name (`FileOptions`; ``eval_file`` may be whatever `data` may be), and the
+            method's, as for `JEPAConfig`. Without ``objective``, plain text is read as for ``split``.
+
+    Raises:
+        ConfigError: an option that cannot be used, or a tokenizer or template that cannot.
+        DataError: the data cannot be read, no row can be used, or with ``strict_data`` the first row that cannot.
+
+    Examples:
+        >>> print(check("train.jsonl", "mini", objective="step_jepa"))
+    """
+    name = None if tokenizer is None else str(tokenizer)
+    # The file and the tokenizer are arguments, and the result has both forms.
+    own = FileOptions(model_name=name, **taken(FileOptions, options, _NAME.file, _NAME.model_name, _NAME.json))
+    check_fields(own)
+    method, asked = method_from(options), _NAME.objective in options
+    needs_steps = find_objective(method.objective)(method).needs_steps or not asked
+    rows = RowSource(data, own.dataset_split)
+    others = None if own.eval_file is None else RowSource(own.eval_file, own.eval_split)
+    reader, tokens = TextReader(rows, method, own.show), None
+    if name is None:
+        for _ in reader.read(own.num_proc):
+            pass
+        notes = _notes_without_tokenizer(own, options)
+    else:
+        if reader.texts.plain_text and not asked:
+            takes_text = (label for label, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
+            method = method_from({**options, _NAME.objective: next(takes_text)})
+        tokens = read_tokens(reader, tokenizer_of(rows, name, method), method, name, own.seed, own.num_proc)
+        notes = [str(unread) for unread in without_effect(method, set(options) - _READ)]
+    if others is not None:
+        reader.compare(others)
+    warnings = text_warnings(reader.texts, needs_steps)
+    if tokens is not None:
+        warnings += token_warnings(tokens)
+    return CheckReport(reader.texts, tokens, warnings, notes)
+
+
+def _notes_without_tokenizer(own: FileOptions, options: dict[str, Any]) -> list[str]:
+    """Which of the options wait for a tokenizer, and what one adds."""
+    changed = [name for name, known in options_of(FileOptions).items() if getattr(own, name) != known.default]
+    unread = [Unread(name, f"without --{_NAME.model_name}") for name in options if name not in _READ]
+    notes = sorted(str(one) for one in [*unread, *unread_options(own, changed)])
+    return [*notes, f"--{_NAME.model_name} NAME adds what a model will see: pairs, truncation, tokens by kind"]
+
+
+def text_warnings(found: TextStatistics, steps: bool = True) -> list[DataWarning]:
+    """What the text of a data set gives reason to warn of; with `steps` also of what matters to objectives with steps."""
+    warnings = list[DataWarning]()
+    if steps and found.chats and not found.plain_text:
+        warnings += _of_steps(found)
+    warnings += _of_rows(found)
+    return warnings
+
+
+def _of_steps(found: TextStatistics) -> Iterator[DataWarning]:
+    """What matters to objectives with steps alone."""
+    one_step = found.chats - found.rows_with_steps
+    if 2 * one_step > found.chats:
+        yield DataWarning(
+            "one_step",
+            one_step,
+            found.chats,
+            f"{_share(one_step, found.chats)} have one step ({found.found_by})",
+            f"they make no pair for step_jepa and train as plain language modelling; {found.remedy}",
+        )
+    steps = found.steps
+    for reason, unread in steps.unread.items():
+        where = _first(found, steps.first_unread[reason])
+        yield DataWarning(
+            f"own_{reason}",
+            unread,
+            steps.rows,
+            f"{_share(unread, steps.rows)} hold steps that cannot be taken: {REASONS[reason]} ({where})",
+            f"their answers are split by --{_NAME.step_splitter} {steps.splitter} instead: the texts of the list must "
+            f"follow each other in the answer as they are; or name another --{_NAME.steps_column}",
+        )
+
+
+def _of_rows(found: TextStatistics) -> Iterator[DataWarning]:
+    """Columns and keys that are not read, questions that occur twice, and those of the evaluation file."""
+    for name, rows, text, advice in found.row_warnings():
+        yield DataWarning(name, rows, found.rows_read, text, advice)
+    repeats, leak = found.repeats, found.leak
+    if repeats.rows:
+        what, remedy = "text", "remove them"
+        if not found.plain_text:
+            what = "question"
+            remedy = f"several answers may be meant; of copies stepjepa prepare --{_NAME.dedup} keeps the first"
+        share = _share(repeats.rows, found.rows_usable)
+        yield DataWarning(
+            f"duplicate_{what}s",
+            repeats.rows,
+            found.rows_usable,
+            f"{share} repeat the {what} of an earlier one ({_first(found, *repeats.first)})",
+            f"{remedy}; never split them over training and evaluation",
+        )
+    if leak is not None and leak.found:
+        where = printable(" and ".join(leak.first))
+        yield DataWarning(
+            "eval_in_train",
+            leak.found,
+            leak.rows,
+            f"{_share(leak.found, leak.rows)} of {printable(leak.source)} ask what a row of the training file asks "
+            f"(first: {where})",
+            "an evaluation on them measures memory: remove them from one of the two files",
+        )
+
+
+def token_warnings(found: TokenStatistics) -> list[DataWarning]:
+    """What the tokenizer and the options of the run make of the data set that a user should know."""
+    data, warnings = found.data, list[DataWarning]()
+    if found.objective.makes_pairs and not data.pairs:
+        text = f"no example of {data.examples:,} has a pair for {found.objective.label}"
+        advice = "stepjepa train would stop: see the reasons under Pairs"
+        warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
+    for name, number, total, text, advice in data.prompts.warnings():
+        warnings.append(DataWarning(f"prompt_{name}", number, total, printable(text), printable(advice)))
+    cut = found.truncation
+    rows_cut = cut.answers_cut + cut.rows_without_room if cut is not None else 0
+    if cut is not None and rows_cut:
+        most, every = cut.holds["99"], cut.holds["100"]
+        enough = f"{every:,}, or to {most:,} for 99 % of the rows" if most < every else f"{every:,}"
+        text = f"{_share(rows_cut, data.rows_read)} are cut or skipped at {_NAME.max_length} {cut.max_length:,}"
+        advice = (
+            f"the model does not learn how such answers end: raise --{_NAME.max_length} to {enough}, or take them out"
+        )
+        warnings.append(DataWarning("truncated", rows_cut, data.rows_read, text, advice))
+    if data.rows_kept and not found.plain_text and data.end_token is None:
+        text = "nothing ends an answer: the template writes no special token and the tokenizer has no EOS"
+        advice = (
+            "the model is not taught to stop: give the tokenizer an eos_token, or a "
+            f"--{_NAME.chat_template} that ends turns"
+        )
+        warnings.append(DataWarning("no_end_of_turn", data.rows_kept, data.rows_kept, text, advice))
+    return warnings
+
+
+def _share(rows: int, total: int) -> str:
+    """As text: ``3 of 12 rows (25.0 %)``."""
+    return f"{rows:,} of {counted(total, 'row')} ({100 * rows / total:.1f} %)"
+
+
+def _first(found: TextStatistics, *places: str) -> str:
+    """Places in the data set, without its name."""
+    return printable(f"first: {' and '.join(place.removeprefix(f'{found.source} ') for place in places)}")
+
+
+def warning_lines(warnings: Sequence[DataWarning], width: int = 100) -> list[str]:
+    """The warnings in lines of `width` characters: what was found and what to do about it."""
+    lines = [f"Warnings: {len(warnings)}" if warnings else "Warnings: none"]
+    for number, warning in enumerate(warnings, 1):
+        for mark, text in ((f"{number}.", warning.text), ("", warning.advice)):
+            lines += wrapped(f"{text[:1].upper()}{text[1:]}.", width, f"{mark:>4} ", " " * 5)
+    return lines
