@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -18,7 +17,8 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.generation import endpoint, seed_of
+from stepjepa.generation import endpoint
+from stepjepa.generation.protocol import seed_of
 from support.rows import lines, write
 
 QUESTIONS = 8
@@ -165,19 +165,6 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     assert {path for path, _ in server.headers} == {"/v1/chat/completions"}
     assert {headers["authorization"] for _, headers in server.headers} == {"Bearer sk-secret"}
     assert all("sk-secret" not in path.read_text() for path in out.parent.iterdir())
-
-
-def test_loops_are_closed(server, data, tmp_path, monkeypatch):
-    """An event loop that is left open holds three file handles, and warns in whatever runs when it is collected."""
-    loops, new_loop = [], asyncio.new_event_loop
-    monkeypatch.setattr(asyncio, "new_event_loop", lambda: loops.append(new_loop()) or loops[-1])
-    for reply in ((400, {}, {"error": "no"}), None):
-        server.script = lambda body, count, reply=reply: reply or solution(body)
-        main(words(server, data, tmp_path / "out.jsonl"))
-    deadline = time.monotonic() + 30
-    while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert loops and all(loop.is_closed() for loop in loops)
 
 
 def test_request_fields(server, data, tmp_path, monkeypatch):

@@ -190,6 +190,13 @@ _NO_PROGRAMS = (
 )
 # What left (flags, commands, metrics) -> what replaces it.
 LEFT: dict[str, Answer] = {
+    "runs": Answer("", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"),
+    "keep_attempts": Answer(
+        "",
+        "was removed: out.unsolved.jsonl has the last response to every unsolved question",
+        idle=("false",),
+    ),
+    "no_resume": Answer("", "was removed: nothing is replaced without --overwrite; name another --output_file"),
     "energy": Answer("", _NO_ENERGIES),
     "best_of": Answer("", _NO_ENERGIES),
     "score": Answer("", _NO_ENERGIES),

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -15,7 +13,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
-from stepjepa.evaluation.metrics import INVALID, NLL, UNDECIDED
+from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
 from stepjepa.utils.text import PAGE, one_line, wrapped
@@ -28,18 +26,11 @@ KINDS = {
     "repetition": "repeats itself to the end",
     "cut_off": f"cut off at {_NAME.max_new_tokens}",
     "no_answer": "no answer found",
-    "same_number": "the right number, written otherwise",
-    "sign": "right number, wrong sign",
-    "factor_10": "off by a power of ten",
-    "rounding": "right number, rounded otherwise",
-    "elsewhere": "the right answer elsewhere in the text",
     "undecided": "the metric could not decide",
     "invalid": "no valid expression or query",
-    "more_around": "the reference with more around it",
-    "wrong_number": "another number",
-    "wrong_text": "another text",
+    "elsewhere": "the right answer elsewhere in the text",
+    "wrong": "another answer",
 }
-_MANY = 10**6  # decimals of a fraction
 _TAIL = 4000  # characters at the end in which repetitions are looked for
 _LOOP, _TURNS = 60, 4  # characters and turns from which on a repetition counts
 _QUESTION, _HEAD, _END = 160, 80, 160  # characters of a question, and of a response's beginning and end
@@ -48,25 +39,21 @@ _EXAMPLE = "index question ground_truth gt_answer gen_answer stop_reason note ge
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of responses, in tokens where they are recorded, else in characters."""
+    """Lengths of responses, in tokens where they are recorded, else in characters; None without a response."""
 
     n: int
     mean: float | None = None
     median: float | None = None
-    p90: float | None = None
     longest: int | None = None
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> Lengths:
         """Of these responses."""
-        if not sizes:
-            return cls(0)
-        ordered = sorted(sizes)
-        return cls(len(sizes), fmean(sizes), median(sizes), ordered[(9 * (len(sizes) - 1)) // 10], ordered[-1])
+        return cls(len(sizes), fmean(sizes), median(sizes), max(sizes)) if sizes else cls(0)
 
 
 @dataclass
-class Analysis:
+class PredictionAnalysis:
     """One file of predictions; printed, a summary with examples.
 
     Attributes:
@@ -123,8 +110,7 @@ class Analysis:
         yield f"  {self.unit} per response:"
         for name, sizes in self.lengths.items():
             if sizes.n:
-                middle = f"mean {sizes.mean:.1f}, median {sizes.median:g}"
-                yield f"    {name}  {middle}, 90 % below {sizes.p90}, longest {sizes.longest}"
+                yield f"    {name}  mean {sizes.mean:.1f}, median {sizes.median:g}, longest {sizes.longest}"
         if self.kinds:
             yield "  kinds of errors, each wrong answer counted once:"
         width = len(str(max(self.kinds.values(), default=0)))
@@ -134,16 +120,20 @@ class Analysis:
             if examples:
                 yield f"\n{KINDS[kind]}:"
             for one in examples:
-                yield f"  index {one.index}: {one_line(one.question, _QUESTION)}"
-                note = f" ({one.note})" if one.note and one.note not in KINDS.values() else ""
-                yield f"    expected {quoted(one.gt_answer or one.ground_truth)}, found {quoted(one.gen_answer)}{note}"
-                rest = _rest(one, "    ")
-                if rest:
-                    yield rest
+                yield from _example_lines(one)
+
+
+def _example_lines(one: Prediction) -> Iterator[str]:
+    yield f"  index {one.index}: {one_line(one.question, _QUESTION)}"
+    note = f" ({one.note})" if one.note and one.note not in KINDS.values() else ""
+    yield f"    expected {quoted(one.gt_answer or one.ground_truth)}, found {quoted(one.gen_answer)}{note}"
+    rest = _rest(one, "    ")
+    if rest:
+        yield rest
 
 
 @dataclass
-class Comparison:
+class PredictionComparison:
     """Two models on the same questions; printed, the table with examples.
 
     Attributes:
@@ -153,8 +143,8 @@ class Comparison:
         examples: ``only_a`` and ``only_b`` -> the first questions, with both predictions.
     """
 
-    a: Analysis
-    b: Analysis
+    a: PredictionAnalysis
+    b: PredictionAnalysis
     difference: Interval
     p: float
     both: int
@@ -201,7 +191,7 @@ class Comparison:
             yield f"errors of {letter}: {kinds}"
 
 
-def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) -> Analysis:
+def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) -> PredictionAnalysis:
     """Look into one file.
 
     Args:
@@ -214,7 +204,7 @@ def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) ->
     return _analysis(path, _judged_by(path, read_predictions(path), metric), metric, show)
 
 
-def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> Comparison:
+def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> PredictionComparison:
     """Look at two models' answers to the same questions, matched by index and question.
 
     Args:
@@ -244,7 +234,7 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
     only_a = [pair for pair in pairs if pair[0].correct and not pair[1].correct]
     only_b = [pair for pair in pairs if pair[1].correct and not pair[0].correct]
     examples = {"only_a": only_a[:show], "only_b": only_b[:show]}
-    return Comparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
+    return PredictionComparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
 
 
 @dataclass(frozen=True)
@@ -320,7 +310,7 @@ def _same_questions(
     return pairs
 
 
-def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None, show: int) -> Analysis:
+def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None, show: int) -> PredictionAnalysis:
     groups = {
         "right": [one for one in predictions if one.correct],
         "wrong": [one for one in predictions if one.correct is False],
@@ -335,7 +325,7 @@ def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None,
         kinds[error_kind(one)].append(one)
     in_tokens = all(one.tokens is not None for group in groups.values() for one in group)
     metrics = dict.fromkeys(name for one in predictions for name in one.scores)
-    return Analysis(
+    return PredictionAnalysis(
         file=str(path),
         metric=metric or _first_metric(predictions),
         n=n,
@@ -394,7 +384,7 @@ def _rest(one: Prediction, before: str) -> str:
 
 def error_kind(one: Prediction) -> str:
     """The kind of a wrong prediction, a key of `KINDS`."""
-    text, note = one.generated_response.strip(), one.note or ""
+    text = one.generated_response.strip()
     if one.stop_reason == REFUSED:
         return "refused"
     if not text:
@@ -405,20 +395,12 @@ def error_kind(one: Prediction) -> str:
         return "cut_off"
     if one.gen_answer is None:
         return "no_answer"
-    for kind, begins in (("undecided", UNDECIDED), ("invalid", INVALID)):
-        if note.startswith(begins):
-            return kind
+    if one.undecided is not None:
+        return "undecided" if one.undecided == "unknown" else "invalid"
     gold, answer = (one.gt_answer or one.ground_truth).strip(), one.gen_answer.strip()
-    expected, found = number_of(gold), number_of(answer)
-    numbers = expected is not None and found is not None
-    near = _near(str(expected), str(found)) if numbers else None
-    if near is not None:
-        return near
-    if answer == text and gold and gold in text and gold != text:
-        return "more_around"
-    if answer != text and _holds(text, gold):
-        return "elsewhere"
-    return "wrong_number" if numbers else "wrong_text"
+    if answer == text:  # the metric reads all of the response
+        return "elsewhere" if gold and gold in text else "wrong"
+    return "elsewhere" if _holds(text, gold) else "wrong"
 
 
 def repeats(text: str) -> bool:
@@ -430,27 +412,6 @@ def repeats(text: str) -> bool:
     tail = text[-_TAIL:]
     sizes = ((turn, max(_LOOP, _TURNS * turn)) for turn in range(1, len(tail) // _TURNS + 1))
     return len(tail) >= _LOOP and any(tail.endswith(tail[-size:-turn]) for turn, size in sizes)
-
-
-def _near(gold: str, answer: str) -> str | None:
-    """How two different numbers are close to each other, if they are."""
-    try:
-        a, b = Fraction(gold), Fraction(answer)
-    except (ValueError, ZeroDivisionError):
-        return None
-    if a == b:
-        return "same_number"
-    if a == -b:
-        return "sign"
-    if a and b and (a > 0) == (b > 0):
-        ratio = max(a / b, b / a)
-        if ratio.denominator == 1 and re.fullmatch("10+", str(ratio.numerator)):
-            return "factor_10"
-    # One number with fewer decimals than the other.
-    decimals = [_MANY if "/" in text else len(text.partition(".")[2]) for text in (gold, answer)]
-    if decimals[0] == decimals[1] or min(decimals) == _MANY:
-        return None
-    return "rounding" if abs(a - b) <= Fraction(1, 2 * 10 ** min(decimals)) else None
 
 
 def _holds(text: str, answer: str) -> bool:

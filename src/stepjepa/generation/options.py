@@ -19,9 +19,21 @@ from stepjepa.utils.failures import library
 QUESTION = "{question}"
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
 _DAY = 86400
-# The columns of the output around that of the response, which the user names; the last two only where there is a text.
-KNOWN = ("question", "answer", "ground_truth")
-FOUND = ("attempt", "model", "correct", "final_answer", "row", "stopped", "new_tokens", "refused", "reasoning")
+# The columns of the output besides that of the response, which the user names; the last two only where there is a text.
+COLUMNS = (
+    "question",
+    "answer",
+    "ground_truth",
+    "attempt",
+    "model",
+    "correct",
+    "final_answer",
+    "row",
+    "stopped",
+    "new_tokens",
+    "refused",
+    "reasoning",
+)
 _VLLM: Needs = {"backend": ("vllm",)}
 
 
@@ -61,7 +73,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         if taken:
             raise ConfigError(f"{_NAME.vllm_options} holds {min(taken)}, for which there is an option of its own")
         if self.backend == "vllm" and find_spec("vllm") is None:
-            library("vllm", "vllm")  # says how to install it
+            library("vllm", "vllm")  # raises an error that says how to install it
 
     def deciding(self, *but: type) -> dict[str, Any]:
         """The options on which the answers depend, without those of the classes `but`: work is resumed only with the same
@@ -141,11 +153,9 @@ class GenerateOptions(GeneratorOptions):
 
     output_file: str | None = option(None, "JSONL file for the solved questions.", _OUTPUT, resume=True)
     response_field: str = option("response", "Name of the column that holds the response.", _OUTPUT)
-    resume: bool = option(True, "Resume an unfinished output of the same settings.", _OUTPUT, resume=True)
     overwrite: bool = option(
         False, "Replace an existing output.", _OUTPUT, aliases=("overwrite_output_dir",), resume=True
     )
-    keep_attempts: bool = option(False, "Keep a file with every attempt, wrong ones included.", _OUTPUT, resume=True)
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
@@ -162,8 +172,8 @@ class GenerateOptions(GeneratorOptions):
             )
         if QUESTION not in self.prompt_template:
             raise ConfigError(f"{_NAME.prompt_template} is {self.prompt_template!r}; it must hold {QUESTION}")
-        if self.response_field in ("", *KNOWN, *FOUND):
-            others = ", ".join(KNOWN + FOUND)
+        if self.response_field in ("", *COLUMNS):
+            others = ", ".join(COLUMNS)
             raise ConfigError(f"{_NAME.response_field} is {self.response_field!r}; choose a name other than {others}")
         if Path(str(self.output_file)).suffix != ".jsonl":
             raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")

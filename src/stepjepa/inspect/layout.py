@@ -81,16 +81,14 @@ class Form:
 
     def collator(self, multiple: int = 1) -> Collator:
         """Training's collator, with rows rounded up to a multiple; loads torch."""
-        from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+        from stepjepa.forest.collate import collator_for
 
-        if self.forward == "two_pass":
-            return TwoPassCollator(self.predictor_ids, self.pad_token_id, self.separate_targets)
-        return ForestCollator(
+        return collator_for(
+            self.forward,
             self.predictor_ids,
             self.pad_token_id,
-            multiple,
+            row_multiple=multiple,
             max_row_length=self.max_row_length,
-            inline=self.forward == "inline",
             separate_targets=self.separate_targets,
         )
 

@@ -38,10 +38,10 @@ def test_hand_marked_pairs():
 def test_what_a_verdict_says():
     metric = make_metric("regex_equivalence")
     row = {"messages": [{"role": "user", "content": "lines"}, {"role": "assistant", "content": ".*a.*b.*"}]}
-    assert metric.score(" .*(a).*b.* ", row) == (1.0, ".*a.*b.*", ".*(a).*b.*", "")
-    assert metric.score(".*b.*a.*", row) == (0.0, ".*a.*b.*", ".*b.*a.*", "only the reference matches 'ab'")
-    assert metric.score(".*b.*", row) == (0.0, ".*a.*b.*", ".*b.*", "only the answer matches 'b'")
-    assert metric.score("  ", row) == (0.0, ".*a.*b.*", None, "no answer found")
+    assert metric.score(" .*(a).*b.* ", row)[:4] == (1.0, ".*a.*b.*", ".*(a).*b.*", "")
+    assert metric.score(".*b.*a.*", row)[:4] == (0.0, ".*a.*b.*", ".*b.*a.*", "only the reference matches 'ab'")
+    assert metric.score(".*b.*", row)[:4] == (0.0, ".*a.*b.*", ".*b.*", "only the answer matches 'b'")
+    assert metric.score("  ", row)[:4] == (0.0, ".*a.*b.*", None, "no answer found")
     assert metric.score("(a", row).note == "the answer is no regular expression: a ( is not closed"
     assert (
         metric.score("(?=a)b", row).note

@@ -22,7 +22,7 @@ from stepjepa.data.blocks import answer_of
 from stepjepa.data.numbers import fold, number_of, plain_text
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 from stepjepa.utils.failures import library
 
@@ -36,10 +36,10 @@ class Exact(Metric):
 
     name: ClassVar[str] = "exact"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the texts are equal."""
         gold, answer = self.pair(generated, row)
-        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another text")
+        return Judgement(float(answer == gold), gold, answer, "" if answer == gold else "another text")
 
 
 @dataclass(kw_only=True)
@@ -53,11 +53,11 @@ class Prefix(Metric):
 
     name: ClassVar[str] = "prefix"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the text starts with the reference."""
         gold, answer = self.pair(generated, row)
         begins = answer.startswith(gold)
-        return Verdict(float(begins), gold, answer, "" if begins else "begins otherwise")
+        return Judgement(float(begins), gold, answer, "" if begins else "begins otherwise")
 
 
 @dataclass(kw_only=True)
@@ -69,11 +69,11 @@ class Contains(Metric):
 
     name: ClassVar[str] = "contains"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the text contains the reference."""
         gold, answer = self.pair(generated, row)
         contains = gold in answer
-        return Verdict(float(contains), gold, answer, "" if contains else "the reference does not occur")
+        return Judgement(float(contains), gold, answer, "" if contains else "the reference does not occur")
 
 
 @dataclass(kw_only=True)
@@ -82,13 +82,13 @@ class Stopped(Metric):
 
     name: ClassVar[str] = "stopped"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """0: nothing shows that this text was ended by a model, see `score_response`."""
         return self.score_response(generated, row, stopped=False)
 
-    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Verdict:
+    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
         """1 where the response was ended by the model."""
-        return Verdict(float(stopped), None, generated.strip(), "" if stopped else "cut off")
+        return Judgement(float(stopped), None, generated.strip(), "" if stopped else "cut off")
 
 
 @dataclass(kw_only=True)
@@ -102,13 +102,13 @@ class TextAfter(Metric):
     kind: ClassVar[Literal["accuracy", "score", "count"]] = "count"
     higher_is_better: ClassVar[bool] = False
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """The number of characters, NaN without the reference."""
         gold, answer = self.pair(generated, row)
         _, occurs, after = answer.partition(gold)
         if not occurs:
-            return Verdict(math.nan, gold, answer, "the reference does not occur")
-        return Verdict(float(len(after)), gold, answer, "text after the reference" if after else "")
+            return Judgement(math.nan, gold, answer, "the reference does not occur")
+        return Judgement(float(len(after)), gold, answer, "text after the reference" if after else "")
 
 
 @dataclass(kw_only=True)
@@ -126,10 +126,10 @@ class Rouge(Metric):
         super().__post_init__()
         self._scorer = library("rouge_score.rouge_scorer", "eval").RougeScorer([self.variant], use_stemmer=self.stem)
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """The F measure."""
         gold, answer = self.pair(generated, row)
-        return Verdict(float(self._scorer.score(gold, answer)[self.variant].fmeasure), gold, answer)
+        return Judgement(float(self._scorer.score(gold, answer)[self.variant].fmeasure), gold, answer)
 
 
 @dataclass(kw_only=True)
@@ -156,10 +156,10 @@ class Bleu(Metric):
         except (ImportError, RuntimeError) as error:  # a tokenizer that needs a package of its own
             raise ConfigError(f"tokenize {self.tokenize!r}: {error}") from None
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """Sentence BLEU."""
         gold, answer = self.pair(generated, row)
-        return Verdict(_share(self._sentence.sentence_score(answer, [gold]).score), gold, answer)
+        return Judgement(_share(self._sentence.sentence_score(answer, [gold]).score), gold, answer)
 
     def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Corpus BLEU; None without any text."""
@@ -180,7 +180,7 @@ class TaskAnswer(Metric):
     name: ClassVar[str] = "task"
     rule: ClassVar[str] = "solves"  # a method of the task
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the answer is right. Raises DataError: the row is of no built-in task."""
         gold, answer = self.pair(generated, row)
         try:
@@ -189,7 +189,7 @@ class TaskAnswer(Metric):
             raise DataError(f"the row has no {error}, as rows of a built-in task have (stepjepa.data.tasks)") from None
         except (ConfigError, TypeError, ValueError) as error:
             raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
-        return Verdict(float(right), gold, answer, "" if right else "wrong")
+        return Judgement(float(right), gold, answer, "" if right else "wrong")
 
 
 @dataclass(kw_only=True)
@@ -213,15 +213,15 @@ class FinalAnswer(Metric):
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "completion", "messages")
     longest_bare: ClassVar[int] = 80  # characters of a line that is an answer as it is
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the final answers match."""
         gold, answer = self.known(row), final_answer(generated)
         if gold is None:
-            return Verdict(0.0, None, answer, "the reference has no final answer")
+            return Judgement(0.0, None, answer, "the reference has no final answer")
         if answer is None:
-            return Verdict(0.0, gold, None, "no answer found")
+            return Judgement(0.0, gold, None, "no answer found")
         right = answers_match(answer, gold)
-        return Verdict(float(right), gold, answer, "" if right else "another answer")
+        return Judgement(float(right), gold, answer, "" if right else "another answer")
 
     def known(self, row: Mapping[str, Any]) -> str | None:
         """The final answer of the reference. Raises DataError: the row holds none."""
@@ -267,7 +267,7 @@ class MathAnswer(FinalAnswer):
             raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
         self._worker = Worker(same_value, imports="math_verify")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the answers are equal."""
         generated = answer_of(generated)
         gold, answer = self.known(row), final_answer(generated)
@@ -277,20 +277,20 @@ class MathAnswer(FinalAnswer):
         elif answer is not None:
             source = _boxed(answer)
         if gold is None:
-            return Verdict(0.0, None, answer, "the reference has no final answer")
+            return Judgement(0.0, None, answer, "the reference has no final answer")
         if source is None:
-            return Verdict(0.0, gold, None, "no answer found")
+            return Judgement(0.0, gold, None, "no answer found")
         if answer is not None and _plainly_same(gold, answer):
-            return Verdict(1.0, gold, answer)
+            return Judgement(1.0, gold, answer)
         if max(len(gold), len(source)) > _LONGEST:
-            return Verdict(0.0, gold, answer, f"longer than {_LONGEST} characters")
+            return Judgement(0.0, gold, answer, f"longer than {_LONGEST} characters")
         try:
             same, read = self._worker.call(self.time_limit, gold=_boxed(gold), answer=source)
         except WorkerTimeout:
-            return Verdict(0.0, gold, answer, f"not decided within {self.time_limit:g} s")
+            return Judgement(0.0, gold, answer, f"not decided within {self.time_limit:g} s", "unknown")
         except WorkerError as error:
-            return Verdict(0.0, gold, answer, f"not decided: {error}")
-        return Verdict(float(same), gold, read or answer, "" if same else "another answer")
+            return Judgement(0.0, gold, answer, f"not decided: {error}", "unknown")
+        return Judgement(float(same), gold, read or answer, "" if same else "another answer")
 
 
 def _boxed(answer: str) -> str:
@@ -350,7 +350,7 @@ class MultipleChoice(Metric):
     name: ClassVar[str] = "multiple_choice"
     columns: ClassVar[tuple[str, ...]] = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the same option is chosen."""
         options, reference = _options(row), self.reference(row)
         bare = plain_text(reference)
@@ -360,10 +360,10 @@ class MultipleChoice(Metric):
             gold = bare.upper() if bare.upper() in options else _chosen(reference, options)
         answer = _chosen(answer_of(generated), options)
         if gold is None:
-            return Verdict(0.0, None, answer, "the reference names no option")
+            return Judgement(0.0, None, answer, "the reference names no option")
         if answer is None:
-            return Verdict(0.0, gold, None, "no option named")
-        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another option")
+            return Judgement(0.0, gold, None, "no option named")
+        return Judgement(float(answer == gold), gold, answer, "" if answer == gold else "another option")
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the folder of a model to evaluate says of its training, and of its weights."""
+"""What the folder of a model records of its training, and what tells the model from others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.data.chat import template_of
 from stepjepa.data.tokens import kept_predictors
-from stepjepa.generation.local import Place
-from stepjepa.modeling.extras import PREDICTORS_FILE
+from stepjepa.generation.place import Place
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
-from stepjepa.objectives.base import trained_pairs
-from stepjepa.utils.files import digest, model_parts, read_object
+from stepjepa.utils.files import digest, model_parts
 
 
 @dataclass
@@ -38,31 +36,22 @@ class TrainingRecord:
 
 def read_record(place: Place) -> TrainingRecord:
     """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
-    record, folder = TrainingRecord(settings=place.settings), place.run_folder
-    if folder is None:
-        return record
-    for name, report in read_object(folder / "data_report.json").items():
-        if name.partition("_")[0] != "train" or not isinstance(report, dict):
+    record = TrainingRecord(settings=place.settings)
+    for name, report in place.record("data_report.json").items():
+        if not name.startswith("train") or not isinstance(report, dict):
             continue
-        if name == "train" and isinstance(report.get("steps"), dict):
-            record.splitter = report["steps"].get("splitter") or None
-        prompts = report.get("system_prompts")
-        for prompt, rows in prompts.items() if isinstance(prompts, dict) else ():
-            record.system_prompts[prompt] += _count(rows)
-        record.system_prompts[None] += _count(report.get("without_system_prompt"))
-        record.others += _count(report.get("other_system_prompts"))
+        if name == "train":
+            record.splitter = (report.get("steps") or {}).get("splitter") or None
+        record.system_prompts.update(report.get("system_prompts") or {})
+        record.system_prompts[None] += report.get("without_system_prompt") or 0
+        record.others += report.get("other_system_prompts") or 0
     record.system_prompts = +record.system_prompts  # those with rows
     return record
 
 
-def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Place, record: TrainingRecord) -> int:
-    """Entries of the LM softmax: the model's vocabulary without predictor tokens at its end."""
+def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Entries of the LM softmax: the model's vocabulary without predictor tokens that were kept at its end."""
     rows = vocabulary_size(causal_lm(model))
-    if place.folder is not None and (place.folder / "trainer_state.json").is_file():
-        if (place.folder / PREDICTORS_FILE).is_file() or not trained_pairs(record.settings):
-            return rows
-        count = _count(record.settings.get("predictors"))  # a checkpoint of version 0.1 has them in its vocabulary
-        return rows - (min(count, 1) if record.settings.get("same_predictor") else count)
     kept = list(kept_predictors(tokenizer).values())
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
@@ -91,8 +80,3 @@ def _commit(name: str) -> str:
         return extract_commit_hash(cached_file(name, "config.json"), None) or ""
     except Exception:  # no network, or no such model: loading it will say so
         return ""
-
-
-def _count(value: Any) -> int:
-    """A count as a record holds it; 0 for anything else."""
-    return value if type(value) is int and value > 0 else 0
