@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stepjepa.analysis.options import AnalysisResult
     from stepjepa.data.prepare import PrepareResult
     from stepjepa.evaluation.compare import PredictionAnalysis, PredictionComparison
-    from stepjepa.evaluation.result import EvaluationResult
     from stepjepa.evaluation.run import AnswerScorer
+    from stepjepa.evaluation.score import EvaluationResult
     from stepjepa.generation.solve import GenerationResult
     from stepjepa.inspect.check import check
     from stepjepa.inspect.view import inspect

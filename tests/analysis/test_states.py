@@ -16,8 +16,7 @@ from stepjepa.analysis import pairs as module
 from stepjepa.analysis.models import load_analyzed
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.analysis.pairs import read_pairs
-from stepjepa.analysis.states import FINAL, States, collect_states, layers_of
-from stepjepa.analysis.states_file import load_states, save_states
+from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, load_states, save_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError

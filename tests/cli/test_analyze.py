@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import re
@@ -15,8 +14,7 @@ import pytest
 import torch
 
 from stepjepa.analysis.geometry import measure_states
-from stepjepa.analysis.states import FINAL
-from stepjepa.analysis.states_file import load_states, save_states
+from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main
 from stepjepa.modeling.extras import predictor_names
 from stepjepa.utils.text import labels_of
@@ -134,7 +132,7 @@ def test_later_states_are_predicted(analyze, runs, tmp_path):
 def test_the_numbers_are_those_of_the_states(done, file):
     """Every number of the file, and of the table, from the saved states."""
     folder, out = done
-    names = [*STATES, *(f"{name}.png" for name in FIGURES), "analysis.json", "numbers.json", "numbers.csv"]
+    names = [*STATES, *(f"{name}.png" for name in FIGURES), "analysis.json", "numbers.json"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     record = json.loads((folder / "numbers.json").read_text())
     assert (record["base"], record["layer"], record["n"]) == ("base", FINAL, ROWS)
@@ -150,14 +148,6 @@ def test_the_numbers_are_those_of_the_states(done, file):
         assert got["source"]["effective_rank"] == pytest.approx(expected.source.effective_rank)
         assert got["target"]["variance_ratio"] == pytest.approx(expected.target.variance_ratio)
     assert record["models"]["base"]["layers"]["-1"]["target"]["variance_ratio"] is None
-    with open(folder / "numbers.csv", newline="") as table:
-        lines = list(csv.DictReader(table))
-    assert [(line["model"], line["layer"]) for line in lines] == [
-        (model, layer) for model in ("base", "a", "b") for layer in ("0", "1", "2", "-1")
-    ]
-    for line in lines:
-        numbers = record["models"][line["model"]]["layers"][line["layer"]]
-        assert float(line["pairs_mrr"]) == numbers["pairs"]["mrr"]
     printed, pairs = [line.split() for line in out.splitlines()], found["-1"]["pairs"]
     assert printed[0][:5] == [str(ROWS), "pairs", "of", str(file) + ",", "states"]
     row = next(line for line in printed if line[:1] == ["a"])
@@ -180,7 +170,6 @@ def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     analyze("--from_states", folder, "--output_dir", again, "--coordinates", "pca", "tsne")
     assert (again / "numbers.json").read_bytes() == before["numbers.json"]
-    assert (again / "numbers.csv").read_bytes() == before["numbers.csv"]
     assert (again / "retrieval.png").is_file() and (again / "tsne-a.png").is_file() and not list(again.glob("states-*"))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for path in folder.glob("states-[ab].safetensors"):
@@ -246,9 +235,6 @@ def test_steps(analyze, tmp_path, runs):
     assert lines[first + 1] == ["pairs", "12", "12"]
     assert lines[first + 2][:2] == ["gap,", "a"] and lines[first + 2][3] == f"{third.pairs.gap:.4f}"
     assert lines[first + 4] == ["@1,", "chance", "8.3", "%", "8.3", "%"]
-    with open(tmp_path / "o" / "numbers.csv", newline="") as table:
-        cells = [(line["layer"], line["step"]) for line in csv.DictReader(table)]
-    assert cells == [("1", ""), ("-1", ""), ("-1", "2"), ("-1", "3")]
 
 
 def test_kept_predictors(analyze, file, runs, tmp_path):

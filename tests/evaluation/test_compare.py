@@ -75,7 +75,7 @@ def test_one_file(file):
     found = analyze_predictions(file(predictions([True, False, True, False, True])), show=1)
     assert (found.n, found.correct, found.undecided, found.metric, found.unit) == (5, 3, 0, "gsm8k", "tokens")
     assert found.kinds == {"wrong": 2} and [one.index for one in found.examples["wrong"]] == [1]
-    assert found.accuracy.value == 0.6 and found.lengths["right"].n == 3 and found.lengths["wrong"].mean == 3
+    assert found.accuracy.value == 0.6 and found.lengths == {"right": 3, "wrong": 3}
     text = str(found)
     assert (
         "5 answers, 3 right, 2 wrong" in text
@@ -91,7 +91,7 @@ def test_lengths_and_cuts_of_right_and_wrong(file):
     for row, tokens, stop in zip(rows, (10, 20, 50, 60), ("stop", "length", "length", "stop"), strict=True):
         row["tokens"], row["stop_reason"] = tokens, stop
     found = analyze_predictions(file(rows))
-    assert (found.lengths["right"].mean, found.lengths["wrong"].median, found.lengths["wrong"].longest) == (15, 55, 60)
+    assert found.lengths == {"right": 15, "wrong": 55}
     assert found.cut_off == {"right": 1, "wrong": 1} and found.kinds == {"cut_off": 1, "wrong": 1}
 
 
@@ -100,8 +100,8 @@ def test_two_files(file):
     b = file(predictions([True] * 4 + [False] * 9 + [True] + [False] * 6), "b.json")
     found = compare(a, b, show=2)
     assert (found.both, found.only_a, found.only_b, found.neither) == (4, 9, 1, 6)
-    assert found.difference.value == pytest.approx(-0.4) and found.p == pytest.approx(22 / 1024)
-    assert [pair[0].index for pair in found.examples["only_a"]] == [4, 5]
+    assert found.difference.value == pytest.approx(-0.4) and found.mcnemar_p == pytest.approx(22 / 1024)
+    assert [pair["a"].index for pair in found.examples["only_a"]] == [4, 5]
     text = str(found)
     assert "B - A  -40.0 points (" in text and "p = 0.0215" in text
     assert "A right         4        9" in text and "A wrong         1        6" in text

@@ -16,7 +16,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.files import Answers
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import read_predictions, record_lines
-from stepjepa.evaluation.result import EvaluationResult
+from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
 from stepjepa.study.stages import score_model

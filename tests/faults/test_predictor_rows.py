@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stepjepa.analysis.states_file import load_states
+from stepjepa.analysis.states import load_states
 from stepjepa.cli.main import main
 from stepjepa.modeling.load import lora_config
 from stepjepa.training.batches import FILLER, Draw

@@ -131,6 +131,16 @@ def test_files_of_others(options, run, tmp_path):
         run(options("x.jsonl", overwrite=True, file=str(tmp_path / "x.unsolved.jsonl")))
 
 
+def test_an_output_of_version_0_2_is_complete(options, run, tmp_path):
+    """It recorded options that have left."""
+    run(options())
+    meta = tmp_path / "out.jsonl.meta.json"
+    record = json.loads(meta.read_text())
+    record["settings"] |= {"greedy_first": False, "response_field": "response"}
+    meta.write_text(json.dumps(record))
+    assert run(options(), Pupil(0)).already
+
+
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
     run(options(attempts=1))
     left = rows(tmp_path / "out.unsolved.jsonl")

@@ -18,8 +18,17 @@ from stepjepa.analysis.models import AnalyzedModel, as_trained, load_analyzed, v
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.analysis.pairs import Pairs, every_step, read_pairs
 from stepjepa.analysis.prediction import walks_of
-from stepjepa.analysis.states import FINAL, States, Walks, collect_states, layers_of, read_states
-from stepjepa.analysis.states_file import check_alike, load_states, save_states
+from stepjepa.analysis.states import (
+    FINAL,
+    States,
+    Walks,
+    check_alike,
+    collect_states,
+    layers_of,
+    load_states,
+    read_states,
+    save_states,
+)
 from stepjepa.config.option import Names, options_of
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, make_splitter

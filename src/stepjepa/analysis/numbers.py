@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,7 @@ import numpy as np
 from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
-from stepjepa.analysis.states import FINAL, States
-from stepjepa.analysis.states_file import check_alike
+from stepjepa.analysis.states import FINAL, States, check_alike
 from stepjepa.errors import DataError
 from stepjepa.modeling.collapse import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
@@ -93,20 +90,6 @@ class GeometryComparison:
     def shown(self) -> dict[str, GeometryNumbers]:
         """The numbers of every model in the layer that is shown."""
         return {label: one.layers[self.layer] for label, one in self.models.items()}
-
-    def csv(self) -> str:
-        """All numbers as a table: a line for each model and layer, then one for each model and step (of the layer shown)."""
-        lines = []
-        for label, one in self.models.items():
-            for layer, numbers in one.layers.items():
-                lines.append({"model": label, "layer": layer, "step": "", **_cells(numbers)})
-            for step, numbers in one.steps.items():
-                lines.append({"model": label, "layer": self.layer, "step": step, **_cells(numbers)})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return text.getvalue()
 
     def __str__(self) -> str:
         where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
@@ -200,17 +183,6 @@ def _table(
     """An empty line, a table, and what its columns and its marks mean; nothing without rows."""
     words = {name: words for name, (*_, words) in columns.items()}
     return ["", *text_table(head, rows), *legend({**words, **(marks or {})})] if rows else []
-
-
-def _cells(numbers: GeometryNumbers) -> dict[str, Any]:
-    """The numbers as one flat record; those of a record in it get its name in front."""
-    cells: dict[str, Any] = {}
-    for name, value in asdict(numbers).items():
-        if isinstance(value, dict):
-            cells |= {f"{name}_{key}": part for key, part in value.items()}
-        else:
-            cells[name] = value
-    return cells
 
 
 def compare(

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from stepjepa.analysis import plots
+from stepjepa.analysis import geometry, plots
 from stepjepa.analysis.collect import ABOUT, Collected, collect_all
-from stepjepa.analysis.figures import figures_of
-from stepjepa.analysis.numbers import compare
+from stepjepa.analysis.geometry import GeometryNumbers
+from stepjepa.analysis.numbers import GeometryComparison, compare
 from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions
 from stepjepa.analysis.plots import METHOD_TITLES, TITLES
 from stepjepa.analysis.prediction import MOST_HORIZONS
-from stepjepa.analysis.states import States
-from stepjepa.analysis.states_file import load_states
+from stepjepa.analysis.states import FINAL, States, load_states
 from stepjepa.config.option import Names, options_of
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.failures import library
-from stepjepa.utils.files import check_writable, read_object, write_json, write_whole
+from stepjepa.utils.files import check_writable, read_object, write_json
 from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import PAGE, folded, one_line, slug
 
-NUMBERS, TABLE = "numbers.json", "numbers.csv"
+Drawing = Callable[[], Any]  # gives a matplotlib figure
+NUMBERS = "numbers.json"
 _FIGURES = "|".join([*TITLES, *(f"{method}-.+" for method in METHOD_TITLES)])
 _MEASURED = rf"numbers\.(?:json|csv)|(?:{_FIGURES})\.(?:png|svg)"
 _COLLECTED = rf"states-.+\.safetensors|{re.escape(ABOUT)}"
@@ -66,8 +68,7 @@ def analyze(options: AnalyzeOptions, notes: Sequence[str] = (), given: Collectio
             file.unlink()
         record = {**collected.about, **asdict(comparison)}
         write_json(folder / NUMBERS, record)
-        write_whole(folder / TABLE, [comparison.csv().encode()])
-        figures = list(figures_of(comparison, states, options.coordinates or ["pca"], options.seed))
+        figures = list(_figures(comparison, states, options.coordinates or ["pca"], options.seed))
         bar.start("figures", len(figures), 0)
         files = []
         for name, draw in figures:
@@ -75,9 +76,70 @@ def analyze(options: AnalyzeOptions, notes: Sequence[str] = (), given: Collectio
             plots.save_figure(draw(), files[-1])
             bar.advance(1)
     kept = "states-*.safetensors, " if any(folder.glob("states-*")) else ""
-    lines = [str(comparison), "", f"written to {folder}: {kept}{NUMBERS}, {TABLE}"]
+    lines = [str(comparison), "", f"written to {folder}: {kept}{NUMBERS}"]
     lines += folded([f"figures: {', '.join(path.name for path in files)}"], PAGE)
     return AnalysisResult(record, tuple(files), tuple(lines))
+
+
+def _figures(
+    comparison: GeometryComparison, states: Mapping[str, States], methods: Sequence[str], seed: int
+) -> Iterator[tuple[str, Drawing]]:
+    """Name and drawing of every figure that there are numbers for."""
+    layer = comparison.layer
+    where = "final" if layer == FINAL else f"layer {layer}"
+    views = {label: one.layer(layer) for label, one in states.items()}
+
+    def spectrum() -> Any:
+        spectra = {label: geometry.singular_values(source - target) for label, (source, target) in views.items()}
+        return plots.spectrum_figure(spectra, f"Singular values of source - target ({where})")
+
+    def cosine() -> Any:
+        cosines = {}
+        for label, both in views.items():
+            cosines[label] = geometry.aligned_cosines(*both), geometry.shuffled_cosines(*both, seed)
+        return plots.cosine_figure(cosines, f"Cosine of source and target ({where})")
+
+    def scatter(label: str, method: str) -> Any:
+        title = f"{METHOD_TITLES[method]}: {label} ({where})"
+        return plots.scatter_figure(plots.coordinates(*views[label], method, seed), title)
+
+    yield from (("spectrum", spectrum), ("cosine", cosine))
+    yield from _by_layer(comparison)
+    yield from _by_step(comparison)
+    for method in dict.fromkeys(methods):
+        for label in states:
+            yield f"{method}-{slug(label)}", partial(scatter, label, method)
+
+
+def _by_layer(comparison: GeometryComparison) -> Iterator[tuple[str, Drawing]]:
+    models = comparison.models
+    if all(len(one.layers) < 2 for one in models.values()):
+        return
+
+    def by_layer(read: Callable[[GeometryNumbers], float]) -> dict[str, dict[int, float]]:
+        return {label: {n: read(numbers) for n, numbers in one.layers.items()} for label, one in models.items()}
+
+    chance = next(iter(comparison.shown.values())).pairs.chance_at_1
+    retrieval = by_layer(lambda numbers: numbers.pairs.retrieval_at_1)
+    yield "retrieval", partial(plots.retrieval_figure, retrieval, chance)
+    for view in ("source", "target"):
+        ranks = by_layer(lambda numbers, view=view: getattr(numbers, view).effective_rank)  # type: ignore[misc]
+        title = f"Effective rank of the {view} states"
+        yield f"rank_{view}", partial(plots.layer_figure, ranks, "effective rank (of unit rows)", title=title)
+
+
+def _by_step(comparison: GeometryComparison) -> Iterator[tuple[str, Drawing]]:
+    models = comparison.models
+    chances = {step: one.pairs.chance_at_1 for step, one in next(iter(models.values())).steps.items()}
+    if len(chances) < 2:
+        return
+    numbers = {}
+    for label, one in models.items():
+        numbers[label] = {step: (n.pairs.gap, n.pairs.retrieval_at_1) for step, n in one.steps.items()}
+    yield "steps", partial(plots.step_figure, numbers, chances)
+
+
+# The folder
 
 
 def _folder(options: AnalyzeOptions) -> Path:

@@ -196,6 +196,10 @@ LEFT: dict[str, Answer] = {
         "was removed: out.unsolved.jsonl has the last response to every unsolved question",
         idle=("false",),
     ),
+    "greedy_first": Answer(
+        "", "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again", idle=("false",)
+    ),
+    "response_field": Answer("", "was removed: the column is called response, which prepare reads", idle=("response",)),
     "no_resume": Answer("", "was removed: nothing is replaced without --overwrite; name another --output_file"),
     "energy": Answer("", _NO_ENERGIES),
     "best_of": Answer("", _NO_ENERGIES),

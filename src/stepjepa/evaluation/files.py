@@ -8,6 +8,7 @@ predictions.partial   while it runs: what is done
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import re
@@ -126,12 +127,18 @@ def metrics_record(
         "generation": generation,
         "rows": rows,
         "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
-        "settings": {**asdict(options), "metric": names},
+        "settings": {**asdict(options), _NAME.metric: names},
         "versions": {**versions, "python": platform.python_version()},
         "identity": output.identity,
-        "scoring": {"metric": names, "metric_options": options.metric_options},
+        "scoring": scoring_of(names, options),
         "model_folder": None if place.folder is None else digest(model_parts(place.folder)),
     }
+
+
+def scoring_of(names: list[str] | None, options: EvaluateOptions) -> Record:
+    """What the numbers depend on besides the answers, as JSON has it."""
+    scoring: Record = json.loads(json.dumps({_NAME.metric: names, _NAME.metric_options: options.metric_options}))
+    return scoring
 
 
 @dataclass

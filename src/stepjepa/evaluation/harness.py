@@ -24,7 +24,7 @@ from stepjepa.evaluation import files
 from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import Prediction, record_lines
-from stepjepa.evaluation.result import EvaluationResult
+from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import config_set_aside
 from stepjepa.generation.output import digest_of
 from stepjepa.generation.place import load_place

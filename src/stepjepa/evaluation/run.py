@@ -3,7 +3,6 @@ files (`evaluate`)."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,12 +27,11 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import record_lines
 from stepjepa.evaluation.questions import Question, QuestionSet, read_questions
 from stepjepa.evaluation.record import softmax_size
-from stepjepa.evaluation.result import EvaluationResult
-from stepjepa.evaluation.score import drop_unusable, generation_summary, predictions_of, summarise
+from stepjepa.evaluation.score import EvaluationResult, drop_unusable, generation_summary, predictions_of, summarise
 from stepjepa.evaluation.system import SystemPrompt
-from stepjepa.generation.load import load_generator
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
 from stepjepa.generation.output import Record, refuse_other
+from stepjepa.generation.place import load_generator
 from stepjepa.generation.protocol import Request, seed_of
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import read_object
@@ -173,10 +171,10 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         answers, before = files.Answers(output), output.complete
         losses, stored = model_metrics(names), dict[str, Any]()
         if before is not None:
-            scoring = json.loads(json.dumps({"metric": names, "metric_options": options.metric_options}))
+            scoring = files.scoring_of(names, options)
             if before["scoring"] == scoring:
                 return _read_result(before, [target, paths.record])
-            refuse_other(paths.record, {**before["scoring"], "metric": names}, scoring)
+            refuse_other(paths.record, {**before["scoring"], _NAME.metric: names}, scoring)
             answers.take_complete(before, paths, sampling.samples)
             if answers.losses:
                 stored = {name: before["metrics"][name] for name in losses if name in before["metrics"]}

@@ -151,9 +151,9 @@ class EndpointGenerator:
         options = self._options
         fields = {
             "max_tokens": options.max_new_tokens,
-            "top_p": options.top_p,
-            "temperature": request.temperature,
-            "seed": request.seed,
+            _NAME.top_p: options.top_p,
+            _NAME.temperature: request.temperature,
+            _NAME.seed: request.seed,
             **(options.extra_body or {}),
         }
         body = {name: value for name, value in fields.items() if value is not None}

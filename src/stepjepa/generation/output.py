@@ -28,6 +28,7 @@ from stepjepa.version import __version__
 
 Record = dict[str, Any]
 _ADVICE = f"choose another output, or {OVERWRITE} to replace it"
+_LEFT = {"greedy_first", "response_field"}  # options of version 0.2 that nothing depends on any more
 _SHOWN = 40  # characters of a setting in messages
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
 
@@ -102,7 +103,7 @@ class Output:
         if paths.record.exists():
             try:
                 record = read_json(paths.record)
-                known = dict(identity_of(record))
+                known = _without_left(identity_of(record))
             except _BROKEN:
                 raise ConfigError(f"{paths.record} exists and is no record of this; choose another output") from None
         header = self._header()
@@ -133,7 +134,7 @@ class Output:
         try:
             with open(path, "rb") as file:
                 line = file.readline()
-            return dict(parse_object(line)["identity"]) if line.endswith(b"\n") else None
+            return _without_left(parse_object(line)["identity"]) if line.endswith(b"\n") else None
         except FileNotFoundError:
             return None
         except _BROKEN:
@@ -228,6 +229,10 @@ class Output:
         if self._file is not None:
             self._file.close()  # Windows removes no open file
         self.paths.partial.unlink(missing_ok=True)
+
+
+def _without_left(identity: Record) -> Record:
+    return {name: value for name, value in identity.items() if name not in _LEFT}
 
 
 def refuse_other(path: Path, known: Record, own: Record) -> None:

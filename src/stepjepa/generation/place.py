@@ -1,4 +1,4 @@
-"""Which model a name is, what its folder records of its training, and loading it."""
+"""Which model a name is, what its folder records of its training, and loading it as a generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from stepjepa.config.option import Names
 from stepjepa.data.prompts import recorded_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
+from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
 from stepjepa.generation.options import GeneratorOptions
+from stepjepa.generation.protocol import Generator
+from stepjepa.generation.vllm import VllmGenerator
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import (
     check_local,
@@ -170,3 +173,17 @@ def load_place(
         model.to(device)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return model, f"{kind}{model.num_parameters():,} parameters, {dtype} on {device}"
+
+
+def load_generator(
+    place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False
+) -> tuple[Generator, str]:
+    """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
+    if options.backend == "vllm":
+        adapter = None if no_lora or place.base is None else str(place.folder)
+        vllm = VllmGenerator(place.base or place.name, adapter, place.adapter, prompter, options)
+        return vllm, "vLLM" if adapter is None else f"vLLM, adapter on {place.base}"
+    model, description = load_place(place, prompter.tokenizer, options, no_lora)
+    size = options.batch_size or BATCH_SIZE
+    local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
+    return local, f"{description}, batches of {size}"

@@ -19,7 +19,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.report import skipped_lines
 from stepjepa.errors import ConfigError
-from stepjepa.generation.options import COLUMNS, QUESTION, GenerateOptions
+from stepjepa.generation.options import QUESTION, GenerateOptions
 from stepjepa.generation.output import Output, Paths, Record, ReplyLog, json_line
 from stepjepa.generation.problems import Problem, ProblemSet, read_problems
 from stepjepa.generation.protocol import Generator, Reply, Request, mended, seed_of
@@ -149,14 +149,14 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
 
         endpoint = EndpointGenerator(options, say)
         return endpoint, f"{endpoint.url}, {options.concurrency} requests at a time"
-    from stepjepa.generation import load, place
+    from stepjepa.generation import place
 
     model = place.find_model(str(options.model_name))
     tokenizer = place.load_place_tokenizer(model, options.trust_remote_code)
     prompter = model.prompter(tokenizer, options)
     if prompter.note:
         say(f"note     {prompter.note}")
-    return load.load_generator(model, prompter, options)
+    return place.load_generator(model, prompter, options)
 
 
 class _UnlessAllAreRefused:
@@ -210,8 +210,7 @@ def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions)
     messages = [{"role": "user", "content": options.prompt_template.replace(QUESTION, problem.question)}]
     if options.system_prompt:
         messages.insert(0, {"role": "system", "content": options.system_prompt})
-    greedy = options.greedy_first and attempt == 1
-    return Request(row, messages, 0.0 if greedy else options.temperature, seed_of(options.seed, problem.row, attempt))
+    return Request(row, messages, options.temperature, seed_of(options.seed, problem.row, attempt))
 
 
 def _judged(reply: Reply, problem: Problem, number: int, options: GenerateOptions) -> Attempt:
@@ -258,22 +257,23 @@ def _result_rows(
     for problem, tries in zip(problems, attempts, strict=True):
         last = tries[-1]
         correct = last.verdict == "right"
-        values = {
-            **vars(problem),
+        reply = last.reply
+        row = {
+            "question": problem.question,
+            "answer": problem.answer,
+            "ground_truth": problem.ground_truth,
+            "response": last.response,
             "attempt": last.number,
             "model": str(options.model_name),
             "correct": correct,
             "final_answer": last.final_answer,
-            "stopped": last.reply.stopped,
-            "new_tokens": last.reply.new_tokens,
-            "refused": last.reply.refused,
-            "reasoning": last.reply.reasoning,
+            "row": problem.row,
+            "stopped": reply.stopped,
+            "new_tokens": reply.new_tokens,
         }
-        row: Record = {}
-        for name in COLUMNS:
-            if values[name] is not None or name == "final_answer":
-                row[name] = values[name]
-            if name == "ground_truth":
-                row[options.response_field] = last.response
+        if reply.refused is not None:
+            row["refused"] = reply.refused
+        if reply.reasoning is not None:
+            row["reasoning"] = reply.reasoning
         (right if correct else wrong).append(row)
     return right, wrong

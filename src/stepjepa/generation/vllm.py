@@ -9,11 +9,11 @@ from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, said
 from stepjepa.generation.options import GeneratorOptions
-from stepjepa.generation.place import MODEL, Place
 from stepjepa.generation.protocol import Reply, Request, mended, with_room
 from stepjepa.utils.failures import library
 
 _NAME = Names(GeneratorOptions)
+_MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that `max_lora_rank` may be, in every version of vLLM
 # What an adapter may hold besides plain LoRA: by version, vLLM refuses it in the middle of the work, or leaves it out.
@@ -21,44 +21,51 @@ _NOT_PLAIN = "use_dora modules_to_save trainable_token_indices lora_bias bias ra
 
 
 class VllmGenerator:
-    """Hands requests to vLLM, each with a seed of its own; `description` is a phrase.
+    """Hands requests to vLLM, each with a seed of its own.
+
+    Args:
+        model: a Hub id or folder; with an adapter its base.
+        adapter: the folder of a LoRA adapter, whose configuration is `config`; None for none.
 
     Raises:
         ConfigError: vLLM cannot load the model, or would refuse its adapter.
     """
 
-    def __init__(self, place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False):
-        self.description = "vLLM"
-        name = place.base or place.name
-        adapter = None if no_lora or place.base is None else str(place.folder)
+    def __init__(
+        self,
+        model: str,
+        adapter: str | None,
+        config: Mapping[str, Any],
+        prompter: Prompter,
+        options: GeneratorOptions,
+    ):
         arguments = {
-            "model": name,
+            "model": model,
             "tokenizer": prompter.tokenizer.name_or_path,
-            "dtype": options.dtype,
-            "seed": options.seed,
-            "trust_remote_code": options.trust_remote_code,
-            "tensor_parallel_size": options.tensor_parallel_size,
+            _NAME.dtype: options.dtype,
+            _NAME.seed: options.seed,
+            _NAME.trust_remote_code: options.trust_remote_code,
+            _NAME.tensor_parallel_size: options.tensor_parallel_size,
         }
         if adapter is not None:
-            arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(adapter, place.adapter)}
-            self.description += f", adapter on {place.base}"
+            arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(adapter, config)}
         vllm = library("vllm", "vllm")
         try:
             self._llm = vllm.LLM(**arguments, **(options.vllm_options or {}))
         except Exception as error:
-            raise ConfigError(f"{MODEL} {name}: vLLM cannot load it ({said(error)})") from None
+            raise ConfigError(f"{_MODEL} {model}: vLLM cannot load it ({said(error)})") from None
         self._lora = None
         if adapter is not None:
             self._lora = library("vllm.lora.request", "vllm").LoRARequest("adapter", 1, adapter)
-        config = self._llm.llm_engine.model_config
-        self._prompter, self._longest_prompt = prompter, config.max_model_len - 1
+        limits = self._llm.llm_engine.model_config
+        self._prompter, self._longest_prompt = prompter, limits.max_model_len - 1
         self._batch_size = options.batch_size or BATCH_SIZE
         self._params = vllm.SamplingParams
         self._sampling = {
-            "top_p": options.top_p,
+            _NAME.top_p: options.top_p,
             "max_tokens": options.max_new_tokens,
             "stop_token_ids": prompter.stop_ids(None),  # vLLM adds the tokens that the model itself names
-            "logit_bias": dict.fromkeys(prompter.unwritable_ids(config.get_vocab_size()), -100.0) or None,
+            "logit_bias": dict.fromkeys(prompter.unwritable_ids(limits.get_vocab_size()), -100.0) or None,
         }
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
@@ -92,7 +99,7 @@ def _allowed_rank(adapter: str, config: Mapping[str, Any]) -> int:
     if more or not fitting:
         why = more[0] if more else f"the rank {rank}"
         raise ConfigError(
-            f"{MODEL} {adapter}: vLLM takes plain LoRA up to rank {_RANKS[-1]}, not {why} of this one; merge it (stepjepa "
+            f"{_MODEL} {adapter}: vLLM takes plain LoRA up to rank {_RANKS[-1]}, not {why} of this one; merge it (stepjepa "
             f"export {adapter} OUT --merge_lora true, or PEFT's merge_and_unload), or use --{_NAME.backend} transformers"
         )
     return fitting[0]

@@ -11,8 +11,8 @@ import pytest
 
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.metrics.regex_equivalence.language import difference
-from stepjepa.evaluation.metrics.regex_equivalence.syntax import NotSupportedError, Part, PatternError, parse
+from stepjepa.evaluation.metrics.regex_language import difference
+from stepjepa.evaluation.metrics.regex_syntax import NotSupportedError, PatternError, PatternPart, parse
 
 BUDGET = 600_000
 # Written and marked by hand: do both match the same lines?
@@ -78,7 +78,7 @@ def relatives(generator, pattern, operators):
         yield generator.choice([f"~(~({pattern}))", pattern.replace("|", "&", 1), f"({pattern})&(.*)", f"~({pattern})"])
 
 
-def matches_slowly(part: Part, text: str) -> bool:
+def matches_slowly(part: PatternPart, text: str) -> bool:
     """By the definition: where a part that begins at a place may end."""
     size = len(text)
 

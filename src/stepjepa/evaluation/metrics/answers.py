@@ -321,18 +321,14 @@ def same_value(gold: str, answer: str) -> tuple[bool, str]:
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_LABEL = (
-    r"[(\[{*_\s\"'`$]{0,6}(?:\\text\{\s*)?(?:option|choice|letter)?\s{0,2}[(\[*\"'`]{0,4}"
-    r"([A-Za-z])(?![A-Za-z0-9'\u2019])"
-)
+_OPEN = r"[(\[{*_\s\"'`$]{0,6}(?:\\text\{\s*)?(?:(?:option|choice|letter)\b\s*)?[(\[*\"'`]{0,4}"
+# What follows "the answer is"; a letter there, unless it is the article; a letter with which a text begins; a lone one.
 _SAYS = re.compile(
-    rf"\b(?:answer|choice|option)\b[^.\n]{{0,40}}?(?:\b(?:is|are|be)\b|[:=])\s{{0,3}}{_LABEL}", re.IGNORECASE
+    r"\b(?:answer|choice|option)\b[^.\n]{0,40}?(?:\b(?:is|are|be)\b:?|[:=])[ \t]*([^\n]{1,300})", re.IGNORECASE
 )
-_SAYS_TEXT = re.compile(r"\banswer\b[^.:\n]{0,40}?(?:\bis\b:?|:)[ \t]*([^\n]{1,300})", re.IGNORECASE)
-_WORD = re.compile(r"\s+[a-z]")
-_FIRST = re.compile(r"\s*[(\[*\"'`]{0,4}([A-Za-z])(?:[)\].:*\"'`,]|\s*$|\s*\n)")
+_LABEL = re.compile(rf"(?i:{_OPEN})(?!a\s+[a-z])([A-Za-z])(?![A-Za-z0-9'\u2019])")
+_FIRST = re.compile(rf"(?i:{_OPEN})([A-Za-z]|\d{{1,2}})(?:[)\].:*\"'`,}}]|\s*$|\s*\n)")
 _LONE = re.compile(r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(A)(?=[).:*\]]|\s*$))", re.MULTILINE)
-_NUMBERED = re.compile(r"(?:option |choice )?\(?(\d{1,2})\)?[.:)]?", re.IGNORECASE)
 
 
 @dataclass(kw_only=True)
@@ -395,38 +391,31 @@ def _chosen(text: str, options: Mapping[str, str]) -> str | None:
     text = fold(text).strip()
     boxed = last_boxed(text)
     if boxed is not None:
-        return _label(boxed, options) or _by_text(boxed, options)
-    found = [match[1] for match in _SAYS.finditer(text) if not (match[1] == "a" and _WORD.match(text, match.end()))]
-    if found:
-        return found[-1].upper()
-    said = [label for match in _SAYS_TEXT.finditer(text) if (label := _by_text(match[1], options)) is not None]
-    if said:
-        return said[-1]
-    first = _FIRST.match(text)
-    if first is not None and (not options or first[1].upper() in options):
-        return first[1].upper()
-    chosen = _by_text(text, options) or _label(text, options)
-    if chosen is not None:
-        return chosen
-    alone = [one or two or three for one, two, three in _LONE.findall(text)]
-    alone = [label for label in alone if label.upper() in (options or _LETTERS[:10])]
-    return alone[-1].upper() if alone else None
+        return _label(_LABEL, boxed) or _by_text(boxed, options)
+    for said in reversed(_SAYS.findall(text)):
+        label = _label(_LABEL, said) or _by_text(said, options)
+        if label is not None:
+            return label
+    first = _label(_FIRST, text)
+    if first is not None and (first in options or not options):
+        return first
+    by_text = _by_text(text, options)
+    if by_text is not None:
+        return by_text
+    alone = ["".join(groups).upper() for groups in _LONE.findall(text)]
+    listed = [label for label in alone if label in (options or _LETTERS[:10])]
+    return listed[-1] if listed else None
 
 
-def _label(text: str, options: Mapping[str, str]) -> str | None:
-    """The label that a short text is, alone or before the option's text."""
-    bare = plain_text(text)
-    if bare.upper() in options:
-        return bare.upper()
-    match = re.match(r"(?:option |choice )?\(?([A-Za-z])\)?(?:[.:)\s]|$)", bare, re.IGNORECASE)
-    if match is not None and (len(bare) == len(match[0].strip()) or bare[len(match[1])] in ".:)" or bare[0] == "("):
-        return match[1].upper()
-    number = _NUMBERED.fullmatch(bare)
-    return number[1] if number is not None and number[1] in options else None
+def _label(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.match(text)
+    return None if match is None else match[1].upper()
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The one option whose text this is."""
+    """The one option whose text, or label, this is."""
     wanted, *texts = (" ".join(plain_text(one).casefold().split()) for one in (text, *options.values()))
+    if wanted.upper() in options:
+        return wanted.upper()
     same = [label for label, option in zip(options, texts, strict=True) if option == wanted]
     return same[0] if len(same) == 1 else None

@@ -28,7 +28,7 @@ METRICS = {  # where each is in this package, ``module:class``
     "contains": "answers:Contains",
     "stopped": "answers:Stopped",
     "text_after": "answers:TextAfter",
-    "regex_equivalence": "regex_equivalence.metric:RegexEquivalence",
+    "regex_equivalence": "regex_equivalence:RegexEquivalence",
     "sql_execution": "sql:SqlExecution",
     "multiple_choice": "answers:MultipleChoice",
     "task": "answers:TaskAnswer",

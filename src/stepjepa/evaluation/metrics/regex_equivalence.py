@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from stepjepa.config.option import option
 from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
-from stepjepa.evaluation.metrics.regex_equivalence import syntax
-from stepjepa.evaluation.metrics.regex_equivalence.language import TooMuchWork, difference
-from stepjepa.evaluation.metrics.regex_equivalence.syntax import Dialect, WordBoundary
+from stepjepa.evaluation.metrics import regex_syntax as syntax
+from stepjepa.evaluation.metrics.regex_language import TooMuchWork, difference
+from stepjepa.evaluation.metrics.regex_syntax import Dialect, WordBoundary
 
 _CACHED = 50_000  # pairs
 
@@ -34,7 +34,7 @@ class RegexEquivalence(Metric):
     the edge of a word.
     """
 
-    dialect: Dialect = option("nl_rx", "nl_rx (with & and ~) or python; see `regex_equivalence.syntax`.", OPTIONS)
+    dialect: Dialect = option("nl_rx", "nl_rx (with & and ~) or python; see `regex_syntax`.", OPTIONS)
     word_boundary: WordBoundary = option("zero_width", r"What \b is: the edge of a word, or the letter b.", OPTIONS)
     budget: int = option(
         600_000, "Steps of about a microsecond until a comparison is given up as different.", OPTIONS, at_least=1
