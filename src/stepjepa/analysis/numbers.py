@@ -105,26 +105,34 @@ class GeometryComparison:
         yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
 
     def _views(self) -> Iterator[str]:
-        rows = [[label, *_row(_VIEWS, one.source, one.target), *_row(_TOP, one)] for label, one in self.shown.items()]
-        yield from _table(["states (source, target)", *_VIEWS, *_TOP], rows, {**_VIEWS, **_TOP})
+        rows, against = [], []
+        for label, one in self.shown.items():
+            views = _row(_VIEWS, one.source, one.target)
+            rows.append([label, *views, *_row(_TOP, one)])
+            if label != self.base:
+                against.append([label, *_row(_BASE, one.source, one.target)])
+        head = ["states (source, target)", *_VIEWS, *_TOP]
+        yield from _table(head, rows, {**_VIEWS, **_TOP})
         if self.base is not None:
-            others = [(label, one) for label, one in self.shown.items() if label != self.base]
-            rows = [[label, *_row(_BASE, one.source, one.target)] for label, one in others]
-            yield from _table([f"against {self.base}", *_BASE], rows, _BASE)
+            yield from _table([f"against {self.base}", *_BASE], against, _BASE)
 
     def _steps(self) -> Iterator[str]:
         steps = {step: one.pairs for step, one in next(iter(self.models.values())).steps.items()}
         if len(steps) < 2:
             return
         known = sorted(steps)[:_MOST_STEPS]
-        rows = [["pairs", *(str(steps[step].n) for step in known)]]
+        counts = [str(steps[step].n) for step in known]
+        rows = [["pairs", *counts]]
         for name in ("gap", "@1"):
             attribute, form, _ = _PAIRS[name]
             for label, model in self.models.items():
                 values = [getattr(model.steps[step].pairs, attribute) for step in known]
-                rows.append([f"{name}, {label}", *(written(value, form) for value in values)])
-        rows.append(["@1, chance", *(written(steps[step].chance_at_1, ".1%") for step in known)])
-        yield from ("", *text_table(["target step", *map(str, known)], rows))
+                cells = [written(value, form) for value in values]
+                rows.append([f"{name}, {label}", *cells])
+        chances = [written(steps[step].chance_at_1, ".1%") for step in known]
+        rows.append(["@1, chance", *chances])
+        head = ["target step", *map(str, known)]
+        yield from ("", *text_table(head, rows))
         more = f"and {len(steps) - _MOST_STEPS} later steps; " if len(steps) > _MOST_STEPS else ""
         yield f"({more}among the pairs of one step; steps with fewer than {MIN_ROWS} are left out)"
 

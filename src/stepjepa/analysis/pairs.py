@@ -78,7 +78,8 @@ def read_pairs(
     while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
         encoded = encode(chunk)
         report.add(encoded.report)
-        rows_of_examples = np.repeat(np.arange(first, first + len(chunk)), encoded.counts).tolist()
+        row_numbers = np.arange(first, first + len(chunk))
+        rows_of_examples = np.repeat(row_numbers, encoded.counts).tolist()
         counted = encoded.store if encode_steps is None else encode_steps(chunk).store
         for row, example, with_all_steps in zip(rows_of_examples, encoded.store, counted, strict=True):
             ends = _step_ends(with_all_steps)
@@ -87,7 +88,8 @@ def read_pairs(
                 examples.append(example.with_pairs([pair]))
                 numbers.append(row)
                 start = 0 if target is None else target.start
-                steps.append(1 + int(np.searchsorted(ends, start, side="right")))
+                before = np.searchsorted(ends, start, side="right")
+                steps.append(1 + int(before))
         first += len(chunk)
     report.require(report.examples)
     if len(examples) < 2:

@@ -63,7 +63,8 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
         ends, walk = list[int](), -1
         for _, example in of_row:
             (pair,) = example.pairs
-            start, view = example.sees(pair.source), example.view_on_trunk(pair.target)
+            start = example.sees(pair.source)
+            view = example.view_on_trunk(pair.target)
             assert view is not None, "a step stands on the trunk"
             if ends[-1:] != [start]:  # of another answer
                 walk, ends = walk + 1, [*ends, start]
@@ -100,14 +101,19 @@ def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
         train, validation, test = (
             _Part(now[part] - centre, later[part] - mean) for part in (is_train, is_validation, is_test)
         )
+        last_step = now[is_test] - before[is_test]
         predicted = {
-            "line": now[is_test] + horizon * (now[is_test] - before[is_test]) - mean,
+            "line": now[is_test] + horizon * last_step - mean,
             "linear": _ridge(train, validation, test),
             "mlp": _mlp(train, validation, test),
         }
         scale = np.square(test.later).mean() or np.inf
-        ratios = {name: float(np.square(one - test.later).mean() / scale) for name, one in predicted.items()}
-        errors[horizon] = PredictionErrors(int((~is_test).sum()), int(is_test.sum()), **ratios)
+        ratios = {}
+        for name, states in predicted.items():
+            error = np.square(states - test.later).mean()
+            ratios[name] = float(error / scale)
+        test_pairs = int(is_test.sum())
+        errors[horizon] = PredictionErrors(len(is_test) - test_pairs, test_pairs, **ratios)
     return errors
 
 
@@ -120,7 +126,8 @@ def _ridge(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     for penalty in _PENALTIES:
         shrunk = singular / (singular**2 + penalty * scale)
         map_DD = right.T @ (projected * shrunk[:, None])
-        error = np.square(validation.now @ map_DD - validation.later).mean()
+        residual = validation.now @ map_DD - validation.later
+        error = np.square(residual).mean()
         if error < best_error:
             best_error, best_DD = error, map_DD
     return test.now @ best_DD

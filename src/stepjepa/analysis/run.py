@@ -175,17 +175,21 @@ def _saved_states(name: str, base: str | None) -> Collected:
     if not folder.is_dir():
         raise ConfigError(f"{flag}: no such folder")
     about = read_object(folder / ABOUT)
-    paths = {path.name: path for path in sorted(folder.glob("states-*.safetensors"))}
+    paths = sorted(folder.glob("states-*.safetensors"))
     if not paths:
         raise ConfigError(f"{flag}: holds no states (states-*.safetensors); run stepjepa analyze FILE first")
-    inputs = {one["states"]: one for one in about.get("inputs") or ()}
+    labels = {one["states"]: one["label"] for one in about.get("inputs") or ()}
+    order = list(labels)
+    paths.sort(key=lambda path: order.index(path.name) if path.name in labels else len(order))
     states, names = dict[str, States](), dict[str, str]()
-    for file in dict.fromkeys([*(name for name in inputs if name in paths), *paths]):
-        label = inputs[file]["label"] if file in inputs else Path(file).stem.removeprefix("states-")
+    for path in paths:
+        label = labels.get(path.name, path.stem.removeprefix("states-"))
         label = one_line(label, _LABEL)
-        states[label] = load_states(paths[file])
-        names |= {label: label, states[label].model: label}
+        one = load_states(path)
+        states[label] = one
+        names[label] = names[one.model] = label
     if base is not None and base not in names:
         raise ConfigError(f"--{_NAME.base_model} {base}: no states of it in {name}; there are: {', '.join(states)}")
-    found = names.get(str(about.get("base") if base is None else base))
-    return Collected(states, found, {**about, "base": found})
+    asked = about.get("base") if base is None else base
+    label_of_base = names.get(str(asked))
+    return Collected(states, label_of_base, {**about, "base": label_of_base})

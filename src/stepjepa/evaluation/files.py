@@ -79,13 +79,15 @@ def output_paths(model: ModelToEvaluate, data: str) -> Paths:
         return Paths(results, file.with_name(f"{file.stem}.metrics.json"), file.with_name(f"{file.stem}.partial"))
     name = Path(data).stem if Path(data).exists() else data
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+    own = f"evaluation-{name}"
     if options.output_dir:
         folder = Path(options.output_dir)
-        folder = folder / f"evaluation-{name}" if options.harness else folder
-    elif place.folder is None:
-        folder = Path(f"evaluation-{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.name)}-{name}")
+        folder = folder / own if options.harness else folder
+    elif place.folder is not None:
+        folder = place.folder / own
     else:
-        folder = place.folder / f"evaluation-{name}"
+        hub_name = re.sub(r"[^a-zA-Z0-9_.-]+", "-", place.name)
+        folder = Path(f"evaluation-{hub_name}-{name}")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
     results = folder / "predictions.jsonl", folder / "answer_nll.jsonl"
@@ -174,15 +176,27 @@ class Answers(ReplyLog):
             DataError: a file cannot be read.
         """
         self.seconds = float(record["generation"].get("seconds") or 0.0)
-        for path in paths.results:
-            for one in read_predictions(path, every_sample=True) if path.is_file() else ():
-                if one.answer_nll is not None and one.answer_tokens and one.end_tokens is not None:
-                    total = one.answer_nll * one.answer_tokens
-                    end_total = (one.end_nll or 0.0) * one.end_tokens
-                    self.losses[one.index] = AnswerLoss(one.index, total, one.answer_tokens, end_total, one.end_tokens)
-                if path == paths.results[0]:
-                    number = one.index * samples + (one.sample or 1) - 1
+        predictions, alone = paths.results
+        for path in (predictions, alone):
+            if not path.is_file():
+                continue
+            for one in read_predictions(path, every_sample=True):
+                loss = _loss_of(one)
+                if loss is not None:
+                    self.losses[one.index] = loss
+                if path == predictions:
+                    sample = (one.sample or 1) - 1
+                    number = one.index * samples + sample
                     self.replies[number] = _reply_of(one, number)
+
+
+def _loss_of(one: Prediction) -> AnswerLoss | None:
+    """The likelihood that is stored with an answer; None where there is none, or its end of turn was not kept apart."""
+    if one.answer_nll is None or not one.answer_tokens or one.end_tokens is None:
+        return None
+    total = one.answer_nll * one.answer_tokens
+    end_total = (one.end_nll or 0.0) * one.end_tokens
+    return AnswerLoss(one.index, total, one.answer_tokens, end_total, one.end_tokens)
 
 
 def _reply_of(one: Prediction, number: int) -> Reply:

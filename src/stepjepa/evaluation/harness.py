@@ -131,17 +131,31 @@ def predictions_of(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[P
 
 
 def _prediction(row: Mapping[str, Any], index: int) -> Prediction:
-    arguments, answers, target = row["arguments"], row["filtered_resps"], row["target"]
+    arguments = row["arguments"]
+    answers = row["filtered_resps"]
+    target = row["target"]
     text = str(answers[0])
     if len(arguments) > 1:
-        likeliest = max(range(len(arguments)), key=lambda place: answers[place])
+        places = range(len(arguments))
+        likeliest = max(places, key=lambda place: answers[place])
         text = str(arguments[likeliest][-1])
-        if isinstance(target, int) and target < len(arguments):
+        if isinstance(target, int) and target in places:
             target = arguments[target][-1]
-    scores = {name: float(row[name]) for name in row["metrics"] if isinstance(row[name], Real)}
+    scores = {}
+    for name in row["metrics"]:
+        if isinstance(row[name], Real):
+            scores[name] = float(row[name])
     first = next(iter(scores.values()), None)
-    correct = first == 1.0 if first in (0.0, 1.0) else None
-    return Prediction(index, arguments[0][0], str(target), text, str(target), text, correct, scores=scores)
+    return Prediction(
+        index,
+        question=arguments[0][0],
+        ground_truth=str(target),
+        generated_response=text,
+        gt_answer=str(target),
+        gen_answer=text,
+        correct=first == 1.0 if first in (0.0, 1.0) else None,
+        scores=scores,
+    )
 
 
 def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:

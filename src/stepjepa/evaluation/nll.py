@@ -111,14 +111,16 @@ class AnswerLikelihood:
             ConfigError: a batch does not fit into memory.
         """
         order = sorted(self.examples, key=lambda index: -len(self.examples[index].trunk))
+        ends = self.prompter.stop_ids(None)
         for begin in range(0, len(order), self.batch_size):
             batch = [index for index in order[begin : begin + self.batch_size] if index not in done]
-            if batch:
-                advice = f"what is done is kept; lower --{_NAME.batch_size}"
-                with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
-                    examples = [self.examples[index] for index in batch]
-                    losses = answer_losses(self.model, examples, self.vocabulary, self.prompter.stop_ids(None))
-                yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
+            if not batch:
+                continue
+            examples = [self.examples[index] for index in batch]
+            advice = f"what is done is kept; lower --{_NAME.batch_size}"
+            with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
+                losses = answer_losses(self.model, examples, self.vocabulary, ends)
+            yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
 
 def answer_losses(

@@ -64,12 +64,19 @@ def digests(place: Place, tokenizer: PreTrainedTokenizerBase, data: str, no_lora
 
 def fingerprint(place: Place, no_lora: bool = False) -> str:
     """A digest that differs for another model: by the files of its folder (see `model_parts`), and of its base."""
-    own = model_parts(place.folder) if place.folder else [f"{place.name}:{_commit(place.name)}".encode()]
+    own = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
     if place.base is None:
         return digest(own)
-    folder = Path(place.base)
-    base = model_parts(folder) if folder.is_dir() else [f"{place.base}{_commit(place.base)}".encode()]
-    return digest([*([] if no_lora and place.folder else own), b"base:", *base])
+    base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
+    adapter = [] if no_lora else own
+    return digest([*adapter, b"base:", *base])
+
+
+def _parts(folder: Path | None, name: str) -> list[bytes]:
+    """What a model is known by: the files of its folder, or its name where it has none here."""
+    if folder is None or not folder.is_dir():
+        return [name.encode()]
+    return list(model_parts(folder))
 
 
 def _commit(name: str) -> str:

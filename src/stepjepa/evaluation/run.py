@@ -263,9 +263,12 @@ def _add_likelihoods(
         result.metrics[name] = nll.summarise(losses, likelihood, name)
     texts = {question.index: question.text for question in asked.questions}
     for one in losses:
-        values = {name: one.of(name) for name in MODEL_METRICS}
-        counts = {"answer_tokens": one.tokens, "end_tokens": one.end_tokens}
-        result.answer_nll.append({"index": one.row, "question": texts[one.row], **values, **counts})
+        record: Record = {"index": one.row, "question": texts[one.row]}
+        for name in MODEL_METRICS:
+            record[name] = one.of(name)
+        record["answer_tokens"] = one.tokens
+        record["end_tokens"] = one.end_tokens
+        result.answer_nll.append(record)
 
 
 class AnswerScorer:

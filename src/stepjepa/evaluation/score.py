@@ -140,6 +140,8 @@ def summarise(
     """
     summary: dict[str, dict[str, Any]] = {}
     samples = len(predictions) // max(len(questions), 1)
+    rows = [question.row for question in questions for _ in range(samples)]
+    texts = [prediction.generated_response for prediction in predictions]
     for metric in metrics:
         scores = [prediction.scores[metric.name] for prediction in predictions]
         groups = [scores[begin : begin + samples] for begin in range(0, len(scores), samples)]
@@ -150,12 +152,12 @@ def summarise(
             summary[metric.name] = {"kind": "count", **mean(values)._asdict(), "n": len(values)}
         else:
             summary[metric.name] = _summary_of([fmean(group) for group in groups], binary)
-        if binary and samples > 1:
-            for k in sorted({samples, *(k for k in _PASS_AT if k < samples)}):
-                chances = [pass_at_k(samples, group.count(1.0), k) for group in groups]
-                summary[f"{metric.name} pass@{k}"] = _summary_of(chances, binary)
-        rows = [question.row for question in questions for _ in range(samples)]
-        corpus = metric.corpus_score([one.generated_response for one in predictions], rows)
+        for k in (*_PASS_AT, samples) if binary and samples > 1 else ():
+            if k > samples:
+                continue
+            chances = [pass_at_k(samples, group.count(1.0), k) for group in groups]
+            summary[f"{metric.name} pass@{k}"] = _summary_of(chances, binary)
+        corpus = metric.corpus_score(texts, rows)
         if corpus is not None:
             summary[metric.name]["corpus"] = corpus
     return summary

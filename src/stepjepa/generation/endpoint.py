@@ -193,11 +193,14 @@ class EndpointGenerator:
         what = f"answers {status} ({message})" if message else f"answers {status}"
         if status in _REFUSALS:
             return Reply(row, "", stopped=False, refused=self._clean(what))
-        if (status in _TRANSIENT or status >= 500) and code != "insufficient_quota":
+        transient = status in _TRANSIENT or status >= 500
+        if transient and code != "insufficient_quota":
             wait = response.headers.get("Retry-After", "")
-            seconds = float(wait) if wait.replace(".", "", 1).isdecimal() else None
-            raise _Trouble(what, seconds, status == _BUSY)
-        raise ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}") from None
+            is_number = wait.replace(".", "", 1).isdecimal()
+            seconds = float(wait) if is_number else None
+            raise _Trouble(what, seconds, busy=status == _BUSY)
+        advice = _ADVICE.get(status, "")
+        raise ConfigError(f"{self.url} {self._clean(what)}{advice}; {_RESUME}") from None
 
     def _clean(self, text: str) -> str:
         """A text of others in one line that a terminal can show, without the key."""
@@ -211,12 +214,19 @@ def _reply_in(answer: Any, row: int) -> Reply:
         return Reply(row, "", stopped=False, refused="its content filter cut the response")
     message = choice.message
     text = mended(message.content or "").strip()
-    thoughts = [message.get("reasoning_content"), message.get("reasoning")]  # the name differs by server
-    texts = [mended(one).strip() for one in thoughts if isinstance(one, str) and one]
-    prompt_tokens = (usage.prompt_tokens or 0) if usage else 0
-    new_tokens = (usage.completion_tokens or 0) if usage else 0
-    stopped = choice.finish_reason != "length"
-    return Reply(row, text, stopped, prompt_tokens, new_tokens, reasoning=texts[0] if texts else None)
+    reasoning = None
+    for name in ("reasoning", "reasoning_content"):  # the name differs by server
+        thoughts = message.get(name)
+        if isinstance(thoughts, str) and thoughts:
+            reasoning = mended(thoughts).strip()
+    return Reply(
+        row,
+        text,
+        stopped=choice.finish_reason != "length",
+        prompt_tokens=(usage.prompt_tokens or 0) if usage else 0,
+        new_tokens=(usage.completion_tokens or 0) if usage else 0,
+        reasoning=reasoning,
+    )
 
 
 def _message_in(response: Any) -> tuple[str, str]:

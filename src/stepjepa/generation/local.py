@@ -194,11 +194,14 @@ class LocalGenerator:
         batch_size: int = BATCH_SIZE,
     ):
         self.model, self.prompter = model, prompter
-        self._max_new_tokens, self._top_p, self._batch_size = max_new_tokens, top_p, batch_size
+        self._max_new_tokens, self._top_p = max_new_tokens, top_p
+        self._batch_size = batch_size
+        inner = causal_lm(model)
         config = getattr(model, "generation_config", None)
-        self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
-        self._suppressed = prompter.unwritable_ids(vocabulary_size(causal_lm(model)))
-        limit = max_positions(causal_lm(model))
+        ends = getattr(config, "eos_token_id", None)
+        self._stop_ids = prompter.stop_ids(ends)
+        self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
+        limit = max_positions(inner)
         self._longest_prompt = None if limit is None else limit - max_new_tokens
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:

@@ -180,9 +180,12 @@ def load_generator(
 ) -> tuple[Generator, str]:
     """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
     if options.backend == "vllm":
-        adapter = None if no_lora or place.base is None else str(place.folder)
-        vllm = VllmGenerator(place.base or place.name, adapter, place.adapter, prompter, options)
-        return vllm, "vLLM" if adapter is None else f"vLLM, adapter on {place.base}"
+        if place.base is None or no_lora:
+            name = place.base or place.name
+            return VllmGenerator(name, None, {}, prompter, options), "vLLM"
+        folder = str(place.folder)
+        generator = VllmGenerator(place.base, folder, place.adapter, prompter, options)
+        return generator, f"vLLM, adapter on {place.base}"
     model, description = load_place(place, prompter.tokenizer, options, no_lora)
     size = options.batch_size or BATCH_SIZE
     local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)

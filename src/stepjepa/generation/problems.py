@@ -88,19 +88,21 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
 
 def _question_and_answer(row: Any, options: GenerateOptions) -> tuple[str, str]:
     row = as_object(row)
-    named = options.question_column is not None or options.answer_column is not None
-    chat = None if named else chat_column(row)
+    question_column, answer_column = options.question_column, options.answer_column
+    named = question_column is not None or answer_column is not None
     columns = f"(columns found: {listed_columns(row)})"
+    chat = None if named else chat_column(row)
     if chat is not None or history_of(row):
         _, question, answer = one_turn(row_to_messages(row))
         return _text(question, chat, columns), answer
     form = Form("question", "answer") if named else form_of(row)
-    left = options.question_column or form.question
-    right = options.answer_column or form.answer
-    if options.answer_column is not None and column_value(row, right, MISSING) is MISSING:
+    left = question_column or form.question
+    right = answer_column or form.answer
+    known = column_value(row, right, MISSING)
+    if answer_column is not None and known is MISSING:
         raise RowError("no_ground_truth", f"no column {right!r} {columns}; see --{_NAME.answer_column}")
     asked = asked_in(row, form._replace(question=left))
-    return _text(asked, left, columns), text_of(column_value(row, right))
+    return _text(asked, left, columns), text_of(known)
 
 
 def _text(question: object, column: str | None, columns: str) -> str:

@@ -68,17 +68,22 @@ class GenerationResult:
     already: bool = False
 
     def __str__(self) -> str:
-        summary, output = self.summary, next(iter(self.files))
+        summary = self.summary
+        output = next(iter(self.files))
         lines = [f"{output} is complete already"] if self.already else []
+        unsolved = summary["unsolved"]
         skipped = sum(summary["skipped"].values())
-        counts = f"{summary['solved']} solved, {summary['unsolved']} unsolved, {skipped} skipped"
+        counts = f"{summary['solved']} solved, {unsolved} unsolved, {skipped} skipped"
         lines.append(f"{summary['rows_read']} rows read: {counts}")
         for number, asked in summary["asked_at_attempt"].items():
             solved = summary["solved_at_attempt"][number]
-            lines.append(f"  attempt {number}: {solved} of {asked} solved ({100 * solved / asked:.1f} %)")
-        if summary["unsolved"]:
-            why = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
-            lines.append(f"  unsolved {summary['unsolved']}, by the last attempt: {', '.join(why)}")
+            percent = 100 * solved / asked
+            lines.append(f"  attempt {number}: {solved} of {asked} solved ({percent:.1f} %)")
+        if unsolved:
+            reasons = []
+            for verdict, count in summary["unsolved_last_attempt"].items():
+                reasons.append(f"{VERDICTS[verdict]} {count}")
+            lines.append(f"  unsolved {unsolved}, by the last attempt: {', '.join(reasons)}")
         lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
         if summary["tokens_written"]:
             lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
@@ -196,13 +201,16 @@ def solve(
     answered = any(reply.refused is None for reply in log.replies.values())
     generator = _UnlessAllAreRefused(generator, answered)
     attempts: list[list[Attempt]] = [[] for _ in problems]
+    left = list(range(len(problems)))
     for number in range(1, options.attempts + 1):
         first = (number - 1) * len(problems)
-        left = [place for place, before in enumerate(attempts) if not before or before[-1].verdict != "right"]
         requests = [_request(first + place, problems[place], number, options) for place in left]
         log.ask(generator, requests, f"attempt {number}", bar)
         for place in left:
-            attempts[place].append(_judged(log.replies[first + place], problems[place], number, options))
+            reply = log.replies[first + place]
+            attempt = _judged(reply, problems[place], number, options)
+            attempts[place].append(attempt)
+        left = [place for place in left if attempts[place][-1].verdict != "right"]
     return attempts
 
 

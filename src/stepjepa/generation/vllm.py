@@ -79,15 +79,19 @@ class VllmGenerator:
             yield self._generate(batch, [prompts[request.row] for request in batch])
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
-        params = [self._params(temperature=one.temperature, seed=one.seed, **self._sampling) for one in batch]
+        params = []
+        for request in batch:
+            one = self._params(temperature=request.temperature, seed=request.seed, **self._sampling)
+            params.append(one)
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = self._llm.generate(inputs, params, use_tqdm=False, lora_request=self._lora)
         replies = []
         for request, ids, output in zip(batch, prompts, outputs, strict=True):
-            one = output.outputs[0]
-            written = list(one.token_ids)
-            text = mended(self._prompter.response(written, one.text, ids))
-            replies.append(Reply(request.row, text, one.finish_reason != "length", len(ids), len(written)))
+            answer = output.outputs[0]
+            written = list(answer.token_ids)
+            text = mended(self._prompter.response(written, answer.text, ids))
+            stopped = answer.finish_reason != "length"
+            replies.append(Reply(request.row, text, stopped, len(ids), len(written)))
         return replies
 
 
