@@ -17,7 +17,6 @@ from stepjepa.errors import ConfigError
 from stepjepa.generation import local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch
 from stepjepa.generation.protocol import Request
-from support.answers import vllm_stand_in
 from support.models import tiny_model
 from support.rows import lines as rows
 from support.rows import write
@@ -236,18 +235,3 @@ def test_what_cannot_be_loaded(flags, words, generate, tmp_path, capsys, monkeyp
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 1 and words in err[0]
     assert not list(tmp_path.glob("out*"))
-
-
-def test_what_vllm_is_asked(generate, folder, tmp_path, monkeypatch):
-    """The stand-in says its seed."""
-    seen = vllm_stand_in(monkeypatch, lambda params: {"text": f" {params.seed} "})
-    flags = ["--backend", "vllm", "--vllm_options", '{"max_model_len": 2048}']
-    assert generate("out.jsonl", *flags) == 0
-    expected = {"model": str(folder), "tokenizer": str(folder), "dtype": "auto", "trust_remote_code": False, "seed": 42}
-    assert seen[0] == {**expected, "tensor_parallel_size": 1, "max_model_len": 2048}
-    assert [len(one.params) for one in seen[1:3]] == [4, 2] and not any(one.lora for one in seen[1:])
-    first, last = seen[1].params[0], seen[-1].params[0]
-    assert first.temperature == last.temperature == 1.0 and len(first.stop_token_ids) == 1
-    assert last.top_p == 1.0 and last.max_tokens == 6 and last.seed != first.seed
-    solved = rows(tmp_path / "out.jsonl")
-    assert solved and all(row["response"].isdigit() and row["new_tokens"] == 2 for row in solved)

@@ -178,7 +178,10 @@ def _saved_states(name: str, base: str | None) -> Collected:
     paths = sorted(folder.glob("states-*.safetensors"))
     if not paths:
         raise ConfigError(f"{flag}: holds no states (states-*.safetensors); run stepjepa analyze FILE first")
-    labels = {one["states"]: one["label"] for one in about.get("inputs") or ()}
+    try:
+        labels = {str(one["states"]): str(one["label"]) for one in about.get("inputs") or ()}
+    except (TypeError, KeyError):  # a damaged record names nothing
+        labels = {}
     order = list(labels)
     paths.sort(key=lambda path: order.index(path.name) if path.name in labels else len(order))
     states, names = dict[str, States](), dict[str, str]()

@@ -56,10 +56,11 @@ def find(options: EvaluateOptions) -> ModelToEvaluate:
     record = read_record(place)
     tokenizer = load_place_tokenizer(place, options.trust_remote_code)
     prompter = place.prompter(tokenizer, options)
+    trained_length = record.settings.get("max_length")
     options = replace(
         options,
         batch_size=options.batch_size or (vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE),
-        max_length=options.max_length or record.settings.get("max_length"),
+        max_length=options.max_length or (trained_length if isinstance(trained_length, int) else None),
         chat_template_kwargs=prompter.renderer.given or None,
     )
     system = choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)

@@ -38,13 +38,17 @@ def read_record(place: Place) -> TrainingRecord:
     """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
     record = TrainingRecord(settings=place.settings)
     for name, report in place.record("data_report.json").items():
-        if not name.startswith("train") or not isinstance(report, dict):
+        if not name.startswith("train"):
             continue
-        if name == "train":
-            record.splitter = (report.get("steps") or {}).get("splitter") or None
-        record.system_prompts.update(report.get("system_prompts") or {})
-        record.system_prompts[None] += report.get("without_system_prompt") or 0
-        record.others += report.get("other_system_prompts") or 0
+        try:
+            if name == "train":
+                record.splitter = (report.get("steps") or {}).get("splitter")
+            for prompt, rows in (report.get("system_prompts") or {}).items():
+                record.system_prompts[prompt] += int(rows)
+            record.system_prompts[None] += int(report.get("without_system_prompt") or 0)
+            record.others += int(report.get("other_system_prompts") or 0)
+        except (AttributeError, TypeError, ValueError, OverflowError):  # a damaged report says nothing more
+            continue
     record.system_prompts = +record.system_prompts  # those with rows
     return record
 

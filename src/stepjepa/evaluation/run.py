@@ -223,8 +223,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
 def _scored_before(record: Path) -> list[str]:
     """The metrics of the complete evaluation in `record`, which stay in its files."""
-    scoring = read_object(record).get("scoring") or {}
-    return scoring.get("metric") or []
+    scoring = read_object(record).get("scoring")
+    metrics = scoring.get("metric") if isinstance(scoring, dict) else None
+    return metrics if isinstance(metrics, list) else []
 
 
 def _read_result(record: Record, written: list[Path]) -> EvaluationResult:
