@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from stepjepa.analysis.plots import curve_figure, save_figure
+from stepjepa.analysis.plots import draw_lines, legend_below, new_figure, save_figure
 from stepjepa.study.compare import holm
 from stepjepa.study.reading import read_study
 from stepjepa.study.spec import all_runs
@@ -219,16 +219,22 @@ def hypotheses_table(name: str, first: str, second: str, tasks: Sequence[str]) -
 
 def curves(name: str, task: str, title: str) -> Path:
     """Right validation answers on the way, the mean over the seeds; a run that ended early keeps its last value."""
-    histories = {}
+    lines = {}
     runs = runs_of(name, task)
     steps = sorted({entry["step"] for own in runs.values() for row in own.values() for entry in row["history"]})
     for arm, own in runs.items():
         found = [[entry["eval_task"] for entry in row["history"]] or [0.0] for row in own.values()]
         padded = [values + values[-1:] * (len(steps) - len(values)) for values in found]
         means = np.mean(padded, axis=0).tolist()
-        histories[arm] = [{"step": step, "eval_task": mean} for step, mean in zip(steps, means, strict=True)]
+        lines[arm] = list(zip(steps, means, strict=True))
     path = DOCS / "assets" / f"planning_{task}.png"
-    save_figure(curve_figure(histories, [("eval_task", "share of right validation answers")], title), path)
+    figure, (axis,) = new_figure(height=4.0, title=title)
+    draw_lines(axis, lines, marks=6)
+    axis.set_title("share of right validation answers", fontsize=10)
+    axis.set_xlabel("optimizer step", fontsize=9)
+    axis.locator_params(axis="x", nbins=4)
+    legend_below(figure, axis)
+    save_figure(figure, path)
     return path
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from stepjepa.analysis.options import AnalysisResult
     from stepjepa.data.prepare import PrepareResult
-    from stepjepa.evaluation.compare import Analysis, Comparison
-    from stepjepa.evaluation.predictions import EvaluationResult
+    from stepjepa.evaluation.compare import PredictionAnalysis, PredictionComparison
     from stepjepa.evaluation.run import AnswerScorer
+    from stepjepa.evaluation.score import EvaluationResult
     from stepjepa.generation.solve import GenerationResult
     from stepjepa.inspect.check import check
     from stepjepa.inspect.view import inspect
@@ -239,7 +239,7 @@ def compare(
     *,
     show: int = 2,
     metric: str | None = None,
-) -> Analysis | Comparison:
+) -> PredictionAnalysis | PredictionComparison:
     """Look into a file of predictions, or compare two: ``stepjepa evaluate --analyze``.
 
     Args:

@@ -16,7 +16,6 @@ from stepjepa.analysis.geometry import (
     aligned_cosines,
     collapse_signs,
     collapsed,
-    effective_rank,
     linear_map,
     measure_states,
     pair_numbers,
@@ -26,6 +25,7 @@ from stepjepa.analysis.geometry import (
     unit_rows,
 )
 from stepjepa.errors import DataError
+from stepjepa.modeling.collapse import effective_rank
 
 N, D = 200, 48
 

@@ -12,7 +12,6 @@ from stepjepa.analysis.plots import (
     Coordinates,
     coordinates,
     cosine_figure,
-    curve_figure,
     forest_figure,
     layer_figure,
     look,
@@ -32,15 +31,6 @@ SPECTRA = {"plain": np.array([9.0, 3.0, 1.0, 0.0]), LONG: np.array([5.0, 1e-3, 1
 COSINES = {"plain": (np.linspace(0.8, 0.99, 50), np.linspace(0.5, 0.9, 50)), LONG: (np.full(50, 1.0), np.full(50, 1.0))}
 LAYERS = {"plain": {0: 0.1, 6: 0.3, 12: 0.5, -1: 0.4}, LONG: {0: 0.1, 6: 0.4, -1: 0.9}}
 POINTS = Coordinates(np.random.default_rng(0).normal(size=(30, 2)), np.ones((30, 2)), "pca", (0.5, 0.25))
-HISTORY = [
-    {"step": s, "lm_loss": 3 / s, "jepa_loss": 1 / s, "cosine_similarity": 0.9, "effective_rank": 9.0}
-    for s in range(1, 20)
-]
-HISTORIES = {
-    "regular": [{"step": entry["step"], "lm_loss": 2 * entry["lm_loss"]} for entry in HISTORY]
-    + [{"train_runtime": 3.0}],
-    LONG: HISTORY,
-}
 DIFFERENCES = [
     ("InfoNCE", {"at equal examples": (0.03, 0.01, 0.05), "at equal compute": (-0.01, -0.03, 0.01)}),
     (LONG, {"at equal examples": (-0.02, None, None)}),
@@ -54,10 +44,6 @@ FIGURES = {
         {"plain": {2: (0.1, 0.02), 3: (0.2, 0.01)}, LONG: {3: (0.0, 0.03)}}, {2: 0.1, 3: 0.05}
     ),
     "scatter": lambda: scatter_figure(POINTS, "PCA of plain"),
-    "curves": lambda: curve_figure(HISTORIES),
-    "demo": lambda: curve_figure(
-        HISTORIES, [(name, name) for name in ("lm_loss", "jepa_loss", "effective_rank")], "stepjepa demo"
-    ),
     "forest": lambda: forest_figure(DIFFERENCES, "accuracy (share)"),
 }
 
@@ -133,17 +119,6 @@ def test_scatter_joins_pairs():
     assert scatter_figure(Coordinates(POINTS.source, POINTS.target, "tsne")).axes[0].get_xlabel() == "t-SNE axis 1"
 
 
-def test_curves_take_what_was_logged():
-    figure = curve_figure(HISTORIES)
-    loss, jepa = figure.axes
-    assert loss.lines[1].get_ydata() == pytest.approx([3 / s for s in range(1, 20)])
-    assert len(jepa.lines[0].get_xdata()) == 0 and len(jepa.lines[1].get_xdata()) == 19
-    assert (loss.get_yscale(), jepa.get_yscale()) == ("log", "linear")
-    assert legend_texts(figure) == ["regular", LONG]
-    assert len(curve_figure({"regular": HISTORIES["regular"]}).axes) == 1  # no JEPA loss was logged
-    assert curve_figure({"a": [{"step": 1, "lm_loss": 0.0}]}).axes[0].get_yscale() == "linear"
-
-
 def test_forest_draws_means_and_intervals():
     figure = forest_figure(DIFFERENCES, "loss (nats)", higher_is_better=False)
     axis = figure.axes[0]
@@ -159,7 +134,6 @@ def test_forest_draws_means_and_intervals():
 def test_what_cannot_be_drawn_or_written(tmp_path, monkeypatch):
     for draw, what in (
         (lambda: spectrum_figure({}), "spectra"),
-        (lambda: curve_figure({"a": [{"step": 3}]}), "curves"),
         (lambda: forest_figure([], "x"), "differences"),
     ):
         with pytest.raises(DataError, match=f"there are no {what} to draw"):
@@ -169,9 +143,6 @@ def test_what_cannot_be_drawn_or_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[analysis\]'"):
         FIGURES["spectrum"]()
-    monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(ConfigError, match=r"needs umap, .* pip install 'stepjepa\[umap\]'"):
-        coordinates(*views(), "umap")
 
 
 # Coordinates
@@ -194,8 +165,6 @@ def test_pca_agrees_with_numpy():
 @pytest.mark.parametrize("method", METHOD_TITLES)
 def test_coordinates_of_every_method(method):
     """The same seed gives the same points; what is near is of one cluster; few rows and dimensions have points too."""
-    if method == "umap":
-        pytest.importorskip("umap")
     source, target = views(30, 6)
     source[15:] += 100
     target[15:] += 100
@@ -216,5 +185,5 @@ def test_what_cannot_be_scaled_or_placed():
     for method in ("pca", "tsne"):
         points = coordinates(np.ones((9, 4)), np.ones((9, 4)), method)
         assert not points.source.any() and not points.target.any()
-    with pytest.raises(ConfigError, match="method is 'mds'; known: pca, tsne, umap"):
+    with pytest.raises(ConfigError, match="method is 'mds'; known: pca, tsne"):
         coordinates(*views(), "mds")

@@ -12,14 +12,15 @@ from safetensors import safe_open
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
-from stepjepa.analysis import states as module
+from stepjepa.analysis import pairs as module
 from stepjepa.analysis.models import load_analyzed
 from stepjepa.analysis.options import AnalyzeOptions
-from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, load_states, read_pairs, save_states
+from stepjepa.analysis.pairs import read_pairs
+from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, load_states, save_states
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation.local import find_model
+from stepjepa.generation.place import find_model
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, load_extras, predictor_names
 from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of

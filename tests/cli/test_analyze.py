@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import re
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from stepjepa.analysis.geometry import measure_states
-from stepjepa.analysis.run import _read_runs
 from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main
 from stepjepa.modeling.extras import predictor_names
@@ -134,7 +132,7 @@ def test_later_states_are_predicted(analyze, runs, tmp_path):
 def test_the_numbers_are_those_of_the_states(done, file):
     """Every number of the file, and of the table, from the saved states."""
     folder, out = done
-    names = [*STATES, *(f"{name}.png" for name in FIGURES), "analysis.json", "numbers.json", "numbers.csv"]
+    names = [*STATES, *(f"{name}.png" for name in FIGURES), "analysis.json", "numbers.json"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     record = json.loads((folder / "numbers.json").read_text())
     assert (record["base"], record["layer"], record["n"]) == ("base", FINAL, ROWS)
@@ -150,14 +148,6 @@ def test_the_numbers_are_those_of_the_states(done, file):
         assert got["source"]["effective_rank"] == pytest.approx(expected.source.effective_rank)
         assert got["target"]["variance_ratio"] == pytest.approx(expected.target.variance_ratio)
     assert record["models"]["base"]["layers"]["-1"]["target"]["variance_ratio"] is None
-    with open(folder / "numbers.csv", newline="") as table:
-        lines = list(csv.DictReader(table))
-    assert [(line["model"], line["layer"]) for line in lines] == [
-        (model, layer) for model in ("base", "a", "b") for layer in ("0", "1", "2", "-1")
-    ]
-    for line in lines:
-        numbers = record["models"][line["model"]]["layers"][line["layer"]]
-        assert float(line["pairs_mrr"]) == numbers["pairs"]["mrr"]
     printed, pairs = [line.split() for line in out.splitlines()], found["-1"]["pairs"]
     assert printed[0][:5] == [str(ROWS), "pairs", "of", str(file) + ",", "states"]
     row = next(line for line in printed if line[:1] == ["a"])
@@ -175,23 +165,20 @@ def test_the_numbers_are_those_of_the_states(done, file):
 
 def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
     """The same numbers; nothing is written over unasked, and asked, only numbers and figures are."""
-    monkeypatch.setattr("stepjepa.analysis.models.find_model", None)
+    monkeypatch.setattr("stepjepa.analysis.collect.find_model", None)
     folder, again = done[0], tmp_path / "again"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     analyze("--from_states", folder, "--output_dir", again, "--coordinates", "pca", "tsne")
     assert (again / "numbers.json").read_bytes() == before["numbers.json"]
-    assert (again / "numbers.csv").read_bytes() == before["numbers.csv"]
     assert (again / "retrieval.png").is_file() and (again / "tsne-a.png").is_file() and not list(again.glob("states-*"))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     for path in folder.glob("states-[ab].safetensors"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "curves.png").write_text("mine")
     out = analyze("--from_states", tmp_path)
     assert "\na shows " in out and "\nagainst" not in out  # without analysis.json no base is known
     assert "is there already; give another folder" in analyze("--from_states", tmp_path, status=2)
     out = analyze("--from_states", tmp_path, "--base_model", "b", "--overwrite_output_dir", "--batch_size", 3)
     assert "\nagainst b" in out and "--batch_size has no effect with --from_states" in out
-    assert (tmp_path / "curves.png").read_text() == "mine"
     assert (tmp_path / "states-a.safetensors").read_bytes() == before["states-a.safetensors"]
 
 
@@ -248,9 +235,6 @@ def test_steps(analyze, tmp_path, runs):
     assert lines[first + 1] == ["pairs", "12", "12"]
     assert lines[first + 2][:2] == ["gap,", "a"] and lines[first + 2][3] == f"{third.pairs.gap:.4f}"
     assert lines[first + 4] == ["@1,", "chance", "8.3", "%", "8.3", "%"]
-    with open(tmp_path / "o" / "numbers.csv", newline="") as table:
-        cells = [(line["layer"], line["step"]) for line in csv.DictReader(table)]
-    assert cells == [("1", ""), ("-1", ""), ("-1", "2"), ("-1", "3")]
 
 
 def test_kept_predictors(analyze, file, runs, tmp_path):
@@ -269,33 +253,22 @@ def test_kept_predictors(analyze, file, runs, tmp_path):
     assert "it does not hold 3 predictor tokens" in out and "sources at their last token" in out
 
 
-def test_predictors_of_a_checkpoint(analyze, file, runs, tmp_path):
-    """They stand behind the vocabulary; what the run was trained with is in its record."""
-    checkpoint = tmp_path / "run" / "checkpoint-5"
-    checkpoint.mkdir(parents=True)
-    for path in (runs / "kept").iterdir():
-        if not path.name.startswith("token"):
-            (checkpoint / path.name).write_bytes(path.read_bytes())
-    for path in (runs / "wide").glob("token*"):
-        (checkpoint / path.name).write_bytes(path.read_bytes())
-    (checkpoint / "trainer_state.json").write_text("{}")
-    settings = {"objective": "llm_jepa", "lbd": 1, "predictors": 2, "system_prompt": "Be."}
-    (tmp_path / "run" / "run.json").write_text(json.dumps({"settings": {**settings, "predictor_order": "ascending"}}))
+def test_views_of_a_run_and_other_ones(analyze, file, runs, tmp_path):
+    """What differs from the run's own is named; the order of the predictors decides where a source is read."""
+    settings = {"objective": "llm_jepa", "predictors": 2, "system_prompt": "Be.", "predictor_order": "ascending"}
+    run = trained_as(tmp_path / "run", runs / "kept", **settings)
     words = ["--layers", -1, "--output_dir"]
-    out = analyze(file, "--models", checkpoint, *words, "o")
-    assert "run/checkpoint-5: " in out and "sources at the last of 2 predictors" in out
+    out = analyze(file, "--models", run, *words, "o")
     assert "views    as in the training of" in out and "it was trained with" not in out
-    out = analyze(file, "--models", checkpoint, "--system_prompt", "none", *words, "r")
+    out = analyze(file, "--models", run, "--system_prompt", "none", *words, "r")
     assert "it was trained with --system_prompt Be., and is read with None" in out
-    system = ["--system_prompt", "Be."]
-    analyze(file, "--models", runs / "kept", "--predictor_order", "ascending", *system, *words, "p")
-    one, two = (
-        load_states(tmp_path / name) for name in ("o/states-run-checkpoint-5.safetensors", "p/states-kept.safetensors")
-    )
-    np.testing.assert_allclose(one.source, two.source, atol=1e-5)
-    analyze(file, "--models", runs / "kept", "--predictor_order", "descending", *system, *words, "q")
-    other = load_states(tmp_path / "q/states-kept.safetensors")
-    assert np.abs(one.source - other.source).max() > 0.1
+    for order, name in (("ascending", "p"), ("descending", "q")):
+        asked = ["--predictor_order", order, "--system_prompt", "Be."]
+        analyze(file, "--models", runs / "kept", *asked, *words, name)
+    own = load_states(tmp_path / "o/states-run.safetensors")
+    same, other = (load_states(tmp_path / f"{name}/states-kept.safetensors") for name in "pq")
+    np.testing.assert_allclose(own.source, same.source, atol=1e-5)
+    assert np.abs(own.source - other.source).max() > 0.1
 
 
 def trained_as(folder, source, splitter="", **settings):
@@ -364,40 +337,8 @@ def test_a_runs_folder_is_no_place_for_an_analysis(analyze, file, runs, tmp_path
     before = sorted(path.name for path in run.iterdir())
     error = analyze(file, "--models", run, "--layers", -1, "--output_dir", run, status=2)
     assert "holds a run or a model, which the analysis would seem to change; give another folder, such as" in error
-    curves = tmp_path / "curves"
-    curves.mkdir()
-    (curves / "metrics.json").write_text(json.dumps(log(3, lm_loss=1.0)))
-    assert "holds a run or a model" in analyze("--runs", curves, "--output_dir", run, status=2)
     assert sorted(path.name for path in run.iterdir()) == before
     analyze(file, "--models", run, "--layers", -1, "--output_dir", run / "analysis")
-
-
-def log(steps, **values):
-    return {"log_history": [{"step": step, **values} for step in range(1, steps + 1)]}
-
-
-def test_curves(analyze, tmp_path, runs):
-    """Of a run that has ended, one that has not, and a checkpoint."""
-    for name, content in (
-        ("ended/metrics.json", log(3, lm_loss=1.0)),
-        ("going/checkpoint-9/trainer_state.json", log(2, lm_loss=2.0)),
-        ("going/checkpoint-10/trainer_state.json", log(3, lm_loss=1.5, jepa_loss=0.1)),
-        ("empty/metrics.json", log(3, loss=1.0)),
-    ):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(json.dumps(content))
-    out = analyze("--runs", "ended", "going", "going/checkpoint-9", "--seed", 3)
-    assert "--seed has no effect with --runs alone" in out
-    assert [path.name for path in (tmp_path / "analysis-runs").iterdir()] == ["curves.png"]
-    assert "curves.png is there already" in analyze("--runs", "ended", status=2)
-    analyze("--runs", "ended", "ended", "--figure_format", "svg", "--output_dir", "s")
-    assert (tmp_path / "s" / "curves.svg").is_file()
-    found = _read_runs(["ended", "going", "going/checkpoint-9"])
-    assert {name: len(history) for name, history in found.items()} == {"ended": 3, "going": 3, "going/checkpoint-9": 2}
-    assert found["going"][0]["lm_loss"] == 1.5
-    assert "empty: metrics.json holds neither lm_loss nor jepa_loss" in analyze("--runs", "empty", status=2)
-    assert "no log of a training there" in analyze("--runs", runs / "a", status=2)
-    assert "--runs nowhere: no such folder" in analyze("--runs", "nowhere", status=2)
 
 
 def test_wrong_input(analyze, file, runs, tmp_path):
@@ -414,6 +355,8 @@ def test_wrong_input(analyze, file, runs, tmp_path):
         ([file, "--models", a, "--layers", 3], r"--layers 3: this model has 0 \(embeddings\) to 2"),
         ([file, "--models", a, "--layers", -2], r"--layers -2: this model has 0 \(embeddings\) to 2"),
         ([file, "--models", a, "--batch_size", 0], "batch_size is 0"),
+        (["--runs", a], "--runs: .*stepjepa report"),
+        ([file, "--models", a, "--coordinates", "umap"], "umap is gone; write --coordinates tsne"),
         ([file, "--models", a, "--seed", -1], "seed is -1"),
         ([file, "--models", a, "--output_dir", plain], "plain.jsonl: is a file; give a folder"),
         ([file, "--models", runs / "wide", "--base_model", a], "wide are 48 wide, those of the base model a 32"),

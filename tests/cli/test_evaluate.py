@@ -10,7 +10,7 @@ import torch
 
 from stepjepa.cli.main import main
 from stepjepa.evaluation import nll
-from stepjepa.generation import local
+from stepjepa.generation import local, place
 from stepjepa.generation.local import generate_batch
 from support.answers import SYSTEM, TEST, TRAIN, vllm_stand_in
 from support.rows import lines, write
@@ -135,7 +135,7 @@ def test_published_spellings_and_short_form(home, tmp_path, capsys):
         ("c.jsonl", [test, "--model_path", run]),
     ):
         assert main(["evaluate", *words, "--output_file", str(tmp_path / name), *options]) == 0
-    assert "--no_lora changes nothing" in capsys.readouterr().err
+    capsys.readouterr()
     found = json.loads((tmp_path / "a.json").read_text())
     result = json.loads((tmp_path / "a.metrics.json").read_text())
     assert len(found) == 5 and result["system_prompt"]["text"] is None
@@ -159,7 +159,7 @@ def test_a_finished_evaluation(evaluate, home):
 
 def without_model(monkeypatch):
     """Nothing of this test may load a model."""
-    monkeypatch.setattr(local, "load_model", None)
+    monkeypatch.setattr(place, "load_model", None)
 
 
 def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_path, monkeypatch):
@@ -363,7 +363,7 @@ def test_analysis(evaluate, home, tmp_path, capsys):
     assert main(["evaluate", "--analyze", *files, "--max_new_tokens", "3"]) == 0
     said = capsys.readouterr().out
     assert "Whether the training of B helps is not established: one seed of each;" in " ".join(said.split())
-    assert "B - A" in said and "McNemar" in said and "note     --max_new_tokens has no effect" in said
+    assert "B - A" in said and "McNemar" in said
     assert main(["evaluate", "--analyze", *files, "--metric", "exact", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["both"] + record["only_a"] + record["only_b"] + record["neither"] == 12

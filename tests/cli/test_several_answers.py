@@ -8,7 +8,8 @@ import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.run import evaluate_model
-from stepjepa.generation import local, seed_of, vllm
+from stepjepa.generation import place, vllm
+from stepjepa.generation.protocol import seed_of
 from support.answers import vllm_stand_in
 from support.models import tiny_model
 from support.rows import lines, write
@@ -126,7 +127,7 @@ def test_from_python(evaluate, home, tmp_path):
 )  # fmt: skip
 def test_what_is_asked_for_is_checked_first(home, tmp_path, monkeypatch, capsys, flags, said):
     if said:
-        monkeypatch.setattr(local, "load_model", None)  # nothing is loaded
+        monkeypatch.setattr(place, "load_model", None)  # nothing is loaded
     words = [
         "evaluate",
         str(home / "a"),

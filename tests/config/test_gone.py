@@ -2,6 +2,7 @@
 
 import pytest
 
+from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.config.gone import GONE
 from stepjepa.config.option import check_fields, options_of
 from stepjepa.config.parser import StrictParser
@@ -9,7 +10,7 @@ from stepjepa.data.options import StepsOptions
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.errors import ConfigError
 
-TAKERS = (PrepareOptions, StepsOptions)
+TAKERS = (PrepareOptions, StepsOptions, AnalyzeOptions)
 CASES = [
     (kind, option, value) for kind in TAKERS for option in GONE if option in options_of(kind) for value in GONE[option]
 ]
@@ -24,7 +25,7 @@ def test_the_answer_names_what_replaces_the_value(kind, option, value):
     with pytest.raises(ConfigError) as by_flag:
         StrictParser(kind).values([f"--{option}", value])
     with pytest.raises(ConfigError) as from_python:
-        check_fields(kind(**{option: value}))
+        check_fields(kind(**{option: [value] if options_of(kind)[option].many else value}), kind)
     for error in (by_flag, from_python):
         assert f"{value} is gone; {GONE[option][value]}" in str(error.value)
         assert "\n" not in str(error.value)

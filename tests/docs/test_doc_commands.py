@@ -43,7 +43,6 @@ LINE = re.compile(r"^ *(?:\$ )?(?:(?:srun|torchrun|accelerate launch|python)\b.*
 PARSED_ONLY = {
     "--backend": "needs a server: tests/generation",
     "--from_states": "needs another command's files: tests/cli/test_analyze.py",
-    "--runs": "needs trained runs: tests/cli/test_analyze.py",
     "--ray_workers": "needs Ray: tests/utils/test_ray.py",
     "--harness": "needs lm-eval: tests/cli/test_harness.py",
     "--fsdp": "needs several accelerators: tests/training/test_fsdp.py",

@@ -13,14 +13,10 @@ from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.models import TrainingRecord
-from stepjepa.evaluation.questions import (
-    SystemPrompt,
-    choose_system_prompt,
-    read_questions,
-    system_prompt_line,
-)
-from stepjepa.evaluation.run import drop_useless
+from stepjepa.evaluation.questions import read_questions
+from stepjepa.evaluation.record import TrainingRecord
+from stepjepa.evaluation.score import drop_unusable
+from stepjepa.evaluation.system import SystemPrompt, choose_system_prompt
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OWN = SystemPrompt(None, True, "")
@@ -82,9 +78,9 @@ def test_every_row_is_counted():
     assert "skipped 1: no user message before the answer (first: list row 2: no message of the user" in "\n".join(lines)
     assert len(read(rows, limit=1).questions) == 1 and read(rows, limit=2).rows_read == 2
     with pytest.raises(DataError, match="none of 2 rows can be evaluated on; skipped.*first: list row 0"):
-        drop_useless(read(rows[2:4]), [], None)
+        drop_unusable(read(rows[2:4]), [], None)
     with pytest.raises(DataError, match="is empty"):
-        drop_useless(read([]), [], None)
+        drop_unusable(read([]), [], None)
     prints = {read([rows[0]], system).fingerprint() for system in (OWN, SystemPrompt("S", False, ""))}
     prints |= {read(more).fingerprint() for more in ([rows[0]] * 2, [{**rows[0], "ground_truth": "b"}])}
     assert len(prints) == 4 and read([dict(rows[0])]).fingerprint() in prints
@@ -129,11 +125,11 @@ def test_what_is_said_of_the_files_own():
     rows = [chat(("system", name), ("user", "a"), ("assistant", "b")) for name in ("A", "B", "B")]
     rows.append(chat(("user", "a"), ("assistant", "b")))
     chosen = SystemPrompt("A", False, "'A', as in training")
-    said = "as in training; the file's own differs in 2 of 4 rows"
-    assert system_prompt_line(chosen, read(rows, chosen)).endswith(said)
-    assert system_prompt_line(chosen, read(rows[:1], chosen)).endswith("as in training")
+    own, count = read(rows, chosen).own_system_prompts, len(rows)
+    assert chosen.line(own, count).endswith("as in training; it replaces the file's own in 3 of 4 rows")
+    assert chosen.line(0, 1).endswith("as in training")
     kept = OWN._replace(origin="the file's own")
-    assert system_prompt_line(kept, read(rows)).endswith("the file's own: 3 of 4 rows have one")
+    assert kept.line(own, count).endswith("the file's own: 3 of 4 rows have one")
 
 
 def test_rows_that_the_template_refuses_are_counted():
@@ -144,7 +140,7 @@ def test_rows_that_the_template_refuses_are_counted():
     )
     rows = [chat(("user", text), ("assistant", "b")) for text in ("good", "bad", "", "fine")]
     found = read(rows)
-    drop_useless(found, [make_metric("exact")], Prompter(tokenizer))
+    drop_unusable(found, [make_metric("exact")], Prompter(tokenizer))
     assert [one.text for one in found.questions] == ["good", "fine"]
     assert found.rows_skipped == {"template_refused": 1, "empty_prompt": 1}
     assert "no bad words" in found.first_skipped["template_refused"]

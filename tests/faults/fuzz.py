@@ -276,13 +276,9 @@ def case_checkpoint(rng: random.Random, home: Path, folder: Path) -> list[str]:
 
 def case_states(rng: random.Random, home: Path, folder: Path) -> list[str]:
     output = ["--output_dir", in_folder(folder, "out", rng)]
-    if rng.random() < 0.7:
-        states = copied(home / "states", folder / "states", "*.png")
-        damage(rng.choice(sorted(states.iterdir())), rng)
-        return ["analyze", "--from_states", str(states), *output, "--prediction_horizon", rng.choice(("0", "1", "9"))]
-    run = copied(home / "run", folder / "run", "*.safetensors", "*.pt", "*.pth")
-    damage(run / "metrics.json", rng)
-    return ["analyze", "--runs", str(run), *output]
+    states = copied(home / "states", folder / "states", "*.png")
+    damage(rng.choice(sorted(states.iterdir())), rng)
+    return ["analyze", "--from_states", str(states), *output, "--prediction_horizon", rng.choice(("0", "1", "9"))]
 
 
 def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
@@ -307,7 +303,7 @@ FLAGS = [
     (
         "analyze {rows} --models {run} --output_dir {out} --layers -1",
         "analysis.options:AnalyzeOptions",
-        "runs from_states base_model output_dir",
+        "from_states base_model output_dir",
     ),
     (
         "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",

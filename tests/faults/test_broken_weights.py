@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
+from stepjepa.evaluation.files import Answers
 from stepjepa.evaluation.nll import AnswerLoss
-from stepjepa.evaluation.predictions import EvaluationResult, read_predictions, record_lines
-from stepjepa.evaluation.run import Answers
+from stepjepa.evaluation.predictions import read_predictions, record_lines
+from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
 from stepjepa.study.stages import score_model

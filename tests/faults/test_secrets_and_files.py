@@ -12,7 +12,7 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation.store import Output, Paths
+from stepjepa.generation.output import Output, Paths
 from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
@@ -96,7 +96,7 @@ def test_prepared_files_follow_no_link(name, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")
 def test_answers_in_the_making_follow_no_link(tmp_path):
     (tmp_path / "answers.partial").symlink_to(tmp_path / "victim")
-    output = Output(Paths((), tmp_path / "record.json", tmp_path / "answers.partial"), {}, {})
+    output = Output(Paths((), tmp_path / "record.json", tmp_path / "answers.partial"), {})
     with pytest.raises(DataError, match="answers.partial"), output.opened(print):
         pass
     assert not (tmp_path / "victim").exists()

@@ -85,7 +85,7 @@ PREPARED = [
 
 @pytest.mark.parametrize("keep_thinking", [True, False])
 def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_path, bpe_tokenizer, keep_thinking):
-    from stepjepa.analysis.states import read_pairs
+    from stepjepa.analysis.pairs import read_pairs
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.data.encode import encode_dataset, read_chat
     from stepjepa.data.prepare import PrepareOptions, prepare

@@ -12,7 +12,7 @@ from stepjepa.data.prepare.rows import response_parts
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.generation.solve import ground_truth
+from stepjepa.generation.problems import ground_truth
 from support.tokenizers import fresh
 from support.trl_templates import IN_PARTS, template, templates, tokenizer_with
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -18,7 +17,8 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.generation import endpoint, seed_of
+from stepjepa.generation import endpoint
+from stepjepa.generation.protocol import seed_of
 from support.rows import lines, write
 
 QUESTIONS = 8
@@ -128,7 +128,7 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
         file.write('{"answer": "#### 1"}\n')
     monkeypatch.setenv("MY_KEY", "sk-secret")
     out = tmp_path / "sub" / "out.jsonl"
-    flags = ["--attempts", "3", "--response_field", "deepseek_response", "--api_key_env", "MY_KEY", "--seed", "5"]
+    flags = ["--attempts", "3", "--api_key_env", "MY_KEY", "--seed", "5"]
     assert main(words(server, data, out, *flags)) == 0
     rows = lines(out)
     assert [row["question"] for row in rows] == [f"What is {n} + 1?" for n in range(7)]
@@ -137,7 +137,7 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
         "question": "What is 1 + 1?",
         "answer": "It is easy.\n#### 2",
         "ground_truth": "2",
-        "deepseek_response": "**Step 1:** Add.\n\n**Step 2:** \\boxed{2}",
+        "response": "**Step 1:** Add.\n\n**Step 2:** \\boxed{2}",
         "attempt": 2,
         "model": "big",
         "correct": True,
@@ -167,32 +167,19 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     assert all("sk-secret" not in path.read_text() for path in out.parent.iterdir())
 
 
-def test_loops_are_closed(server, data, tmp_path, monkeypatch):
-    """An event loop that is left open holds three file handles, and warns in whatever runs when it is collected."""
-    loops, new_loop = [], asyncio.new_event_loop
-    monkeypatch.setattr(asyncio, "new_event_loop", lambda: loops.append(new_loop()) or loops[-1])
-    for reply in ((400, {}, {"error": "no"}), None):
-        server.script = lambda body, count, reply=reply: reply or solution(body)
-        main(words(server, data, tmp_path / "out.jsonl"))
-    deadline = time.monotonic() + 30
-    while not all(loop.is_closed() for loop in loops) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert loops and all(loop.is_closed() for loop in loops)
-
-
 def test_request_fields(server, data, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # is about the Hub, not about this server
     monkeypatch.setenv("HF_TOKEN", "hf_secret")  # so is this
-    flags = ["--prompt_template", "Q: {question} {x}", *"--greedy_first --system_prompt none --max_examples 2".split()]
+    flags = ["--prompt_template", "Q: {question} {x}", *"--system_prompt none --max_examples 2".split()]
     extra = ["--extra_body", '{"max_tokens": null, "max_completion_tokens": 9, "seed": null}']
     server.script = lambda body, count: solution(body, wrong=count == 0)
     assert main(words(server, data, tmp_path / "out.jsonl", *flags, *extra)) == 0
     assert len(server.bodies) == 4
-    greedy, sampled = server.asked(1)
-    assert greedy["messages"] == [{"role": "user", "content": "Q: What is 1 + 1? {x}"}]
-    assert (greedy["temperature"], sampled["temperature"]) == (0, 0.7)
+    first, second = server.asked(1)
+    assert first["messages"] == [{"role": "user", "content": "Q: What is 1 + 1? {x}"}]
+    assert (first["temperature"], second["temperature"]) == (0.7, 0.7)
     assert not any("hf_secret" in str(headers) for _, headers in server.headers)
-    assert "max_tokens" not in greedy and "seed" not in greedy and greedy["max_completion_tokens"] == 9
+    assert "max_tokens" not in first and "seed" not in first and first["max_completion_tokens"] == 9
 
 
 def test_cut_off_responses_broken_text_and_a_refused_question(server, data, tmp_path, capsys):
@@ -336,7 +323,9 @@ NOWHERE = "http://127.0.0.1:9/v1"
         ('{"q": 1}\n', "", "none of 1 rows can be asked"),
         (ROW, "--temperature 0", "every attempt would say the same"),
         (ROW, "--prompt_template Solve", "it must hold {question}"),
-        (ROW, "--response_field answer", "response_field is 'answer'"),
+        (ROW, "--response_field x", "--response_field: was removed: the column is called response"),
+        (ROW, "--keep_attempts", "out.unsolved.jsonl has the last response"),
+        (ROW, "--no_resume", "nothing is replaced without --overwrite"),
         (ROW, "--output_file out.json", "must end in .jsonl"),
         (ROW, "--output_file none", "--output_file must be given"),
         (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),

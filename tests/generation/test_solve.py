@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 
 import pytest
 
 from stepjepa.errors import ConfigError, DataError, StepJepaError
-from stepjepa.generation import Reply, mended, seed_of, solve, store
+from stepjepa.generation import output, solve
 from stepjepa.generation.options import GenerateOptions
-from stepjepa.generation.solve import ground_truth, read_problems
+from stepjepa.generation.problems import ground_truth, read_problems
+from stepjepa.generation.protocol import Reply, mended, seed_of
 from support.rows import lines as rows
 from support.rows import write
 
@@ -42,7 +42,7 @@ class Pupil:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(store.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(output.os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
@@ -109,7 +109,6 @@ def test_other_settings_are_refused(options, run, tmp_path):
         before = {path: path.read_bytes() for path in tmp_path.iterdir()}
         for changes, words in (
             ({"temperature": 0.9}, "made with temperature 0.7, not 0.9; use the same options, .* --overwrite"),
-            ({"resume": False}, "--no_resume forbids"),
         ):
             with pytest.raises(ConfigError, match=words):
                 run(options(**changes))
@@ -120,44 +119,20 @@ def test_other_settings_are_refused(options, run, tmp_path):
     assert len(rows(tmp_path / "out.jsonl")) > 0
 
 
-def test_files_of_others(options, run, tmp_path):
-    """The record of a run that has not ended, and the input itself."""
-    meta = tmp_path / "out.jsonl.meta.json"
-    meta.write_text('{"state": "running", "settings": {}, "input": {}}')
+def test_the_record_of_work_that_has_not_ended(options, run, tmp_path):
+    (tmp_path / "out.jsonl.meta.json").write_text('{"state": "running", "settings": {}, "input": {}}')
     with pytest.raises(ConfigError, match="is no record of this"):
         run(options())
-    shutil.copy(tmp_path / "data.jsonl", tmp_path / "x.unsolved.jsonl")
-    with pytest.raises(ConfigError, match="would write over its input"):
-        run(options("x.jsonl", overwrite=True, file=str(tmp_path / "x.unsolved.jsonl")))
 
 
-def test_a_complete_output_of_version_0_1_is_known(options, run, tmp_path):
+def test_an_output_of_version_0_2_is_complete(options, run, tmp_path):
+    """It recorded options that have left."""
     run(options())
     meta = tmp_path / "out.jsonl.meta.json"
     record = json.loads(meta.read_text())
-    for name in ("dtype", "plain", "extra_body"):  # it recorded only what its backend read
-        del record["settings"][name]
+    record["settings"] |= {"greedy_first": False, "response_field": "response"}
     meta.write_text(json.dumps(record))
     assert run(options(), Pupil(0)).already
-
-
-def test_a_damaged_record_is_one_line(options, run, tmp_path):
-    run(options())
-    meta = tmp_path / "out.jsonl.meta.json"
-    record = json.loads(meta.read_text())
-    summaries = [None, [], {}, *({**record["summary"], name: None} for name in record["summary"])]
-    refused = []
-    for summary in summaries:
-        meta.write_text(json.dumps({**record, "summary": summary}))
-        try:
-            run(options(), Pupil(0))
-        except ConfigError as error:
-            refused.append(str(error))
-    assert len(refused) > 5 and all("the record is damaged" in line and "--overwrite" in line for line in refused)
-    for other in ({**record, "settings": 5}, {**record, "settings": [1]}, {**record, "input": None}):
-        meta.write_text(json.dumps(other))
-        with pytest.raises(ConfigError, match="is no record of this"):
-            run(options(), Pupil(0))
 
 
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):

@@ -117,7 +117,7 @@ def test_the_base_of_a_run_is_loaded_as_it_was_trained(stand_in, monkeypatch, pl
     (done.output_dir / "run.json").write_text(json.dumps(record))
     asked = []
     monkeypatch.setattr(
-        "stepjepa.generation.local.load_model",
+        "stepjepa.generation.place.load_model",
         lambda *args, quantized, **more: asked.append(quantized) or load_model(*args, **more),
     )
     file = str(place / "rows.jsonl")

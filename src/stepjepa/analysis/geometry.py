@@ -2,10 +2,6 @@
 
 NumPy in float64; docs/geometry.md has the formulas. Nothing of size N x N is held: similarities come in blocks of rows.
 
-Plain language models already have cone-shaped states: two unrelated views have a cosine of .76 to .96 and the effective
-rank is well above 1. Collapsed ones reach .995, rank 1.0, matched pairs as close as shuffled ones, and retrieval at
-chance. The thresholds of the signs lie between the two.
-
 Shapes: N pairs, D width, C rows of a block.
 """
 
@@ -19,7 +15,7 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.errors import DataError
-from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS
+from stepjepa.modeling.collapse import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_rank
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
@@ -166,22 +162,27 @@ def measure_states(
 
 
 def _view(states: np.ndarray, base: np.ndarray | None) -> ViewNumbers:
-    variance_D, ratio = states.var(axis=0, ddof=1, dtype=np.float64), None
+    variance_D = states.var(axis=0, ddof=1, dtype=np.float64)
+    ratio = None
     if base is None:
-        dead_D = variance_D <= DEAD_SHARE * np.median(np.square(states, dtype=np.float64).mean(axis=0))
+        mean_square_D = np.square(states, dtype=np.float64).mean(axis=0)
+        dead_D = variance_D <= DEAD_SHARE * np.median(mean_square_D)
     else:
         base_D = base.var(axis=0, ddof=1, dtype=np.float64)
-        ratio_D = variance_D[base_D > 0] / base_D[base_D > 0]
-        dead_D, ratio = ratio_D <= DEAD_SHARE, float(np.median(ratio_D)) if len(ratio_D) else None
+        alive_D = base_D > 0
+        ratio_D = variance_D[alive_D] / base_D[alive_D]
+        dead_D = ratio_D <= DEAD_SHARE
+        ratio = float(np.median(ratio_D)) if len(ratio_D) else None
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
+    others = sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)  # of all pairs of two rows
     return ViewNumbers(
-        float((sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)) / (n * (n - 1))),
-        effective_rank(singular_values(unit_ND)),
-        effective_rank(singular_values(states, center=True)),
-        uniformity(unit_ND),
-        float(dead_D.mean()) if len(dead_D) else 0.0,
-        ratio,
+        pairwise_cosine=float(others / (n * (n - 1))),
+        effective_rank=effective_rank(singular_values(unit_ND)),
+        effective_rank_centred=effective_rank(singular_values(states, center=True)),
+        uniformity=uniformity(unit_ND),
+        dead_dimensions=float(dead_D.mean()) if len(dead_D) else 0.0,
+        variance_ratio=ratio,
     )
 
 
@@ -206,29 +207,39 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
         cosine_CN -= centre
         total += cosine_CN.sum()
         squares += np.einsum("cn,cn->", cosine_CN, cosine_CN)
+
+    # The sums are over all N * N pairs; those of a source with its own target are taken out.
     others, around_N = n * (n - 1), aligned_N - centre
     mean = (total - around_N.sum()) / others
+    mean_square = (squares - (around_N**2).sum()) / others
     shuffled_mean = float(centre + mean)
-    shuffled_sd = math.sqrt(max((squares - (around_N**2).sum()) / others - mean**2, 0.0))
+    shuffled_sd = math.sqrt(max(mean_square - mean**2, 0.0))
     aligned_mean, aligned_sd = float(centre), float(aligned_N.std(ddof=1))
-    gap, spread = aligned_mean - shuffled_mean, math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
+    gap = aligned_mean - shuffled_mean
+    spread = math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
+    without_spread = 0.0 if abs(gap) <= TIE else None
+    d_prime = gap / spread if spread > TIE else without_spread  # below the rounding of float32 a spread is none
+
     harmonic_N = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, n + 1))])
-    at_1, at_5 = (float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean()) for k in (1, 5))
+    reciprocal_N = (harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)
+
+    def found_among(k: int) -> float:
+        return float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean())
+
     return PairNumbers(
         n,
-        aligned_mean,
-        aligned_sd,
-        shuffled_mean,
-        shuffled_sd,
-        gap,
-        # Below the rounding of float32 a spread is none.
-        gap / spread if spread > TIE else (0.0 if abs(gap) <= TIE else None),
-        at_1,
-        at_5,
-        float(((harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)).mean()),
-        1 / n,
-        min(5, n) / n,
-        float(harmonic_N[n] / n),
+        aligned_mean=aligned_mean,
+        aligned_sd=aligned_sd,
+        shuffled_mean=shuffled_mean,
+        shuffled_sd=shuffled_sd,
+        gap=gap,
+        d_prime=d_prime,
+        retrieval_at_1=found_among(1),
+        retrieval_at_5=found_among(5),
+        mrr=float(reciprocal_N.mean()),
+        chance_at_1=1 / n,
+        chance_at_5=min(5, n) / n,
+        chance_mrr=float(harmonic_N[n] / n),
     )
 
 
@@ -275,18 +286,6 @@ def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
     """
     states_ND = states.astype(np.float64)
     return np.linalg.svd(states_ND - states_ND.mean(axis=0) if center else states_ND, compute_uv=False)
-
-
-def effective_rank(singular: np.ndarray) -> float:
-    """``exp(-sum_k p_k log p_k)``, ``p_k = s_k / sum(s) + 1e-7`` (RankMe, Garrido et al. 2023, arXiv:2210.02885, Eq. 1).
-
-    Of singular values (K,): 1 for a single direction, K for equal values, 0 for states that are all zero.
-    """
-    total = singular.sum()
-    if total == 0:
-        return 0.0
-    share = singular / total + 1e-7
-    return float(np.exp(-(share * np.log(share)).sum()))
 
 
 def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearMap:
@@ -366,9 +365,17 @@ class CollapseSign:
 
 def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
     """Signs of collapse in one model's states, none for healthy ones; `collapsed` says whether they amount to collapse."""
+    signs = _pair_signs(numbers.pairs)
+    most = min(numbers.n, numbers.width)
+    for name, view in (("source", numbers.source), ("target", numbers.target)):
+        signs += _view_signs(name, view, most)
+    return signs
+
+
+def _pair_signs(pairs: PairNumbers) -> list[CollapseSign]:
     from scipy import stats
 
-    pairs, signs = numbers.pairs, list[CollapseSign]()
+    signs = []
     if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
         how = "farther apart than" if pairs.d_prime < -LOW_D_PRIME else "as close as"
         text = (
@@ -376,29 +383,32 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
             f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
         )
         signs.append(CollapseSign("pairs_alike", "pairs", pairs.d_prime, LOW_D_PRIME, text))
-    found = round(pairs.retrieval_at_1 * pairs.n)
-    p = float(stats.binom.sf(found - 1, pairs.n, pairs.chance_at_1))
+    nearest = round(pairs.retrieval_at_1 * pairs.n)
+    p = float(stats.binom.sf(nearest - 1, pairs.n, pairs.chance_at_1))
     if pairs.n >= CHANCE_ROWS and p >= CHANCE_LEVEL:
         text = (
-            f"retrieval is at chance: {found} of {pairs.n} targets are nearest to their source, "
+            f"retrieval is at chance: {nearest} of {pairs.n} targets are nearest to their source, "
             f"{pairs.n * pairs.chance_at_1:.0f} expected by chance (p = {p:.2f}, not below {CHANCE_LEVEL})"
         )
         signs.append(CollapseSign("retrieval_at_chance", "pairs", pairs.retrieval_at_1, pairs.chance_at_1, text))
-    most = min(numbers.n, numbers.width)
-    for name, view in (("source", numbers.source), ("target", numbers.target)):
-        rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
-        if most >= RANK_ROWS and rank < LOW_RANK:
-            text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
-            signs.append(CollapseSign("low_rank", name, rank, LOW_RANK, text))
-        if cosine >= CONE_COSINE:
-            text = (
-                f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
-                f"(from {CONE_COSINE}; plain models .76 to .96)"
-            )
-            signs.append(CollapseSign("cone", name, cosine, CONE_COSINE, text))
-        if dead >= DEAD_DIMENSIONS:
-            text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
-            signs.append(CollapseSign("dead_dimensions", name, dead, DEAD_DIMENSIONS, text))
+    return signs
+
+
+def _view_signs(name: str, view: ViewNumbers, most: int) -> list[CollapseSign]:
+    rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
+    signs = []
+    if most >= RANK_ROWS and rank < LOW_RANK:
+        text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
+        signs.append(CollapseSign("low_rank", name, rank, LOW_RANK, text))
+    if cosine >= CONE_COSINE:
+        text = (
+            f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
+            f"(from {CONE_COSINE}; plain models .76 to .96)"
+        )
+        signs.append(CollapseSign("cone", name, cosine, CONE_COSINE, text))
+    if dead >= DEAD_DIMENSIONS:
+        text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
+        signs.append(CollapseSign("dead_dimensions", name, dead, DEAD_DIMENSIONS, text))
     return signs
 
 

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import os
-import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
-from stepjepa.analysis import states
 from stepjepa.analysis.options import AnalyzeOptions
-from stepjepa.analysis.prediction import walks_of
-from stepjepa.analysis.states import FINAL, Pairs, States, Walks
+from stepjepa.analysis.states import FINAL
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.values import named_by_file
 from stepjepa.data.options import ColumnOptions, TemplateOptions
-from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import StepSplitter, make_splitter
-from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.models import TrainingRecord, read_record, softmax_size
-from stepjepa.forest.collate import TwoPassCollator
-from stepjepa.generation.local import Place, find_model, load_place, load_place_tokenizer
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, known_predictors, predictor_names, trained_extras
+from stepjepa.data.tokens import kept_predictors
+from stepjepa.errors import ConfigError
+from stepjepa.evaluation.record import TrainingRecord, read_record
+from stepjepa.generation.place import Place, load_place, load_place_tokenizer
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_names, trained_extras
 from stepjepa.modeling.forward import causal_lm, known_layers
-from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.objectives.base import objective_of, trained_pairs
-from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
-from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
+from stepjepa.training.encoding import chat_tokenizer
+from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.training.setup import placed_predictors
-from stepjepa.utils.files import remove_tree, write_json
-from stepjepa.utils.terminal import Bar, show_log
-from stepjepa.utils.text import labels_of, slug
 
-ABOUT = "analysis.json"
 _NAME = Names(JEPAOptions, AnalyzeOptions)
 # Of a run's own options these are about its files; its tokenizer brings its template.
 _OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
@@ -104,59 +88,66 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
         model, kind = load_place(place, tokenizer, loading)
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
-    own, extras, read = record.settings, trained_extras(inner), objective_of(method).groups
+    own, extras, groups = record.settings, trained_extras(inner), objective_of(method).groups
     grouped = len(extras.groups) > 1
     if grouped:
-        if not set(read) <= set(extras.groups):
+        if not set(groups) <= set(extras.groups):
             known = ", ".join(map(str, extras.groups))
             raise ConfigError(
                 f"{place.name}: has predictors of its own for each of the horizons {known}; give one with --{_NAME.horizon}"
             )
-        extras.keep_groups(read)
-    order: Any = options.predictor_order or own.get("predictor_order") or method.predictor_order
-    same = bool(own.get("same_predictor") if options.same_predictor is None else options.same_predictor)
-    layer = own.get("readout_layer") if options.readout_layer is None else options.readout_layer
-    count, ids = _find_predictors(model, tokenizer, place, record, options.predictors, same)
-    method = replace(method, predictors=count, same_predictor=same, predictor_order=order, readout_layer=layer)
-    ids = ids if grouped else [*ids] * len(read)  # one group serves all horizons
-    alone = "the mean of their tokens" if method.readout == "mean" else "their last token"
-    where = f"sources at the last of {count} predictors" if count else f"sources at {alone}"
-    where = "sources at their predictor" if count == 1 else where
+        extras.keep_groups(groups)
+
+    # How it is read: as asked, else as its own run had it.
+    def as_asked(name: str) -> Any:
+        asked = getattr(options, name)
+        return own.get(name) if asked is None else asked
+
     trained = own.get("predictors") if trained_pairs(own) else None
-    return AnalyzedModel(
-        place,
-        record,
-        model,
-        tokenizer,
+    wanted = trained if options.predictors is None else options.predictors
+    same = bool(as_asked("same_predictor"))
+    count, ids = _find_predictors(model, tokenizer, wanted, same)
+    method = replace(
         method,
-        placed_predictors(ids, method, len(read)),
-        head,
-        f"{kind}; {where}{f', after the {head} head' if head else ''}",
-        0 if count else int((trained if options.predictors is None else options.predictors) or 0),
+        predictors=count,
+        same_predictor=same,
+        predictor_order=as_asked("predictor_order") or method.predictor_order,
+        readout_layer=as_asked("readout_layer"),
     )
+    if not grouped:  # one group serves all horizons
+        ids = [*ids] * len(groups)
+    where = _where_sources_are_read(method, head)
+    placed = placed_predictors(ids, method, len(groups))
+    lacking = 0 if count else int(wanted or 0)
+    return AnalyzedModel(place, record, model, tokenizer, method, placed, head, f"{kind}; {where}", lacking)
 
 
-def _find_predictors(
-    model: Any, tokenizer: Any, place: Place, record: TrainingRecord, asked: int | None, same: bool
-) -> tuple[int, Sequence[int]]:
-    """K and the ids of the predictors that were saved with the model (`extras.attach_saved`), else of those in its
-    vocabulary: kept ones, or those that a checkpoint of version 0.1 holds at its end; of several groups all."""
-    extras, trained = trained_extras(causal_lm(model)), record.settings.get("predictors")
-    saved, groups = extras.predictors, len(extras.groups)
-    if saved is not None:
-        wanted = int(asked if asked is not None else trained or len(saved.ids) // groups)
-        ids = saved.ids
+def _where_sources_are_read(method: JEPAOptions, head: str | None) -> str:
+    if method.predictors == 1:
+        where = "their predictor"
+    elif method.predictors:
+        where = f"the last of {method.predictors} predictors"
     else:
-        rows, added, kept = vocabulary_size(causal_lm(model)), tokenizer.get_added_vocab(), 0
-        while added.get(predictor_names(kept + 1)[-1], rows) < rows:
-            kept += 1
-        after = rows - softmax_size(causal_lm(model), tokenizer, place, record) if not kept else 0
-        wanted = int(asked if asked is not None else (trained or kept) if kept or after else 0)
-        ids = list(known_predictors(tokenizer, rows, predictor_names(min(wanted, 1) if same else wanted)))
-        ids = ids or list(range(rows - after, rows))  # a checkpoint has them after its vocabulary
-    need, size = min(wanted, 1) if same else wanted, len(ids) // groups
-    own = [index for group in range(groups) for index in ids[group * size : group * size + need]]
-    return (wanted, own) if need <= size else (0, ())
+        where = "the mean of their tokens" if method.readout == "mean" else "their last token"
+    return f"sources at {where}{f', after the {head} head' if head else ''}"
+
+
+def _find_predictors(model: Any, tokenizer: Any, wanted: int | None, same: bool) -> tuple[int, Sequence[int]]:
+    """K and the ids of the predictors that were saved with the model (`extras.attach_saved`), else of those that are kept in
+    its vocabulary; of several groups all."""
+    extras = trained_extras(causal_lm(model))
+    if extras.predictors is not None:
+        ids = list(extras.predictors.ids)
+    else:
+        kept = kept_predictors(tokenizer)
+        ids = [kept[name] for name in predictor_names(len(kept)) if name in kept]
+    groups = len(extras.groups)
+    size = len(ids) // groups
+    count = size if wanted is None else wanted
+    need = min(count, 1) if same else count
+    if need > size:
+        return 0, ()
+    return count, [index for group in range(groups) for index in ids[group * size : group * size + need]]
 
 
 def as_trained(
@@ -219,123 +210,3 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         transformers.utils.logging.set_verbosity(before)
-
-
-def collect_all(
-    options: AnalyzeOptions, given: Collection[str], folder: Path, stale: Sequence[Path], bar: Bar
-) -> tuple[dict[str, States], str | None, dict[str, Any]]:
-    """Run the models, the base first and each once, and leave their states in the folder, all or none.
-
-    Args:
-        given: options that the user has set; the others are as in training.
-        stale: files of an earlier analysis, which are removed once all states are collected.
-
-    Returns:
-        States by the models' labels, the base's label, and the record of the collection (`ABOUT`).
-    """
-    show_log(logging.WARNING)
-    named = dict.fromkeys(name for name in (options.base_model, *(options.models or ())) if name is not None)
-    places = [find_model(name) for name in named]
-    labels = labels_of([place.name for place in places])
-    base = labels[0] if options.base_model is not None else None
-    options, trained = as_trained(options, given, places[1:] if base is not None else places)
-    method = replace(method_of(options), same_predictor=bool(options.same_predictor))
-    splitter = None
-    if trained is not None:
-        bar.say(
-            f"views    as in the training of {trained.name}, where not given: --{_NAME.objective} {method.objective}"
-        )
-        settled = read_record(trained).splitter  # what its step_splitter=auto was
-        if settled and method.step_splitter == "auto":
-            splitter = make_splitter(settled, method.step_separator)
-    rows = RowSource(options.file, options.dataset_split)
-    asked = None if options.layers in (None, ["all"]) else [int(layer) for layer in options.layers or ()]
-    if objective_of(method).sampled:
-        bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
-    new, existed, inputs, found = folder / ".new-states", folder.is_dir(), list[dict[str, Any]](), dict[str, States]()
-    try:
-        remove_tree(new)
-        new.mkdir(parents=True)
-        for label, place in zip(labels, places, strict=True):
-            model, path = load_analyzed(place, method, options), new / f"states-{slug(label)}.safetensors"
-            layers = states.layers_of(model.model, asked)
-            renderer, positions = make_renderer(model.tokenizer, model.method), max_positions(causal_lm(model.model))
-            settings = settings_for(rows, model.method, positions, splitter)
-            pairs = states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples)
-            bar.say(f"{label}: {model.description}")
-            for line in [*view_notes(model, method, options.predictors), *(() if found else _data_lines(pairs))]:
-                bar.say(f"  {line}")
-            bar.start(label, len(pairs.examples), 0)
-            read = states.collect_states(
-                model.model,
-                place.name,
-                pairs,
-                layers=layers,
-                predictor_ids=model.predictor_ids,
-                pad_token_id=model.tokenizer.pad_token_id or 0,
-                batch_size=options.batch_size,
-                advance=bar.step,
-                head_layer=model.layer,
-            )
-            if options.prediction_horizon is not None:
-                read = replace(read, walks=_walks(model, rows, options, splitter, bar))
-            states.save_states(read, path)
-            found[label] = states.load_states(path)
-            states.check_alike(found, base)
-            count, head = model.method.predictors, model.head
-            inputs.append({"label": label, "model": place.name, "states": path.name, "predictors": count, "head": head})
-            del model, read  # before the next one is loaded
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        about = {
-            "version": 1,
-            **{name: getattr(options, name) for name in (_NAME.file, _NAME.max_examples)},
-            "views": {name: getattr(method, name) for name in options_of(ExampleOptions) if hasattr(options, name)},
-            "inputs": inputs,
-            "base": base,
-        }
-        for file in stale:
-            file.unlink()
-        for one in inputs:
-            os.replace(new / one["states"], folder / one["states"])
-        write_json(folder / ABOUT, about)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if not existed:
-            with suppress(OSError):  # something is in it
-                folder.rmdir()
-    return found, base, about
-
-
-def _walks(
-    model: AnalyzedModel, rows: RowSource, options: AnalyzeOptions, splitter: StepSplitter | None, bar: Bar
-) -> Walks:
-    """The states behind the steps of a data set's answers, as a model has them in its chats."""
-    method = states.every_step(model.method).options
-    settings = settings_for(rows, method, max_positions(causal_lm(model.model)), splitter)
-    renderer = make_renderer(model.tokenizer, method)
-    try:
-        examples, places = walks_of(states.read_pairs(rows, model.tokenizer, renderer, settings, options.max_examples))
-    except DataError as error:
-        raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
-    bar.start(f"{model.place.name}, steps", len(examples), 0)
-    views = states.read_states(
-        model.model,
-        model.place.name,
-        TwoPassCollator((), model.tokenizer.pad_token_id or 0),
-        examples,
-        batch_size=options.batch_size,
-        advance=bar.step,
-        head_layer=-2,
-    )
-    return Walks(views[0, 0], places)
-
-
-def _data_lines(pairs: Pairs) -> list[str]:
-    """How many pairs there are and what was left out."""
-    report = pairs.report
-    skipped, without = sum(report.rows_skipped.values()), sum(report.examples_without_pairs.values())
-    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
-    line += f"; {skipped:,} rows skipped" if skipped else ""
-    return [line + (f"; {without:,} without a pair" if without else ""), *report.steps.lines()]

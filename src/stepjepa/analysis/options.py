@@ -18,7 +18,7 @@ from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
 
-# The headings of the options: what --from_states does not read, what it reads, and what --runs alone reads too.
+# The headings of the options; --from_states reads the last two.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
 _READ = "reading (default: as the model's run had it)"
 _SEEDS: dict[str, Any] = {"at_least": 0, "at_most": 2**32 - 1}  # that NumPy and scikit-learn take
@@ -29,7 +29,7 @@ class AnalysisResult:
     """What `analyze` has measured; ``str`` of it is what the command prints.
 
     Attributes:
-        record: all numbers, as the file of numbers holds them; empty where only loss curves were drawn.
+        record: all numbers, as the file of numbers holds them.
         files: what was written.
         lines: for the terminal.
     """
@@ -96,8 +96,8 @@ class _Analysis:
     from_states: str | None = option(
         None, "Folder of an earlier analysis: measure and draw its saved states again, without any model.", _MEASURED
     )
-    coordinates: list[Literal["pca", "tsne", "umap"]] | None = option(
-        None, "Pictures of both views in one plane. Default: pca. umap needs the extra umap.", _MEASURED
+    coordinates: list[Literal["pca", "tsne"]] | None = option(
+        None, "Pictures of both views in one plane. Default: pca.", _MEASURED
     )
     prediction_horizon: int | None = option(
         None,
@@ -107,16 +107,9 @@ class _Analysis:
         at_least=1,
         at_most=100,
     )
-    seed: int = option(0, "Seed of the shuffled pairs in the histogram, of t-SNE and UMAP.", _MEASURED, **_SEEDS)
-    runs: list[str] | None = option(
-        None, "Folders of runs (or checkpoints) whose loss curves are drawn into one figure.", _OUTPUT
-    )
+    seed: int = option(0, "Seed of the shuffled pairs in the histogram and of t-SNE.", _MEASURED, **_SEEDS)
     figure_format: Literal["png", "svg"] = option("png", "Kind of the figures.", _OUTPUT)
-    output_dir: str | None = option(
-        None,
-        "Folder for states, numbers and figures. Default: analysis-<data>; with --runs alone analysis-runs.",
-        _OUTPUT,
-    )
+    output_dir: str | None = option(None, "Folder for states, numbers and figures. Default: analysis-<data>.", _OUTPUT)
     overwrite_output_dir: bool = option(False, "Replace what an earlier analysis has written there.", _OUTPUT)
 
 
@@ -140,11 +133,6 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
     )
     readout: Literal["last", "mean"] = option("last", "A view's last state, or the mean over its tokens.", _METHOD)
 
-    @property
-    def runs_alone(self) -> bool:
-        """Whether nothing but loss curves is asked for."""
-        return bool(self.runs) and not (self.file or self.models or self.base_model or self.from_states)
-
     def check(self) -> None:
         """Check the values and what they are together.
 
@@ -162,7 +150,7 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
             raise ConfigError(
                 f"--{_NAME.from_states} loads no model and reads no rows; leave the file and --{_NAME.models} out"
             )
-        if self.from_states or self.runs_alone:
+        if self.from_states:
             return
         example = f"write: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B"
         if not self.file:
@@ -173,13 +161,11 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
 
     def unread(self, given: Collection[str]) -> list[str]:
         """A line for every option that is given and not read."""
-        if not self.from_states and not self.runs_alone:
+        if not self.from_states:
             return []
-        form, read = f"--{_NAME.from_states}", {_MEASURED, _OUTPUT}
-        if self.runs_alone:
-            form, read = f"--{_NAME.runs} alone", {_OUTPUT}
-        idle = [one.name for one in options_of(AnalyzeOptions).values() if one.name in given and one.group not in read]
-        return [f"--{name} has no effect with {form}" for name in sorted(idle)]
+        known = options_of(AnalyzeOptions).values()
+        idle = [one.name for one in known if one.name in given and one.group not in (_MEASURED, _OUTPUT)]
+        return [f"--{name} has no effect with --{_NAME.from_states}" for name in sorted(idle)]
 
 
 _NAME = Names(AnalyzeOptions)

@@ -8,7 +8,6 @@ Shapes: N pairs, D width.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,22 +19,19 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.inspect.figure import WIDTH
 from stepjepa.inspect.figure import save_figure as save_figure  # of every figure
 from stepjepa.utils.failures import library
+from stepjepa.utils.series import COLOURS, series_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours (jfly.uni-koeln.de/color), without the yellow, which white paper swallows.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6b6b6b"
 _CHANCE: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": (0, (2, 2)), "label": "chance"}
 
-# Key in the Trainer's log and label of its axis.
-LOSS_CURVES = (("lm_loss", "LM loss (nats a token)"), ("jepa_loss", "JEPA loss"))
 SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
-# t-SNE and UMAP start from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
+# t-SNE starts from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
 COMPONENTS = 50
 # Figures of ``stepjepa analyze`` by their files' names, but for those of one model each, which are METHOD-MODEL.
 TITLES = {
@@ -45,9 +41,8 @@ TITLES = {
     "rank_source": "Effective rank of the sources, by layer",
     "rank_target": "Effective rank of the targets, by layer",
     "steps": "Pairs by step",
-    "curves": "Training losses",
 }
-METHOD_TITLES = {"pca": "PCA", "tsne": "t-SNE", "umap": "UMAP"}
+METHOD_TITLES = {"pca": "PCA", "tsne": "t-SNE"}
 
 # Mean difference, low and high end of its interval; the ends may be missing.
 Estimate = tuple[float, "float | None", "float | None"]
@@ -55,8 +50,8 @@ Estimate = tuple[float, "float | None", "float | None"]
 
 def look(index: int) -> dict[str, Any]:
     """What tells series number `index` from the others: 49 of them differ, the first 7 in all three."""
-    shifted = (index + index // len(COLOURS)) % len(COLOURS)
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[shifted], "marker": MARKERS[shifted]}
+    colour, shape = series_style(index)
+    return {"color": COLOURS[colour].light, "linestyle": DASHES[shape], "marker": MARKERS[shape]}
 
 
 def new_figure(
@@ -80,11 +75,12 @@ def new_figure(
     return figure, axes
 
 
-def _draw_lines(axis: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], marks: int = 0) -> None:
+def draw_lines(axis: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], marks: int = 0) -> None:
     """A line of (x, y) for each name, told apart by its `look`; of long ones `marks` points are marked, 0 for all."""
     for i, (name, points) in enumerate(lines.items()):
         every = max(1, len(points) // marks) if marks else 1
-        xs, ys = [x for x, _ in points], [y for _, y in points]
+        xs = [x for x, _ in points]
+        ys = [y for _, y in points]
         axis.plot(xs, ys, label=name, linewidth=1.8, markersize=5, markevery=(i % every, every), **look(i))
 
 
@@ -100,7 +96,7 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
     _need(spectra, "spectra")
     figure, (axis,) = new_figure(height=4.5, title=title)
     drawn = {name: list(enumerate(np.where(values > 0, values, np.nan), 1)) for name, values in spectra.items()}
-    _draw_lines(axis, drawn, marks=8)
+    draw_lines(axis, drawn, marks=8)
     top = max(float(values.max()) for values in spectra.values())
     if top > 0:
         axis.set_yscale("log")
@@ -119,17 +115,29 @@ def cosine_figure(
     figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
     every = np.concatenate([values for both in cosines.values() for values in both])
     low, high = float(every.min()), float(every.max())
-    bins = np.linspace(low, high, 101) if high - low > 1e-6 else np.linspace(low - 1e-3, high + 1e-3, 101)
-    for axis, (name, both) in zip(axes, cosines.items(), strict=True):
-        means = []
-        for i, (values, label) in enumerate(zip(both, ("matched", "shuffled"), strict=True)):
-            shares, mean, color = np.full(len(values), 100 / len(values)), float(np.mean(values)), COLOURS[i]
-            fill = {"facecolor": color, "edgecolor": color, "hatch": "////" if i else "", "linewidth": 0}
-            axis.hist(values, bins, weights=shares, histtype="stepfilled", alpha=0.35, label=f"{label} pairs", **fill)
-            axis.hist(values, bins, weights=shares, histtype="step", color=color, linewidth=1.4)
-            axis.axvline(mean, color=color, linestyle=DASHES[i], linewidth=1.4, label=f"mean, {label}")
-            means.append(f"{mean:.4f} {label}")
-        axis.set_title(f"{name}: mean {' and '.join(means)}", fontsize=10, loc="left")
+    if high - low <= 1e-6:
+        low, high = low - 1e-3, high + 1e-3
+    bins = np.linspace(low, high, 101)
+    for axis, (name, (matched, shuffled)) in zip(axes, cosines.items(), strict=True):
+        for i, (label, values) in enumerate((("matched", matched), ("shuffled", shuffled))):
+            shares = np.full(len(values), 100 / len(values))
+            colour = COLOURS[i].light
+            axis.hist(
+                values,
+                bins,
+                weights=shares,
+                histtype="stepfilled",
+                alpha=0.35,
+                label=f"{label} pairs",
+                facecolor=colour,
+                edgecolor=colour,
+                hatch="////" if i else "",
+                linewidth=0,
+            )
+            axis.hist(values, bins, weights=shares, histtype="step", color=colour, linewidth=1.4)
+            axis.axvline(values.mean(), color=colour, linestyle=DASHES[i], linewidth=1.4, label=f"mean, {label}")
+        means = f"mean {matched.mean():.4f} matched and {shuffled.mean():.4f} shuffled"
+        axis.set_title(f"{name}: {means}", fontsize=10, loc="left")
         axis.set_ylabel("pairs (%)")
     axes[-1].set_xlabel("cosine")
     legend_below(figure, axes[0])
@@ -148,16 +156,17 @@ def layer_figure(
     """
     _need(values, "layers")
     layers = sorted({layer for line in values.values() for layer in line}, key=lambda n: (n < 0, n))
-    names = ["final" if layer < 0 else "emb." if layer == 0 else str(layer) for layer in layers]
     figure, (axis,) = new_figure(height=4.5, title=title)
-    _draw_lines(
-        axis, {name: [(i, line[n]) for i, n in enumerate(layers) if n in line] for name, line in values.items()}
-    )
+    lines = {}
+    for name, line in values.items():
+        lines[name] = [(place, line[layer]) for place, layer in enumerate(layers) if layer in line]
+    draw_lines(axis, lines)
     if chance is not None:
         axis.axhline(chance, **_CHANCE)
-    step, last = -(-len(layers) // 16), len(layers) - 1  # so that the numbers do not touch
-    ticks = [*range(0, last, step), last]
-    axis.set_xticks(ticks, [names[i] for i in ticks])
+    last = len(layers) - 1
+    ticks = [*range(0, last, -(-len(layers) // 16)), last]  # so that the numbers do not touch
+    names = {-1: "final", 0: "emb."}
+    axis.set_xticks(ticks, [names.get(layers[place], str(layers[place])) for place in ticks])
     axis.set_xlabel("layer")
     axis.set_ylabel(label)
     legend_below(figure, axis)
@@ -166,10 +175,13 @@ def layer_figure(
 
 def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float) -> Figure:
     """Share of targets that are the nearest to their source, by layer, a line per model: see `layer_figure`."""
-    percent = {name: {layer: 100 * share for layer, share in line.items()} for name, line in values.items()}
+    percent = {}
+    for name, line in values.items():
+        percent[name] = {layer: 100 * share for layer, share in line.items()}
     title = "Targets found from their sources"
     figure = layer_figure(percent, "retrieval@1 (%)", title=title, chance=100 * chance)
-    figure.axes[0].set_ylim(*_percent_limits([chance, *(v for line in values.values() for v in line.values())]))
+    shares = [share for line in values.values() for share in line.values()]
+    figure.axes[0].set_ylim(*_percent_limits([chance, *shares]))
     return figure
 
 
@@ -180,20 +192,23 @@ def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance:
         values: model -> step -> gap and retrieval@1.
         chance: step -> retrieval of random states.
     """
-    figure, axes = new_figure(1, 2, height=4.0, title="By target step")
-    _draw_lines(axes[0], {name: [(n, gap) for n, (gap, _) in steps.items()] for name, steps in values.items()})
-    _draw_lines(
-        axes[1], {name: [(n, 100 * share) for n, (_, share) in steps.items()] for name, steps in values.items()}
-    )
-    axes[1].plot(list(chance), [100 * share for share in chance.values()], **_CHANCE)
+    figure, (gap_axis, share_axis) = new_figure(1, 2, height=4.0, title="By target step")
+    gaps, percent = {}, {}
+    for name, steps in values.items():
+        gaps[name] = [(step, gap) for step, (gap, _) in steps.items()]
+        percent[name] = [(step, 100 * share) for step, (_, share) in steps.items()]
+    draw_lines(gap_axis, gaps)
+    gap_axis.axhline(0, color=GREY, linewidth=0.8)
+    gap_axis.set_title("cosine, matched - shuffled", fontsize=10)
+    draw_lines(share_axis, percent)
+    share_axis.plot(list(chance), [100 * share for share in chance.values()], **_CHANCE)
     shares = [share for steps in values.values() for _, share in steps.values()]
-    axes[1].set_ylim(*_percent_limits([*chance.values(), *shares]))
-    axes[0].axhline(0, color=GREY, linewidth=0.8)
-    for axis, title in zip(axes, ("cosine, matched - shuffled", "retrieval@1 (%)"), strict=True):
-        axis.set_title(title, fontsize=10)
+    share_axis.set_ylim(*_percent_limits([*chance.values(), *shares]))
+    share_axis.set_title("retrieval@1 (%)", fontsize=10)
+    for axis in (gap_axis, share_axis):
         axis.set_xlabel("target step")
         axis.set_xticks(list(chance)[:: -(-len(chance) // 10)])
-    legend_below(figure, axes[1])
+    legend_below(figure, share_axis)
     return figure
 
 
@@ -209,7 +224,7 @@ class Coordinates:
 
     Attributes:
         source, target: (N, 2) float64, row i of both a pair.
-        method: "pca", "tsne" or "umap".
+        method: "pca" or "tsne".
         explained: share of the variance on each of the two axes, for PCA only.
     """
 
@@ -222,43 +237,36 @@ class Coordinates:
 def coordinates(source: np.ndarray, target: np.ndarray, method: str = "pca", seed: int = 0) -> Coordinates:
     """The states of both views in one plane, the same for the same seed and the same versions of the libraries.
 
-    Distances on a PCA are distances in two of D directions. On t-SNE and UMAP only who is near whom means something:
-    neither the size of a cluster nor the distance between two of them does.
+    Distances on a PCA are distances in two of D directions. On t-SNE only who is near whom means something: neither the
+    size of a cluster nor the distance between two of them does.
 
     Args:
         source, target: (N, D), N >= 2.
-        method: "pca"; "tsne" (van der Maaten and Hinton 2008, perplexity 30, less for few rows); "umap" (McInnes et al.
-            2018, arXiv:1802.03426; extra ``umap``).
+        method: "pca", or "tsne" (van der Maaten and Hinton 2008, perplexity 30, less for few rows).
 
     Raises:
         DataError: the arrays are no pair of views.
-        ConfigError: the method is unknown, or its library is missing.
+        ConfigError: the method is unknown, or scikit-learn is missing.
     """
     if method not in METHOD_TITLES:
         raise ConfigError(f"method is {method!r}; known: {', '.join(METHOD_TITLES)}")
     check_views(source, target)
     states, n = np.concatenate([source, target]).astype(np.float32), len(source)
-    points, explained = np.zeros((2 * n, 2)), (0.0, 0.0) if method == "pca" else None
+    points = np.zeros((2 * n, 2))
+    explained = (0.0, 0.0) if method == "pca" else None
     if np.ptp(states, axis=0).any():  # else they are one point, which no method can scale
         most = min(2 if method == "pca" else COMPONENTS, *states.shape)
         pca = library("sklearn.decomposition", "analysis").PCA(most, random_state=seed)
-        found = pca.fit_transform(states)
+        placed = pca.fit_transform(states)
         if method == "pca":
-            first, second = [*map(float, pca.explained_variance_ratio_), 0.0][:2]
+            first, second, *_ = [*map(float, pca.explained_variance_ratio_), 0.0]
             explained = first, second
-        elif method == "tsne":
-            tsne = library("sklearn.manifold", "analysis").TSNE
-            start = "pca" if most >= 2 else "random"
-            found = tsne(2, perplexity=min(30.0, (2 * n - 1) / 3), init=start, random_state=seed).fit_transform(found)
         else:
-            start = "spectral" if n > 2 else "random"  # too few for the spectral start
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a seed means one thread, and that few rows have few neighbours
-                made: Any = library("umap", "umap").UMAP(
-                    n_components=2, n_neighbors=min(15, 2 * n - 1), init=start, random_state=seed, n_jobs=1
-                )
-                found = made.fit_transform(found)
-        points[:, : found.shape[1]] = found
+            start = "pca" if most >= 2 else "random"
+            perplexity = min(30.0, (2 * n - 1) / 3)
+            tsne = library("sklearn.manifold", "analysis").TSNE
+            placed = tsne(2, perplexity=perplexity, init=start, random_state=seed).fit_transform(placed)
+        points[:, : placed.shape[1]] = placed
     return Coordinates(points[:n], points[n:], method, explained)
 
 
@@ -271,19 +279,29 @@ def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -
     """
     figure, (axis,) = new_figure(height=6.0, title=title or METHOD_TITLES[points.method])
     n = len(points.source)
-    size, alpha = (26, 0.9) if n <= 300 else (12, 0.6) if n <= 2000 else (5, 0.35)
-    for i in sorted({round(row) for row in np.linspace(0, n - 1, min(n, max_lines))}):
+    joined = {round(row) for row in np.linspace(0, n - 1, min(n, max_lines))}
+    for i in sorted(joined):
         ends = np.stack([points.source[i], points.target[i]])
         axis.plot(ends[:, 0], ends[:, 1], color=GREY, linewidth=0.6, alpha=0.5, zorder=1)
-    for i, (view, label) in enumerate(((points.source, "source"), (points.target, "target"))):
-        # The second view's marks are hollow, so that one does not hide the other.
+    size, alpha = (26, 0.9) if n <= 300 else (12, 0.6) if n <= 2000 else (5, 0.35)
+    for i, (label, view) in enumerate((("source", points.source), ("target", points.target))):
+        colour = COLOURS[i].light
         axis.scatter(
-            view[:, 0], view[:, 1], s=size, alpha=alpha, marker=MARKERS[i], label=label, linewidths=0.9 if i else 0,
-            facecolors="none" if i else COLOURS[i], edgecolors=COLOURS[i], zorder=2 + i, rasterized=n > 2000,
-        )  # fmt: skip
-    name = {"pca": "principal component"}.get(points.method, f"{METHOD_TITLES[points.method]} axis")
+            view[:, 0],
+            view[:, 1],
+            s=size,
+            alpha=alpha,
+            marker=MARKERS[i],
+            label=label,
+            linewidths=0.9 if i else 0,
+            facecolors="none" if i else colour,  # hollow, so that one view does not hide the other
+            edgecolors=colour,
+            zorder=2 + i,
+            rasterized=n > 2000,
+        )
+    name = "principal component" if points.method == "pca" else f"{METHOD_TITLES[points.method]} axis"
     for number, set_label in enumerate((axis.set_xlabel, axis.set_ylabel)):
-        share = f" ({100 * points.explained[number]:.1f} % of variance)" if points.explained is not None else ""
+        share = "" if points.explained is None else f" ({100 * points.explained[number]:.1f} % of variance)"
         set_label(f"{name} {number + 1}{share}")
     if points.method == "pca":
         axis.set_aspect("equal", adjustable="datalim")
@@ -292,45 +310,6 @@ def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -
     for handle in legend.legend_handles:
         handle.set_alpha(1)
         handle.set_sizes([40])
-    return figure
-
-
-def curve_figure(
-    histories: Mapping[str, Sequence[Mapping[str, Any]]],
-    curves: Sequence[tuple[str, str]] = LOSS_CURVES,
-    title: str = "Training",
-) -> Figure:
-    """Curves of several runs over the optimizer steps, a panel per quantity; those that no run has logged are left out.
-
-    Args:
-        histories: run -> the Trainer's ``log_history``.
-        curves: (key of the log, label of the axis).
-    """
-
-    def points(history: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
-        return [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None and "step" in entry]
-
-    logged = [curve for curve in curves if any(points(history, curve[0]) for history in histories.values())]
-    _need(logged, "curves")
-    columns = min(len(logged), 3)
-    rows = -(-len(logged) // columns)
-    figure, axes = new_figure(rows, columns, height=1.1 + 2.9 * rows, title=title)
-    for axis, (key, label) in zip(axes, logged, strict=False):
-        lines = {name: points(history, key) for name, history in histories.items()}
-        _draw_lines(axis, lines, marks=6)
-        axis.set_xlabel("optimizer step", fontsize=9)
-        axis.set_title(label, fontsize=10)
-        axis.locator_params(axis="x", nbins=4)
-        if key == LOSS_CURVES[0][0] and all(value > 0 for line in lines.values() for _, value in line):
-            # 1, 2, 5 written as they are, for numbers that span little.
-            ticker = library("matplotlib.ticker", "analysis")
-            axis.set_yscale("log")
-            axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-            axis.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
-            axis.yaxis.set_minor_formatter(ticker.NullFormatter())
-    for axis in axes[len(logged) :]:
-        axis.set_visible(False)
-    legend_below(figure, axes[0])
     return figure
 
 
@@ -350,22 +329,23 @@ def forest_figure(
         label: of the metric, with its unit.
     """
     _need(differences, "differences")
-    kinds = list(dict.fromkeys(kind for _, made in differences for kind in made))
-    lines = sum(len(made) for _, made in differences)
+    kinds = list(dict.fromkeys(kind for _, estimates in differences for kind in estimates))
+    lines = sum(len(estimates) for _, estimates in differences)
     figure, (axis,) = new_figure(height=1.7 + 0.26 * lines + 0.2 * len(differences), title=title)
+    styles: dict[str, dict[str, Any]] = {}
     for i, kind in enumerate(kinds):
         style = look(i)
-        axis.errorbar([], [], xerr=[], fmt=style["marker"], color=style["color"], capsize=4, linewidth=1.8, label=kind)
+        styles[kind] = {"fmt": style["marker"], "color": style["color"], "capsize": 4, "linewidth": 1.8}
+        axis.errorbar([], [], xerr=[], label=kind, **styles[kind])
     middles, y = [], 0.0
-    for name, made in differences:
-        middles.append((y + (len(made) - 1) / 2, name))
-        for kind, (mean, low, high) in made.items():
-            style = look(kinds.index(kind))
-            reach = [[0.0], [0.0]] if low is None or high is None else [[mean - low], [high - mean]]
-            axis.errorbar(
-                [mean], [y], xerr=reach, fmt=style["marker"], color=style["color"], markersize=6, capsize=4, linewidth=1.8,
-                markerfacecolor="white" if low is None else style["color"],
-            )  # fmt: skip
+    for name, estimates in differences:
+        middles.append((y + (len(estimates) - 1) / 2, name))
+        for kind, (mean, low, high) in estimates.items():
+            reach = [[0.0], [0.0]]
+            if low is not None and high is not None:
+                reach = [[mean - low], [high - mean]]
+            face = "white" if low is None else styles[kind]["color"]
+            axis.errorbar([mean], [y], xerr=reach, markersize=6, markerfacecolor=face, **styles[kind])
             y += 1
         axis.axhline(y - 0.2, color=GREY, linewidth=0.5, alpha=0.5)
         y += 0.6

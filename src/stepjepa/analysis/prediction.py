@@ -18,13 +18,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
-from stepjepa.analysis.states import Pairs, Walks
+from stepjepa.analysis.pairs import Pairs
+from stepjepa.analysis.states import Walks
 from stepjepa.data.types import TRUNK, Example, Pair, Read
 
 MOST_HORIZONS = 5  # of states that were saved, where no other number is given
@@ -56,11 +58,13 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
         pairs: of the objective `every_step`.
     """
     examples, places = list[Example](), list[tuple[int, int]]()
-    for row, of_row in groupby(zip(pairs.rows.tolist(), pairs.examples, strict=True), key=itemgetter(0)):
+    numbered = zip(pairs.rows.tolist(), pairs.examples, strict=True)
+    for row, of_row in groupby(numbered, key=itemgetter(0)):
         ends, walk = list[int](), -1
         for _, example in of_row:
             (pair,) = example.pairs
-            start, view = example.sees(pair.source), example.view_on_trunk(pair.target)
+            start = example.sees(pair.source)
+            view = example.view_on_trunk(pair.target)
             assert view is not None, "a step stands on the trunk"
             if ends[-1:] != [start]:  # of another answer
                 walk, ends = walk + 1, [*ends, start]
@@ -72,62 +76,89 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
     return examples, np.array(places, np.int64)
 
 
+class _Part(NamedTuple):
+    """States of the walks of some rows, centred by the fitted rows, (N, D) each: those behind a step, and those behind the
+    step that must be predicted."""
+
+    now: np.ndarray
+    later: np.ndarray
+
+
 def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
     """The errors by horizon, 1 to `most`, but for those with fewer than `MIN_ROWS` pairs to measure or to fit. The split of
     the rows depends on them alone."""
-    rows, errors = np.unique(walks.places[:, 0]), {}
-    shuffled, held = np.random.default_rng(0).permutation(rows), round(len(rows) * TEST_SHARE)
-    test_rows, validation_rows = shuffled[:held], shuffled[held : held + -(-held // 2)]  # 2 and 1 of 10
+    rows = np.random.default_rng(0).permutation(np.unique(walks.places[:, 0]))
+    held = round(len(rows) * TEST_SHARE)
+    test_rows, validation_rows = rows[:held], rows[held : held + -(-held // 2)]  # 2 and 1 of 10
+    errors = {}
     for horizon in range(1, most + 1):
         of_rows, before, now, later = walks.pairs(horizon)
-        test, validation = np.isin(of_rows, test_rows), np.isin(of_rows, validation_rows)
-        train = ~(test | validation)
-        if min(test.sum(), validation.sum(), train.sum()) < MIN_ROWS:
+        is_test, is_validation = np.isin(of_rows, test_rows), np.isin(of_rows, validation_rows)
+        is_train = ~(is_test | is_validation)
+        if min(is_test.sum(), is_validation.sum(), is_train.sum()) < MIN_ROWS:
             continue
-        mean, centre = later[train].mean(axis=0), now[train].mean(axis=0)
-        fitted, chosen, measured = ((now[part] - centre, later[part] - mean) for part in (train, validation, test))
-        line, expected = now[test] + horizon * (now[test] - before[test]) - mean, measured[1]
-        predicted = line, _ridge(fitted, chosen, measured), _mlp(fitted, chosen, measured)
-        found = [np.square(one - expected).mean() for one in predicted]
-        scale = np.square(expected).mean() or np.inf
-        errors[horizon] = PredictionErrors(int((~test).sum()), int(test.sum()), *(float(one / scale) for one in found))
+        mean, centre = later[is_train].mean(axis=0), now[is_train].mean(axis=0)
+        train, validation, test = (
+            _Part(now[part] - centre, later[part] - mean) for part in (is_train, is_validation, is_test)
+        )
+        last_step = now[is_test] - before[is_test]
+        predicted = {
+            "line": now[is_test] + horizon * last_step - mean,
+            "linear": _ridge(train, validation, test),
+            "mlp": _mlp(train, validation, test),
+        }
+        scale = np.square(test.later).mean() or np.inf
+        ratios = {}
+        for name, states in predicted.items():
+            error = np.square(states - test.later).mean()
+            ratios[name] = float(error / scale)
+        test_pairs = int(is_test.sum())
+        errors[horizon] = PredictionErrors(len(is_test) - test_pairs, test_pairs, **ratios)
     return errors
 
 
-Both = tuple[np.ndarray, np.ndarray]  # states and what they must predict, (N, D) each, centred by the fitted rows
-
-
-def _ridge(train: Both, validation: Both, test: Both) -> np.ndarray:
+def _ridge(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     """Predictions (N, D) of the test rows, with the penalty that predicts the validation rows best."""
-    x_ND, y_ND = train
-    left, singular, right = np.linalg.svd(x_ND, full_matrices=False)
-    projected, scale = left.T @ y_ND, np.square(singular).sum() / x_ND.shape[1]
-    maps = (right.T @ (projected * (singular / (singular**2 + one * scale))[:, None]) for one in _PENALTIES)
-    return test[0] @ min(maps, key=lambda map_DD: float(np.square(validation[0] @ map_DD - validation[1]).mean()))
+    left, singular, right = np.linalg.svd(train.now, full_matrices=False)
+    projected = left.T @ train.later
+    scale = np.square(singular).sum() / train.now.shape[1]
+    best_error, best_DD = np.inf, np.zeros(0)
+    for penalty in _PENALTIES:
+        shrunk = singular / (singular**2 + penalty * scale)
+        map_DD = right.T @ (projected * shrunk[:, None])
+        residual = validation.now @ map_DD - validation.later
+        error = np.square(residual).mean()
+        if error < best_error:
+            best_error, best_DD = error, map_DD
+    return test.now @ best_DD
 
 
-def _mlp(train: Both, validation: Both, test: Both) -> np.ndarray:
+def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     """Predictions (N, D) of the test rows."""
     scales = [float(np.sqrt(np.square(side).mean())) or 1.0 for side in train]
-    (x, y), (valid_x, valid_y), (test_x, _) = (
-        [torch.from_numpy(side / scale).float() for side, scale in zip(part, scales, strict=True)]
-        for part in (train, validation, test)
-    )
-    width, best, found = x.shape[1], float("inf"), torch.zeros_like(test_x)
+
+    def tensors(part: _Part) -> list[torch.Tensor]:
+        return [torch.from_numpy(side / scale).float() for side, scale in zip(part, scales, strict=True)]
+
+    (x, y), (valid_x, valid_y), (test_x, _) = tensors(train), tensors(validation), tensors(test)
+    width = x.shape[1]
     inside = max(width, _WIDTH)
+    best, predicted = float("inf"), torch.zeros_like(test_x)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layers = [nn.Linear(width, inside), nn.GELU(), nn.Linear(inside, inside), nn.GELU(), nn.Linear(inside, width)]
-        model = nn.Sequential(*layers)
+        model = nn.Sequential(
+            nn.Linear(width, inside), nn.GELU(), nn.Linear(inside, inside), nn.GELU(), nn.Linear(inside, width)
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         for step in range(1, _STEPS + 1):
             chosen = torch.randint(len(x), (min(_BATCH, len(x)),))
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x[chosen]), y[chosen]).backward()
             optimizer.step()
-            if step % _EVERY == 0:
-                with torch.no_grad():
-                    error = float(nn.functional.mse_loss(model(valid_x), valid_y))
-                    if error < best:
-                        best, found = error, model(test_x)
-    return found.double().numpy() * scales[1]
+            if step % _EVERY:
+                continue
+            with torch.no_grad():
+                error = float(nn.functional.mse_loss(model(valid_x), valid_y))
+                if error < best:
+                    best, predicted = error, model(test_x)
+    return predicted.double().numpy() * scales[1]

@@ -1,4 +1,4 @@
-"""States of both views: the pairs of rows, what a model makes of them, and the file that keeps it.
+"""States of both views: what a model makes of the pairs of rows, and the file that keeps it.
 
 `save_states` writes one safetensors file, which any reader of that format opens:
 
@@ -17,67 +17,37 @@ Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import AnalyzeOptions
+from stepjepa.analysis.pairs import Pairs
 from stepjepa.config.option import Names
-from stepjepa.data.chat import ChatRenderer
-from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
-from stepjepa.data.report import REASONS, DataReport
-from stepjepa.data.sources import RowSource
 from stepjepa.data.types import Batch, Example, Rows
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.forest.collate import TwoPassCollator
+from stepjepa.forest.collate import collator_for
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
 from stepjepa.modeling.parts import backbone, decoder_layers
-from stepjepa.objectives.base import Objective, objective_of
-from stepjepa.objectives.step_jepa import StepJEPA
-from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import parse_object, replacing
 
 KEY, VERSION = "stepjepa.states", 1
 FINAL = -1  # the layer that is the last hidden state after the final norm
 Advance = Callable[[int], None]  # called after each batch with the number of examples in it
-
-
 _NAME = Names(AnalyzeOptions)
 
 
 class StatesNotFinite(DataError):
     """States that are NaN or infinite: the model has diverged, or its dtype is too short."""
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of a data set, as one tokenizer and one method make them.
-
-    Attributes:
-        file: of the rows.
-        examples: one for each pair, with that pair alone.
-        rows: (N,) int64, the pairs' rows, counted from 0.
-        steps: (N,) int64, number of the target among the steps of its row, from 1; None where views are no steps.
-        report: on the rows.
-    """
-
-    file: str
-    examples: tuple[Example, ...]
-    rows: np.ndarray
-    steps: np.ndarray | None
-    report: DataReport
 
 
 class Walks(NamedTuple):
@@ -133,67 +103,6 @@ class States:
         return self.source[index], self.target[index]
 
 
-def read_pairs(
-    rows: RowSource,
-    tokenizer: PreTrainedTokenizerBase,
-    renderer: ChatRenderer | None,
-    options: EncodeOptions,
-    max_rows: int | None = None,
-) -> Pairs:
-    """The pairs of a data set's first rows, in their order.
-
-    Steps are counted through the row, those without a neighbour in their answer, and those without a token, left out.
-
-    Args:
-        renderer: None where the tokenizer has no chat template, which plain text does not need.
-        options: as a run has them.
-        max_rows: read only so many.
-
-    Raises:
-        DataError: nothing to read, or fewer than two pairs; with ``strict`` a row that cannot be used.
-        ConfigError: a tokenizer or template that cannot be used.
-    """
-    encode, every, objective = make_encoder(rows, tokenizer, renderer, options), None, options.objective
-    if objective is not None and options.needs_steps:  # a second reading pairs every step, and so counts them
-        every = make_encoder(rows, tokenizer, renderer, replace(options, objective=every_step(objective.options)))
-    report, examples, numbers, steps, first = DataReport(rows.name), list[Example](), list[int](), list[int](), 0
-    numbered = islice(rows, max_rows)
-    while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
-        encoded = encode(chunk)
-        report.add(encoded.report)
-        row_of = np.repeat(np.arange(first, first + len(chunk)), encoded.counts).tolist()
-        all_steps: Sequence[Example] = encoded.store if every is None else every(chunk).store
-        for row, example, complete in zip(row_of, encoded.store, all_steps, strict=True):
-            ends = [complete.sees(pair.source) + 1 for pair in complete.pairs]
-            ends += [view.stop for pair in complete.pairs if (view := complete.view_on_trunk(pair.target)) is not None]
-            for pair in example.pairs:
-                target = example.view_on_trunk(pair.target)
-                examples.append(example.with_pairs([pair]))
-                numbers.append(row)
-                start = 0 if target is None else target.start
-                steps.append(1 + int(np.searchsorted(np.unique(ends), start, side="right")))
-        first += len(chunk)
-    report.require(report.examples)
-    if len(examples) < 2:
-        why = "; ".join(f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items())
-        raise DataError(
-            f"{rows.name}: {('no pair', 'one pair')[len(examples)]} for {objective.name if objective else 'regular'}, and "
-            f"two are needed{f' (rows: {why})' if why else ''}; "
-            f"check --{_NAME.objective}{f', --{_NAME.step_splitter}' if every is not None else ''} and --{_NAME.max_length}"
-        )
-    given = np.array(steps, np.int64) if every is not None else None
-    return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), given, report)
-
-
-def every_step(method: JEPAOptions) -> Objective:
-    """The objective that pairs every step with the next one, by last states on the trunk, whatever `method` pairs."""
-    method = copy.copy(method)
-    method.objective, method.step_pairs, method.horizon, method.multi_horizon = StepJEPA.name, "all", 1, None
-    method.last_token, method.readout, method.readout_layer, method.predictors = None, "last", None, 0
-    method.forward, method.jepa_target_column = "packed", None
-    return objective_of(method)
-
-
 def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[int, ...]:
     """The layers that are asked for, each once; without `layers` all: 0, the embeddings, to the last one, and -1 after the
     final norm.
@@ -245,7 +154,8 @@ def collect_states(
         ConfigError: see `layers_of`.
         StatesNotFinite: some are.
     """
-    chosen, collator = layers_of(model, layers), TwoPassCollator(tuple(predictor_ids), pad_token_id, True)
+    chosen = layers_of(model, layers)
+    collator = collator_for("two_pass", predictor_ids, pad_token_id, separate_targets=True)
     views = read_states(model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer)
     return States(name, pairs.file, chosen, pairs.rows, views[0], views[1], pairs.steps)
 
@@ -288,25 +198,14 @@ def read_states(
         for begin in range(0, len(order), batch_size):
             numbers = order[begin : begin + batch_size]
             batch = collator([examples[number] for number in numbers]).to(device)
-            rows = batch.every_rows
-            # Targets in rows of their own count from the first of these.
-            shift = 0 if batch.target_rows is None else sum(one.input_ids.numel() for one in rows[:-1])
-            compared = batch.sources, replace(batch.targets, positions=batch.targets.positions + shift)
-            reads = [side.positions for side in compared]
-            found = _states_at(inner, rows, layers, torch.cat(reads))
-            where = np.concatenate([np.arange(ends[n] - len(examples[n].pairs), ends[n]) for n in numbers])
-            for index, layer in enumerate(layers):
-                parts = found[layer].split([len(read) for read in reads])
-                sides = [
-                    read_vectors(states, replace(side, positions=torch.arange(len(states), device=device)))
-                    for states, side in zip(parts, compared, strict=True)
-                ]
-                if layer == head_layer and predictor is not None:
-                    sides[0] = predictor(sides[0].float(), batch.groups)
+            places = np.concatenate([np.arange(ends[n] - len(examples[n].pairs), ends[n]) for n in numbers])
+            for index, (sources, targets) in enumerate(_read_layers(inner, batch, layers)):
+                if layers[index] == head_layer and predictor is not None:
+                    sources = predictor(sources.float(), batch.groups)
                 if not len(views):
-                    views = np.empty((2, len(layers), ends[-1], parts[0].shape[1]), np.float32)
-                for side, states_PD in enumerate(sides):
-                    views[side, index, where] = states_PD.float().cpu().numpy()
+                    views = np.empty((2, len(layers), ends[-1], sources.shape[1]), np.float32)
+                for side, states_PD in enumerate((sources, targets)):
+                    views[side, index, places] = states_PD.float().cpu().numpy()
             advance(len(numbers))
     for side, side_name in enumerate(("source", "target")):
         for index, layer in enumerate(layers):
@@ -317,6 +216,24 @@ def read_states(
                     f"weights are broken, or --{_NAME.dtype} is too short for them"
                 )
     return views
+
+
+def _read_layers(inner: Any, batch: Batch, layers: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """States (P, D) of the sources and of the targets of a batch, layer by layer."""
+    rows = batch.every_rows
+    # Targets in rows of their own count from the first of these.
+    shift = 0 if batch.target_rows is None else sum(part.input_ids.numel() for part in rows[:-1])
+    targets = replace(batch.targets, positions=batch.targets.positions + shift)
+    sizes = [len(batch.sources.positions), len(targets.positions)]
+    by_layer = _states_at(inner, rows, layers, torch.cat([batch.sources.positions, targets.positions]))
+    read = []
+    for layer in layers:
+        sides = []
+        for states, side in zip(by_layer[layer].split(sizes), (batch.sources, targets), strict=True):
+            in_order = replace(side, positions=torch.arange(len(states), device=states.device))
+            sides.append(read_vectors(states, in_order))
+        read.append((sides[0], sides[1]))
+    return read
 
 
 def _states_at(
@@ -345,33 +262,6 @@ def _source_length(example: Example) -> int:
     return example.sees(source) + 1 + (0 if segment is None else segment.length)
 
 
-def check_alike(states: Mapping[str, States], base: str | None) -> None:
-    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
-    (label, first), *others = states.items()
-    for other, one in others:
-        if one.file != first.file:
-            raise DataError(
-                f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
-            )
-        none = np.zeros(0)
-        steps, others_steps = (none if found.steps is None else found.steps for found in (first, one))
-        if not (np.array_equal(first.rows, one.rows) and np.array_equal(steps, others_steps)):
-            raise DataError(
-                f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
-                f"same rows and steps; where tokenizers or positions differ, change --{_NAME.max_length} until every row "
-                "fits"
-            )
-    origin = states[base] if base is not None else first
-    for label, one in states.items() if base is not None else ():
-        advice = f"only models that were trained from it can be held against it; leave --{_NAME.base_model} out"
-        wide, base_wide = one.source.shape[2], origin.source.shape[2]
-        if wide != base_wide:
-            raise DataError(f"states of {label} are {wide} wide, those of the base model {base} {base_wide}: {advice}")
-        missing = [layer for layer in one.layers if layer not in origin.layers]
-        if missing:
-            raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")
-
-
 def save_states(states: States, path: str | os.PathLike[str]) -> None:
     """Write states with an atomic write; the same states give the same bytes.
 
@@ -387,8 +277,9 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
         tensors |= {"walks": states.walks.states, "places": states.walks.places}
     if states.steps is not None:
         tensors["steps"] = states.steps
-    kinds = {"f": np.float32, "i": np.int64}
-    tensors = {name: np.ascontiguousarray(one, kinds[one.dtype.kind]) for name, one in tensors.items()}
+    for name, array in tensors.items():
+        dtype = np.float32 if array.dtype.kind == "f" else np.int64
+        tensors[name] = np.ascontiguousarray(array, dtype)
     # One entry, for safetensors writes several in any order.
     about = {"model": states.model, "file": states.file}
     header = {"version": VERSION, **about, "layers": list(states.layers)}
@@ -425,3 +316,38 @@ def load_states(path: str | os.PathLike[str]) -> States:
     if not fits or len(set(states.layers)) < shape[0]:
         raise DataError(f"{path}: is damaged: its layers, rows and states do not fit together")
     return states
+
+
+def check_alike(states: Mapping[str, States], base: str | None) -> None:
+    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
+    (label, first), *others = states.items()
+    for other, one in others:
+        if one.file != first.file:
+            raise DataError(
+                f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
+            )
+        if not (np.array_equal(first.rows, one.rows) and _same_steps(first.steps, one.steps)):
+            raise DataError(
+                f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
+                f"same rows and steps; where tokenizers or positions differ, change --{_NAME.max_length} until every row "
+                "fits"
+            )
+    if base is not None:
+        for label, one in states.items():
+            _check_base(label, one, base, states[base])
+
+
+def _same_steps(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)
+
+
+def _check_base(label: str, states: States, base: str, origin: States) -> None:
+    advice = f"only models that were trained from it can be held against it; leave --{_NAME.base_model} out"
+    width, base_width = states.source.shape[2], origin.source.shape[2]
+    if width != base_width:
+        raise DataError(f"states of {label} are {width} wide, those of the base model {base} {base_width}: {advice}")
+    for layer in states.layers:
+        if layer not in origin.layers:
+            raise DataError(f"{label} has states of layer {layer}, the base model {base} has not: {advice}")

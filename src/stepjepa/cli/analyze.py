@@ -4,8 +4,7 @@ Where are source and target views? Hidden states of both views in one or more mo
 against shuffled pairs, retrieval, ranks, by layer and step; signs of collapse. The options of training mean
 what they mean for stepjepa train. docs/geometry.md explains the numbers.
 
-example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa; stepjepa analyze --runs
-runs/regular runs/llm_jepa
+example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa
 """
 
 from __future__ import annotations

@@ -41,5 +41,5 @@ def _analyze(options: EvaluateOptions) -> int:
     if options.json:
         print_json(done.record())
     else:
-        print_text("\n".join([*options.without_effect(), str(done)]))
+        print_text("\n".join([*options.notes(), str(done)]))
     return 0

@@ -150,9 +150,10 @@ class Option:
         members = [member for member in union_members(self.hint) if member is not type(None)]
         if value is None and len(members) < len(union_members(self.hint)):
             return
-        gone = replacement(self.name, value)
-        if gone:
-            raise ConfigError(f"{self.name}={value} is gone; {gone}")
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            gone = replacement(self.name, one)
+            if gone:
+                raise ConfigError(f"{self.name}={one} is gone; {gone}")
         named = self.named if self.own or not self.choices else []
         if named and len(members) == 1 and value not in named and not (self.own and named_by_file(value)):
             near = did_you_mean(str(value), named, "{}")

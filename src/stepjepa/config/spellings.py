@@ -193,6 +193,17 @@ _NO_NUMBERS = (
 )
 # What left (flags, commands, metrics) -> what replaces it.
 LEFT: dict[str, Answer] = {
+    "runs": Answer("", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"),
+    "keep_attempts": Answer(
+        "",
+        "was removed: out.unsolved.jsonl has the last response to every unsolved question",
+        idle=("false",),
+    ),
+    "greedy_first": Answer(
+        "", "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again", idle=("false",)
+    ),
+    "response_field": Answer("", "was removed: the column is called response, which prepare reads", idle=("response",)),
+    "no_resume": Answer("", "was removed: nothing is replaced without --overwrite; name another --output_file"),
     "energy": Answer("", _NO_ENERGIES),
     "best_of": Answer("", _NO_ENERGIES),
     "score": Answer("", _NO_ENERGIES),

@@ -91,6 +91,13 @@ def column_value(row: Mapping[str, object], name: str, default: object = None) -
     return column_value(held, inner, default) if isinstance(held, Mapping) else default
 
 
+def text_of(value: object) -> str:
+    """A cell as text: numbers are written out; empty for what is neither, and for NaN."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
+        return ""
+    return str(value)
+
+
 def listed_columns(row: Mapping[Any, object]) -> str:
     """The names of a row's columns in one line, however many, long or odd they are; of an object those in it."""
     inner = {name: [f"{name}.{one}" for one in held] for name, held in row.items() if isinstance(held, Mapping)}

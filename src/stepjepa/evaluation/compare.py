@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
 from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
-from stepjepa.evaluation.metrics import INVALID, NLL, UNDECIDED
+from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
 from stepjepa.utils.text import PAGE, one_line, wrapped
@@ -28,45 +26,18 @@ KINDS = {
     "repetition": "repeats itself to the end",
     "cut_off": f"cut off at {_NAME.max_new_tokens}",
     "no_answer": "no answer found",
-    "same_number": "the right number, written otherwise",
-    "sign": "right number, wrong sign",
-    "factor_10": "off by a power of ten",
-    "rounding": "right number, rounded otherwise",
-    "elsewhere": "the right answer elsewhere in the text",
     "undecided": "the metric could not decide",
     "invalid": "no valid expression or query",
-    "more_around": "the reference with more around it",
-    "wrong_number": "another number",
-    "wrong_text": "another text",
+    "elsewhere": "the right answer elsewhere in the text",
+    "wrong": "another answer",
 }
-_MANY = 10**6  # decimals of a fraction
 _TAIL = 4000  # characters at the end in which repetitions are looked for
 _LOOP, _TURNS = 60, 4  # characters and turns from which on a repetition counts
 _QUESTION, _HEAD, _END = 160, 80, 160  # characters of a question, and of a response's beginning and end
-_EXAMPLE = "index question ground_truth gt_answer gen_answer stop_reason note generated_response".split()
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Lengths of responses, in tokens where they are recorded, else in characters."""
-
-    n: int
-    mean: float | None = None
-    median: float | None = None
-    p90: float | None = None
-    longest: int | None = None
-
-    @classmethod
-    def of(cls, sizes: Sequence[int]) -> Lengths:
-        """Of these responses."""
-        if not sizes:
-            return cls(0)
-        ordered = sorted(sizes)
-        return cls(len(sizes), fmean(sizes), median(sizes), ordered[(9 * (len(sizes) - 1)) // 10], ordered[-1])
 
 
 @dataclass
-class Analysis:
+class PredictionAnalysis:
     """One file of predictions; printed, a summary with examples.
 
     Attributes:
@@ -74,11 +45,10 @@ class Analysis:
         n, correct: predictions that are right or wrong, and those that are right.
         undecided: predictions that no metric calls right or wrong.
         accuracy: with its interval.
-        scores: mean of each metric with its interval.
         cut_off: responses cut at max_new_tokens: among the right ones, among the wrong ones.
+        lengths: mean length of the right and of the wrong responses, None without one.
+        unit: of the lengths: tokens where they are recorded, else characters.
         kinds: kind of error -> wrong predictions.
-        lengths: of right and of wrong responses.
-        unit: of the lengths.
         examples: kind -> the first such predictions.
     """
 
@@ -88,21 +58,15 @@ class Analysis:
     correct: int
     undecided: int
     accuracy: Interval
-    scores: dict[str, Interval]
     cut_off: dict[str, int]
-    kinds: dict[str, int]
-    lengths: dict[str, Lengths]
+    lengths: dict[str, float | None]
     unit: str
+    kinds: dict[str, int]
     examples: dict[str, list[Prediction]]
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {
-            **asdict(self),
-            "accuracy": self.accuracy._asdict(),
-            "scores": {name: interval._asdict() for name, interval in self.scores.items()},
-            "examples": {kind: list(map(_example, group)) for kind, group in self.examples.items()},
-        }
+        return {**asdict(self), "accuracy": self.accuracy._asdict()}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -114,17 +78,11 @@ class Analysis:
         yield f"  accuracy{by}: {self.accuracy.percent()}, 95 % interval in brackets"
         if self.undecided:
             yield f"  {self.undecided} answers are called neither right nor wrong, and are left out"
-        others = [f"{name} {interval.value:.4f}" for name, interval in self.scores.items() if name != self.metric]
-        if others:
-            yield f"  means of the other metrics: {', '.join(others)}"
         if any(self.cut_off.values()):
             counts = f"{self.cut_off['right']} of the right answers, {self.cut_off['wrong']} of the wrong ones"
             yield f"  {KINDS['cut_off']}: {counts}"
-        yield f"  {self.unit} per response:"
-        for name, sizes in self.lengths.items():
-            if sizes.n:
-                middle = f"mean {sizes.mean:.1f}, median {sizes.median:g}"
-                yield f"    {name}  {middle}, 90 % below {sizes.p90}, longest {sizes.longest}"
+        lengths = [f"{name} {length:.1f}" for name, length in self.lengths.items() if length is not None]
+        yield f"  {self.unit} per response, mean: {', '.join(lengths)}"
         if self.kinds:
             yield "  kinds of errors, each wrong answer counted once:"
         width = len(str(max(self.kinds.values(), default=0)))
@@ -134,43 +92,51 @@ class Analysis:
             if examples:
                 yield f"\n{KINDS[kind]}:"
             for one in examples:
-                yield f"  index {one.index}: {one_line(one.question, _QUESTION)}"
-                note = f" ({one.note})" if one.note and one.note not in KINDS.values() else ""
-                yield f"    expected {quoted(one.gt_answer or one.ground_truth)}, found {quoted(one.gen_answer)}{note}"
-                rest = _rest(one, "    ")
-                if rest:
-                    yield rest
+                yield from _example_lines(one)
+
+
+def _example_lines(one: Prediction) -> Iterator[str]:
+    yield f"  index {one.index}: {one_line(one.question, _QUESTION)}"
+    note = f" ({one.note})" if one.note else ""
+    yield f"    expected {quoted(one.gt_answer or one.ground_truth)}, found {quoted(one.gen_answer)}{note}"
+    rest = _rest(one)
+    if rest:
+        yield f"    {rest}"
+
+
+def _rest(one: Prediction) -> str:
+    """The response's beginning and end, where it is more than the answer that was found in it."""
+    line = " ".join(one.generated_response.split())
+    if one.generated_response.strip() == (one.gen_answer or "").strip():
+        return ""
+    return line if len(line) <= _HEAD + _END + 5 else f"{line[:_HEAD]} ... {line[-_END:]}"
 
 
 @dataclass
-class Comparison:
+class PredictionComparison:
     """Two models on the same questions; printed, the table with examples.
 
     Attributes:
         difference: accuracy of b less that of a, with its interval: a is the baseline.
-        p: of McNemar's exact test.
+        mcnemar_p: of McNemar's exact test.
         both, only_a, only_b, neither: of the two are right.
-        examples: ``only_a`` and ``only_b`` -> the first questions, with both predictions.
+        examples: ``only_a`` and ``only_b`` -> the first questions, with the predictions of ``a`` and ``b``.
     """
 
-    a: Analysis
-    b: Analysis
+    a: PredictionAnalysis
+    b: PredictionAnalysis
     difference: Interval
-    p: float
+    mcnemar_p: float
     both: int
     only_a: int
     only_b: int
     neither: int
-    examples: dict[str, list[tuple[Prediction, Prediction]]]
+    examples: dict[str, list[dict[str, Prediction]]]
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
-        pairs = {
-            name: [{"a": _example(a), "b": _example(b)} for a, b in examples]
-            for name, examples in self.examples.items()
-        }
-        plain = {**vars(self), "a": self.a.record(), "b": self.b.record(), "difference": self.difference._asdict()}
-        return {**plain, "mcnemar_p": plain.pop("p"), "examples": pairs}
+        sides = {"a": self.a.record(), "b": self.b.record()}
+        return {**asdict(self), **sides, "difference": self.difference._asdict()}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -181,27 +147,31 @@ class Comparison:
         yield f"A  {self.a.file}: {self.a.accuracy.percent()}"
         yield f"B  {self.b.file}: {self.b.accuracy.percent()}"
         difference = self.difference.percent("+", "points")
-        yield f"B - A  {difference}, 95 % intervals in brackets; McNemar's exact test p = {self.p:.3g}"
+        yield f"B - A  {difference}, 95 % intervals in brackets; McNemar's exact test p = {self.mcnemar_p:.3g}"
         counts = self.both, self.only_a, self.only_b, self.neither
         yield from wrapped(conclusion(self.difference, "A", "B", counts=counts), PAGE)
         yield ""
-        rows = [("", "B right", "B wrong"), ("A right", self.both, self.only_a), ("A wrong", self.only_b, self.neither)]
-        yield from (f"  {row:<8}{left:>9}{right:>9}" for row, left, right in rows)
+        rows = [["", "B right", "B wrong"]]
+        rows.append(["A right", str(self.both), str(self.only_a)])
+        rows.append(["A wrong", str(self.only_b), str(self.neither)])
+        for name, right, wrong in rows:
+            yield f"  {name:<8}{right:>9}{wrong:>9}"
         for name, examples in self.examples.items():
             if examples:
                 yield f"\nonly {name[-1].upper()} is right:"
             for pair in examples:
-                yield f"  index {pair[0].index}: {one_line(pair[0].question, _QUESTION)}"
-                yield f"    expected {quoted(pair[0].gt_answer or pair[0].ground_truth)}"
-                for letter, one in zip("AB", pair, strict=True):
-                    yield f"    {letter} {quoted(one.gen_answer)}{_rest(one, ': ')}"
+                yield f"  index {pair['a'].index}: {one_line(pair['a'].question, _QUESTION)}"
+                yield f"    expected {quoted(pair['a'].gt_answer or pair['a'].ground_truth)}"
+                for letter, one in pair.items():
+                    rest = _rest(one)
+                    yield f"    {letter.upper()} {quoted(one.gen_answer)}{f': {rest}' if rest else ''}"
         yield ""
         for letter, analysis in (("A", self.a), ("B", self.b)):
             kinds = ", ".join(f"{KINDS[kind]} {count}" for kind, count in analysis.kinds.items()) or "none"
             yield f"errors of {letter}: {kinds}"
 
 
-def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) -> Analysis:
+def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) -> PredictionAnalysis:
     """Look into one file.
 
     Args:
@@ -214,7 +184,7 @@ def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) ->
     return _analysis(path, _judged_by(path, read_predictions(path), metric), metric, show)
 
 
-def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> Comparison:
+def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> PredictionComparison:
     """Look at two models' answers to the same questions, matched by index and question.
 
     Args:
@@ -241,10 +211,12 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
     sides = _analysis(first, judged[0], metric, show), _analysis(second, judged[1], metric, show)
     pairs = _same_questions(first, second, *judged)
     counts = paired_counts([bool(one.correct) for one, _ in pairs], [bool(one.correct) for _, one in pairs])
-    only_a = [pair for pair in pairs if pair[0].correct and not pair[1].correct]
-    only_b = [pair for pair in pairs if pair[1].correct and not pair[0].correct]
-    examples = {"only_a": only_a[:show], "only_b": only_b[:show]}
-    return Comparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
+    examples: dict[str, list[dict[str, Prediction]]] = {"only_a": [], "only_b": []}
+    for a, b in pairs:
+        if a.correct != b.correct:
+            examples["only_a" if a.correct else "only_b"].append({"a": a, "b": b})
+    examples = {name: group[:show] for name, group in examples.items()}
+    return PredictionComparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
 
 
 @dataclass(frozen=True)
@@ -320,36 +292,34 @@ def _same_questions(
     return pairs
 
 
-def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None, show: int) -> Analysis:
-    groups = {
-        "right": [one for one in predictions if one.correct],
-        "wrong": [one for one in predictions if one.correct is False],
-    }
-    right, n = len(groups["right"]), sum(map(len, groups.values()))
+def _analysis(path: Path, predictions: Sequence[Prediction], metric: str | None, show: int) -> PredictionAnalysis:
+    right = [one for one in predictions if one.correct]
+    wrong = [one for one in predictions if one.correct is False]
+    n = len(right) + len(wrong)
     if not n:
         raise DataError(
             f"{path}: no prediction is called right or wrong (`correct`); evaluate with a metric such as gsm8k or exact"
         )
     kinds: dict[str, list[Prediction]] = {kind: [] for kind in KINDS}
-    for one in groups["wrong"]:
+    for one in wrong:
         kinds[error_kind(one)].append(one)
-    in_tokens = all(one.tokens is not None for group in groups.values() for one in group)
-    metrics = dict.fromkeys(name for one in predictions for name in one.scores)
-    return Analysis(
+    in_tokens = all(one.tokens is not None for one in (*right, *wrong))
+    cut_off, lengths = {}, {}
+    for name, group in (("right", right), ("wrong", wrong)):
+        cut_off[name] = sum(one.stop_reason == CUT for one in group)
+        sizes = [one.tokens or 0 if in_tokens else len(one.generated_response) for one in group]
+        lengths[name] = fmean(sizes) if sizes else None
+    return PredictionAnalysis(
         file=str(path),
         metric=metric or _first_metric(predictions),
         n=n,
-        correct=right,
+        correct=len(right),
         undecided=len(predictions) - n,
-        accuracy=share(right, n),
-        scores={name: mean([one.scores[name] for one in predictions if name in one.scores]) for name in metrics},
-        cut_off={verdict: sum(one.stop_reason == CUT for one in group) for verdict, group in groups.items()},
-        kinds={kind: len(group) for kind, group in kinds.items() if group},
-        lengths={
-            verdict: Lengths.of([one.tokens or 0 if in_tokens else len(one.generated_response) for one in group])
-            for verdict, group in groups.items()
-        },
+        accuracy=share(len(right), n),
+        cut_off=cut_off,
+        lengths=lengths,
         unit="tokens" if in_tokens else "characters",
+        kinds={kind: len(group) for kind, group in kinds.items() if group},
         examples={kind: group[:show] for kind, group in kinds.items() if group},
     )
 
@@ -380,21 +350,9 @@ def _by_index(path: Path, predictions: Sequence[Prediction]) -> dict[int, Predic
     return found
 
 
-def _example(one: Prediction) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in _EXAMPLE}
-
-
-def _rest(one: Prediction, before: str) -> str:
-    """The response's beginning and end, where it is more than the answer that was found in it."""
-    line = " ".join(one.generated_response.split())
-    if one.generated_response.strip() == (one.gen_answer or "").strip():
-        return ""
-    return before + (line if len(line) <= _HEAD + _END + 5 else f"{line[:_HEAD]} ... {line[-_END:]}")
-
-
 def error_kind(one: Prediction) -> str:
     """The kind of a wrong prediction, a key of `KINDS`."""
-    text, note = one.generated_response.strip(), one.note or ""
+    text = one.generated_response.strip()
     if one.stop_reason == REFUSED:
         return "refused"
     if not text:
@@ -405,20 +363,12 @@ def error_kind(one: Prediction) -> str:
         return "cut_off"
     if one.gen_answer is None:
         return "no_answer"
-    for kind, begins in (("undecided", UNDECIDED), ("invalid", INVALID)):
-        if note.startswith(begins):
-            return kind
+    if one.undecided is not None:
+        return "undecided" if one.undecided == "unknown" else "invalid"
     gold, answer = (one.gt_answer or one.ground_truth).strip(), one.gen_answer.strip()
-    expected, found = number_of(gold), number_of(answer)
-    numbers = expected is not None and found is not None
-    near = _near(str(expected), str(found)) if numbers else None
-    if near is not None:
-        return near
-    if answer == text and gold and gold in text and gold != text:
-        return "more_around"
-    if answer != text and _holds(text, gold):
-        return "elsewhere"
-    return "wrong_number" if numbers else "wrong_text"
+    if answer == text:  # the metric reads all of the response
+        return "elsewhere" if gold and gold in text else "wrong"
+    return "elsewhere" if _holds(text, gold) else "wrong"
 
 
 def repeats(text: str) -> bool:
@@ -430,27 +380,6 @@ def repeats(text: str) -> bool:
     tail = text[-_TAIL:]
     sizes = ((turn, max(_LOOP, _TURNS * turn)) for turn in range(1, len(tail) // _TURNS + 1))
     return len(tail) >= _LOOP and any(tail.endswith(tail[-size:-turn]) for turn, size in sizes)
-
-
-def _near(gold: str, answer: str) -> str | None:
-    """How two different numbers are close to each other, if they are."""
-    try:
-        a, b = Fraction(gold), Fraction(answer)
-    except (ValueError, ZeroDivisionError):
-        return None
-    if a == b:
-        return "same_number"
-    if a == -b:
-        return "sign"
-    if a and b and (a > 0) == (b > 0):
-        ratio = max(a / b, b / a)
-        if ratio.denominator == 1 and re.fullmatch("10+", str(ratio.numerator)):
-            return "factor_10"
-    # One number with fewer decimals than the other.
-    decimals = [_MANY if "/" in text else len(text.partition(".")[2]) for text in (gold, answer)]
-    if decimals[0] == decimals[1] or min(decimals) == _MANY:
-        return None
-    return "rounding" if abs(a - b) <= Fraction(1, 2 * 10 ** min(decimals)) else None
 
 
 def _holds(text: str, answer: str) -> bool:

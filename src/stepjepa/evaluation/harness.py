@@ -20,12 +20,14 @@ from stepjepa.config.option import Names
 from stepjepa.config.values import did_you_mean
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, said
+from stepjepa.evaluation import files
 from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
-from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
-from stepjepa.evaluation.run import open_model, open_output, output_paths, record_of
-from stepjepa.generation import digest_of, local
-from stepjepa.generation.store import reading_record
+from stepjepa.evaluation.predictions import Prediction, record_lines
+from stepjepa.evaluation.score import EvaluationResult
+from stepjepa.generation.local import config_set_aside
+from stepjepa.generation.output import digest_of
+from stepjepa.generation.place import load_place
 from stepjepa.utils.failures import library
 from stepjepa.utils.terminal import Bar, is_quiet
 
@@ -37,8 +39,9 @@ class Harness:
 
     def __init__(self, options: HarnessOptions):
         self._manager = library("lm_eval.tasks", "eval").TaskManager(include_path=options.harness_include)
-        self._fewshot, names = options.harness_fewshot, ",".join(options.harness or ()).split(",")
+        self._fewshot = options.harness_fewshot
         logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it names every default
+        names = ",".join(options.harness or ()).split(",")
         for name in names:
             if not self._manager.match_tasks([name]):
                 near = did_you_mean(name, self._manager.all_tasks)
@@ -58,18 +61,27 @@ class Harness:
 
         inner: Any = model
         stop_ids = prompter.stop_ids(getattr(inner.generation_config, "eos_token_id", None))
-        template = {"add_bos_token": False, "chat_template_args": prompter.renderer.kwargs}  # which writes all tokens
-        count = {"num_fewshot": self._fewshot, "limit": limit}
         bars = io.StringIO() if is_quiet() else sys.stderr
         try:
-            with redirect_stderr(bars), local.config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
-                lm = _as_trained(HFLM, prompter)(
-                    pretrained=inner, tokenizer=prompter.tokenizer, batch_size=batch_size, **template
+            with redirect_stderr(bars), config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
+                language_model = _as_trained(HFLM, prompter)(
+                    pretrained=inner,
+                    tokenizer=prompter.tokenizer,
+                    batch_size=batch_size,
+                    add_bos_token=False,  # the template writes all tokens
+                    chat_template_args=prompter.renderer.kwargs,
                 )
-                chat = {"apply_chat_template": True, "system_instruction": system}
-                # The metric of such tasks refuses without the same variable.
-                chat["confirm_run_unsafe_code"] = os.environ.get("HF_ALLOW_CODE_EVAL") == "1"
-                return simple_evaluate(model=lm, tasks=[task], task_manager=self._manager, **count, **chat)
+                return simple_evaluate(
+                    model=language_model,
+                    tasks=[task],
+                    task_manager=self._manager,
+                    num_fewshot=self._fewshot,
+                    limit=limit,
+                    apply_chat_template=True,
+                    system_instruction=system,
+                    # The metric of tasks that run programs refuses without the same variable.
+                    confirm_run_unsafe_code=os.environ.get("HF_ALLOW_CODE_EVAL") == "1",
+                )
         except Exception as error:
             raise ConfigError(f"--{_NAME.harness} {task}: {type(error).__name__}: {said(error)}") from error
 
@@ -93,33 +105,57 @@ def _as_trained(language_model: Any, prompter: Prompter) -> Any:
 
 def metrics_of(task: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The results of a task, its own before those of its parts, with normal intervals of their standard errors."""
-    found = {}
-    for name, values in sorted(results.items(), key=lambda one: one[0] != task):
+    metrics = {}
+    for name in sorted(results, key=lambda one: (one != task, one)):
+        values = results[name]
         for key, value in values.items():
-            metric, _, kept = key.partition(",")
-            if kept and isinstance(value, Real) and not metric.endswith("_stderr"):
-                error = values.get(f"{metric}_stderr,{kept}")
-                error = float(error) if isinstance(error, Real) else None
-                words = [name] * (name != task) + [metric] + [kept] * (kept != "none")
-                one = {"kind": "score", **normal(float(value), error)._asdict(), "stderr": error}
-                found[" ".join(words)] = {**one, "n": values["sample_len"]}
-    return found
+            metric, _, filter_name = key.partition(",")
+            if not filter_name or not isinstance(value, Real) or metric.endswith("_stderr"):
+                continue
+            error = values.get(f"{metric}_stderr,{filter_name}")
+            error = float(error) if isinstance(error, Real) else None
+            words = [name] * (name != task) + [metric] + [filter_name] * (filter_name != "none")
+            interval = normal(float(value), error)._asdict()
+            metrics[" ".join(words)] = {"kind": "score", **interval, "stderr": error, "n": values["sample_len"]}
+    return metrics
 
 
 def predictions_of(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Prediction]:
     """The samples of a task, by the first of its filters; of several choices the likeliest is the answer."""
-    found = list[Prediction]()
-    for one in (one for rows in samples.values() for one in rows if one["filter"] == rows[0]["filter"]):
-        given, answers, target = one["arguments"], one["filtered_resps"], one["target"]
-        text = str(answers[0])
-        if len(given) > 1:
-            text = str(given[max(range(len(given)), key=lambda place: answers[place])][-1])
-            target = given[target][-1] if isinstance(target, int) and target < len(given) else target
-        scores = {name: float(one[name]) for name in one["metrics"] if isinstance(one[name], Real)}
-        first = next(iter(scores.values()), None)
-        right = first == 1.0 if first in (0.0, 1.0) else None
-        found.append(Prediction(len(found), given[0][0], str(target), text, str(target), text, right, scores=scores))
-    return found
+    predictions: list[Prediction] = []
+    for rows in samples.values():
+        for row in rows:
+            if row["filter"] == rows[0]["filter"]:
+                predictions.append(_prediction(row, len(predictions)))
+    return predictions
+
+
+def _prediction(row: Mapping[str, Any], index: int) -> Prediction:
+    arguments = row["arguments"]
+    answers = row["filtered_resps"]
+    target = row["target"]
+    text = str(answers[0])
+    if len(arguments) > 1:
+        places = range(len(arguments))
+        likeliest = max(places, key=lambda place: answers[place])
+        text = str(arguments[likeliest][-1])
+        if isinstance(target, int) and target in places:
+            target = arguments[target][-1]
+    scores = {}
+    for name in row["metrics"]:
+        if isinstance(row[name], Real):
+            scores[name] = float(row[name])
+    first = next(iter(scores.values()), None)
+    return Prediction(
+        index,
+        question=arguments[0][0],
+        ground_truth=str(target),
+        generated_response=text,
+        gt_answer=str(target),
+        gen_answer=text,
+        correct=first == 1.0 if first in (0.0, 1.0) else None,
+        scores=scores,
+    )
 
 
 def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
@@ -129,34 +165,35 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
         ConfigError, DataError: what cannot be used; what is done by then is kept.
     """
     options.check()
-    harness, model = Harness(options), None
-    opened = open_model(options)
-    options, place, _, system, prompter = opened
+    harness = Harness(options)
+    model = files.find(options)
+    options, prompter, system = model.options, model.prompter, model.system
+    outputs = {}
+    for task in harness.tasks:
+        paths = files.output_paths(model, task)
+        outputs[task] = files.open_output(model, paths, digest_of([task, system.text]))
     done = EvaluationResult({}, {}, {"skipped": {}}, already=True)
-    outputs = {
-        task: open_output(opened, output_paths(opened, task), digest_of([task, system.text])) for task in harness.tasks
-    }
+    loaded = None
     with Bar() as bar:
-        notes = [f"note     {prompter.note}"] if prompter.note else []
-        for line in (*options.without_effect(), f"system   {system.origin}", *notes):
+        for line in (*options.notes(), f"system   {system.origin}"):
             bar.say(line)
+        if prompter.note:
+            bar.say(f"note     {prompter.note}")
         for task, output in outputs.items():
             record, target = output.complete, output.paths.results[0]
             if record is None:
-                if model is None:
-                    model, description = local.load_place(place, prompter.tokenizer, options, options.no_lora)
-                    bar.say(f"model    {place.name} ({description})")
+                if loaded is None:
+                    loaded, description = load_place(model.place, prompter.tokenizer, options, options.no_lora)
+                    bar.say(f"model    {model.place.name} ({description})")
                 with output.opened(lambda line: None):
-                    limits = int(options.batch_size or 1), options.max_examples
-                    found = harness.run(task, model, prompter, system.text, *limits)
-                    result = EvaluationResult(metrics_of(task, found["results"]), {}, {})
-                    record = record_of(result, opened, output)
+                    size, limit = int(options.batch_size or 1), options.max_examples
+                    found = harness.run(task, loaded, prompter, system.text, size, limit)
+                    metrics = metrics_of(task, found["results"])
+                    record = files.metrics_record(model, output, metrics, {}, {}, None)
                     record["versions"]["lm_eval"] = found["lm_eval_version"]
                     answers = [one.record() for one in predictions_of(found["samples"])]
                     output.finish({target: record_lines(target, answers)}, record)
                 done.already = False
-            with reading_record(output.paths.record):
-                str(EvaluationResult(record["metrics"], {}, done.rows))  # a damaged record cannot be printed
             done.record[task] = record
             done.metrics |= {f"{task} {name}": one for name, one in record["metrics"].items()}
             done.files += [target, output.paths.record]

@@ -87,12 +87,16 @@ class AnswerLikelihood:
         vocabulary: int | None = None,
         max_length: int | None = None,
     ):
-        self.prompter, self.model, self.batch_size, self.vocabulary = prompter, model, batch_size, vocabulary
+        self.prompter, self.model = prompter, model
+        self.batch_size, self.vocabulary = batch_size, vocabulary
         positions = max_positions(causal_lm(model)) or NO_LIMIT
         options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
         encoder = RowEncoder(questions.source, prompter.tokenizer, prompter.renderer, options, streams=False)
-        rows = [{"messages": one.chat, TEMPLATE_KWARGS: one.template_kwargs} for one in questions.questions]
-        encoded = encoder([(one.place, row) for one, row in zip(questions.questions, rows, strict=True)])
+        rows = []
+        for one in questions.questions:
+            row = {"messages": one.chat, TEMPLATE_KWARGS: one.template_kwargs}
+            rows.append((one.place, row))
+        encoded = encoder(rows)
         kept = [one.index for one, count in zip(questions.questions, encoded.counts, strict=True) if count]
         encoded.report.require(kept, f"have an answer for {NLL}")
         self.examples: dict[int, Example] = dict(zip(kept, encoded.store, strict=True))
@@ -107,14 +111,16 @@ class AnswerLikelihood:
             ConfigError: a batch does not fit into memory.
         """
         order = sorted(self.examples, key=lambda index: -len(self.examples[index].trunk))
+        ends = self.prompter.stop_ids(None)
         for begin in range(0, len(order), self.batch_size):
             batch = [index for index in order[begin : begin + self.batch_size] if index not in done]
-            if batch:
-                advice = f"what is done is kept; lower --{_NAME.batch_size}"
-                with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
-                    examples = [self.examples[index] for index in batch]
-                    losses = answer_losses(self.model, examples, self.vocabulary, self.prompter.stop_ids(None))
-                yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
+            if not batch:
+                continue
+            examples = [self.examples[index] for index in batch]
+            advice = f"what is done is kept; lower --{_NAME.batch_size}"
+            with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
+                losses = answer_losses(self.model, examples, self.vocabulary, ends)
+            yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
 
 def answer_losses(
@@ -132,23 +138,23 @@ def answer_losses(
     ids_BT = pad_sequence(trunks, batch_first=True).to(device)
     mask_BT = pad_sequence([torch.ones_like(trunk) for trunk in trunks], batch_first=True).to(device)
     positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
+
+    def loss_sum(states_TD: torch.Tensor, ids_T: torch.Tensor, places: np.ndarray) -> float:
+        if not len(places):
+            return 0.0
+        places_N = torch.from_numpy(places).to(device)
+        return float(head.loss_sum(inner, states_TD[places_N - 1], ids_T[places_N]))
+
     losses = []
     with torch.inference_mode(), eval_mode(model):
-        states = run_backbone(inner, ids_BT, mask_BT, positions_BT)[0].flatten(0, 1)  # (B * T, D)
-        for row, example in enumerate(examples):
+        states_BTD = run_backbone(inner, ids_BT, mask_BT, positions_BT)[0]
+        for states_TD, ids_T, example in zip(states_BTD, ids_BT, examples, strict=True):
             labelled = np.concatenate([np.arange(start, stop) for start, stop in example.labels])
             ending = labelled[np.isin(example.trunk[labelled], ends)]
-            sums = []
-            for places in (labelled, ending):
-                places_N = torch.from_numpy(places).to(device)
-                before_ND = states[row * ids_BT.shape[1] + places_N - 1]
-                sums.append(float(head.loss_sum(inner, before_ND, ids_BT[row, places_N])) if len(places) else 0.0)
-            losses.append((sums[0], len(labelled), sums[1], len(ending)))
+            total = loss_sum(states_TD, ids_T, labelled)
+            end_total = loss_sum(states_TD, ids_T, ending)
+            losses.append((total, len(labelled), end_total, len(ending)))
     return losses
-
-
-def _bytes_of(likelihood: AnswerLikelihood, row: int) -> int:
-    return labelled_bytes(likelihood.examples[row], likelihood.prompter)
 
 
 def labelled_bytes(example: Example, prompter: Prompter) -> int:
@@ -162,10 +168,12 @@ def labelled_bytes(example: Example, prompter: Prompter) -> int:
 def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood, name: str = NLL) -> dict[str, Any]:
     """The metric `name`: mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
     parts = [one.part(name) for one in losses]
-    total, tokens = math.fsum(part for part, _ in parts), sum(count for _, count in parts)
+    total = math.fsum(part for part, _ in parts)
+    tokens = sum(count for _, count in parts)
     value = total / tokens if tokens else None
-    size = 0 if name == END_NLL else sum(_bytes_of(likelihood, one.row) for one in losses)
-    report = likelihood.report
+    size = 0
+    if name != END_NLL:
+        size = sum(labelled_bytes(likelihood.examples[one.row], likelihood.prompter) for one in losses)
     rows = mean([part / count for part, count in parts if count])
     return {
         "kind": "loss",
@@ -177,6 +185,6 @@ def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood, name: 
         "high": rows.high,
         "n": sum(1 for _, count in parts if count),
         "tokens": tokens,
-        "answers_truncated": report.answers_truncated,
-        "skipped": dict(report.rows_skipped),
+        "answers_truncated": likelihood.report.answers_truncated,
+        "skipped": dict(likelihood.report.rows_skipped),
     }

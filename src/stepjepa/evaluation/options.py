@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, option, options_of, unread_options
-from stepjepa.data.options import VIEWS, ColumnOptions
+from stepjepa.data.options import ColumnOptions
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, NLL, model_metrics
+from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, model_metrics
 from stepjepa.generation.options import SAMPLING, GeneratorOptions
 
 AS_TRAINED = "as_trained"
@@ -111,11 +110,7 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         if self.harness is not None:
-            others = (_NAME.test_file, _NAME.metric, _NAME.output_file)
-            given = [name for name in others if getattr(self, name)]
-            if given or not self.model_name or not self.harness or self.backend != "transformers":
-                what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
-                raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
+            self._check_harness()
         super().check()
         if self.analyze is not None:
             if not 1 <= len(self.analyze) <= 2:
@@ -123,9 +118,17 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
                 raise ConfigError(f"--{_NAME.analyze} takes {what}; got {len(self.analyze)}")
             if self.metric is not None and len(self.metric) > 1:
                 raise ConfigError(f"--{_NAME.analyze} goes by one --{_NAME.metric} of those that the predictions hold")
-            return
-        if self.harness is not None:
-            return
+        elif self.harness is None:
+            self._check_file()
+
+    def _check_harness(self) -> None:
+        others = (_NAME.test_file, _NAME.metric, _NAME.output_file)
+        given = [name for name in others if getattr(self, name)]
+        if given or not self.model_name or not self.harness or self.backend != "transformers":
+            what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
+            raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
+
+    def _check_file(self) -> None:
         if not self.model_name or not self.test_file:
             missing = _NAME.test_file if self.model_name else _NAME.model_name
             example = f"write: stepjepa evaluate RUN test.jsonl --{_NAME.metric} NAME"
@@ -140,33 +143,16 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
             file, folder = f"--{_NAME.output_file}", f"--{_NAME.output_dir}"
             if self.output_dir is not None:
                 raise ConfigError(f"{file} names the predictions by itself; leave {folder} out")
-            if Path(self.output_file).suffix not in (".json", ".jsonl"):
-                raise ConfigError(f"{file} {self.output_file}: the name must end in .jsonl or .json")
-            if Path(self.output_file).is_dir():
-                raise ConfigError(f"{file} {self.output_file}: is a folder; see {folder}")
+            if Path(self.output_file).suffix not in (".json", ".jsonl") or Path(self.output_file).is_dir():
+                raise ConfigError(f"{file} {self.output_file}: the name of a file must end in .jsonl or .json")
         losses = model_metrics(self.metric)
         if self.backend == "vllm" and losses:
             raise ConfigError(f"{losses[0]} needs --{_NAME.backend} transformers: vLLM gives no states")
 
-    def without_effect(self) -> Iterator[str]:
+    def notes(self) -> list[str]:
         """A line for each option with a value of its own that changes nothing."""
-        known = options_of(EvaluateOptions)
-        own = [name for name, one in known.items() if getattr(self, name) != one.default]
-        if self.analyze is not None:
-            used = {_NAME.metric, _NAME.json, *(name for name, one in known.items() if one.group == _ANALYSIS)}
-            silent = {name: f"with --{_NAME.analyze}" for name in own if name not in used}
-        elif self.harness is not None:
-            unread = {name for name in own if known[name].group in (SAMPLING, VIEWS, _METRIC)}
-            silent = dict.fromkeys(unread, f"with --{_NAME.harness}")
-        else:
-            why = f"where nothing is generated, as for {NLL}"
-            losses = model_metrics(self.metric)
-            generates = len(losses) < len(self.metric or ())
-            silent = {name: why for name in own if known[name].group == SAMPLING and not generates}
-            if self.max_length is not None and not losses:
-                silent[_NAME.max_length] = f"without --{_NAME.metric} {NLL}"
-            silent |= {one.name: one.reason for one in unread_options(self, set(own).difference(silent))}
-        yield from (f"note     --{name} has no effect {reason}" for name, reason in silent.items())
+        own = [name for name, one in options_of(EvaluateOptions).items() if getattr(self, name) != one.default]
+        return [f"note     {unread}" for unread in unread_options(self, own)]
 
 
 _NAME = Names(EvaluateOptions)

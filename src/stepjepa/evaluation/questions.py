@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
-from stepjepa.config.option import Names
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import is_trained, template_kwargs_of
-from stepjepa.data.options import PairColumns
+from stepjepa.data.options import PairColumns, text_of
+from stepjepa.data.report import RowCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
-from stepjepa.evaluation.models import TrainingRecord
-from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
-from stepjepa.evaluation.predictions import quoted
-from stepjepa.generation import RowsRead, digest_of, text_of
-
-_NAME = Names(EvaluateOptions)
-
-
-class SystemPrompt(NamedTuple):
-    """Which system message a question gets.
-
-    Attributes:
-        text: the message, None for none.
-        keep: whether a row's own goes before it.
-        origin: where it comes from, to be printed.
-    """
-
-    text: str | None
-    keep: bool
-    origin: str
-
-    def apply(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-        """The chat with this system message."""
-        own = messages[0]["role"] == "system"
-        if own and self.keep:
-            return messages
-        rest = messages[1:] if own else messages
-        return rest if self.text is None else [{"role": "system", "content": self.text}, *rest]
+from stepjepa.evaluation.system import SystemPrompt
+from stepjepa.generation.output import digest_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +52,7 @@ class Question:
 
 
 @dataclass
-class QuestionSet(RowsRead):
+class QuestionSet(RowCounts):
     """The questions of a file; every row that was read is in `questions` or counted.
 
     Attributes:
@@ -100,23 +75,36 @@ def read_questions(
     Raises:
         DataError: the file cannot be read.
     """
-    found = QuestionSet(source.name)
+    asked = QuestionSet(source.name)
+    for index, (number, row) in enumerate(islice(source, limit)):
+        place = source.place(number)
+        asked.rows_read += 1
+        try:
+            messages = row_to_messages(row, None, columns)
+            asked.own_system_prompts += messages[0]["role"] == "system"
+            asked.questions.append(_question(row, messages, index, place, system, columns))
+        except RowError as error:
+            asked.skip(error, place)
+    return asked
 
-    def question(row: Any, index: int, number: int) -> Question:
-        messages = row_to_messages(row, None, columns)
-        found.own_system_prompts += messages[0]["role"] == "system"
-        template_kwargs_of(row)  # refuses what no template could take
-        last = last_answer(messages)
-        if all(turn["role"] != "user" for turn in messages[:last]):
-            raise RowError("no_user_message", "no message of the user before the last answer")
-        chat = system.apply(messages[: last + 1])
-        seen = {**row, "messages": messages[: last + 1]}
-        if columns is not None:  # what metrics look for by its usual name
-            seen["answer"] = messages[last]["content"]
-        return Question(index, source.place(number), chat[:-1], chat, seen)
 
-    found.questions = list(found.usable(source, question, limit))
-    return found
+def _question(
+    row: Any,
+    messages: list[dict[str, str]],
+    index: int,
+    place: str,
+    system: SystemPrompt,
+    columns: PairColumns | None,
+) -> Question:
+    template_kwargs_of(row)  # refuses what no template could take
+    last = last_answer(messages)
+    if all(turn["role"] != "user" for turn in messages[:last]):
+        raise RowError("no_user_message", "no message of the user before the last answer")
+    chat = system.apply(messages[: last + 1])
+    shown = {**row, "messages": messages[: last + 1]}
+    if columns is not None:  # what metrics look for by its usual name
+        shown["answer"] = messages[last]["content"]
+    return Question(index, place, chat[:-1], chat, shown)
 
 
 def last_answer(messages: list[dict[str, str]]) -> int:
@@ -124,33 +112,3 @@ def last_answer(messages: list[dict[str, str]]) -> int:
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     trained = [number for number in answers if is_trained(messages[number])]
     return max(trained or answers)
-
-
-def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:
-    """Which system message the questions get, by the options and by what is known of the training of the model `name`.
-
-    A model that was trained with one system message (or with none) gets it. One that was trained with several gets each
-    row's own; rows without one get the most common one.
-    """
-    if use_test_prompts:
-        return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
-    if asked != AS_TRAINED:
-        return SystemPrompt(asked, False, f"{quoted(asked)} (--{_NAME.system_prompt})")
-    if not record.system_prompts:
-        return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
-    (common, _), *further = record.system_prompts.most_common()
-    if not further and not record.others:
-        return SystemPrompt(common, False, f"{quoted(common)}, as in training")
-    count = f"{len(record.system_prompts)}{' and more' if record.others else ''}"
-    own = f"the file's own, as in training with {count} different ones"
-    return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
-
-
-def system_prompt_line(system: SystemPrompt, questions: QuestionSet) -> str:
-    """Which system message is used, and what becomes of the file's own."""
-    line, rows = f"system   {system.origin}", questions.rows_read
-    if system.keep:
-        return f"{line}: {questions.own_system_prompts} of {rows} rows have one"
-    own = [(one.row["messages"][0], one.chat) for one in questions.questions]
-    others = sum(message["role"] == "system" and message not in chat for message, chat in own)
-    return line + (f"; the file's own differs in {others} of {rows} rows" if others else "")

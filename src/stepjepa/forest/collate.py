@@ -215,6 +215,42 @@ class TwoPassCollator:
         return Rows(*map(torch.from_numpy, (input_ids, positions, mask)))
 
 
+Collator = ForestCollator | TwoPassCollator
+
+
+def collator_for(
+    forward: str,
+    predictor_ids: Sequence[int],
+    pad_token_id: int,
+    *,
+    row_multiple: int = 8,
+    max_row_length: int | None = None,
+    segmented: bool = False,
+    separate_targets: bool = False,
+    shuffle_targets: bool = False,
+    aligned_targets: bool = False,
+) -> Collator:
+    """What lays out batches for a forward, ``packed``, ``inline`` or ``two_pass``.
+
+    Args:
+        row_multiple: `ForestCollator.pad_to_multiple_of`; the others are fields of `ForestCollator` too.
+    """
+    ids = tuple(predictor_ids)
+    if forward == "two_pass":
+        return TwoPassCollator(ids, pad_token_id, separate_targets, shuffle_targets, aligned_targets)
+    return ForestCollator(
+        ids,
+        pad_token_id,
+        row_multiple,
+        max_row_length=max_row_length,
+        segmented=segmented,
+        inline=forward == "inline",
+        separate_targets=separate_targets,
+        shuffle_targets=shuffle_targets,
+        aligned_targets=aligned_targets,
+    )
+
+
 def segmented_cost(forest: Forest) -> float:
     """Cost of a forest under attention by segments, in tokens, comparable to that of `layout.plan_rows`."""
     edges = np.flatnonzero(np.diff(forest.segment, prepend=-1, append=-1))

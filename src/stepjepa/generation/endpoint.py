@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import as_completed
 from typing import Any
 
 from huggingface_hub import AsyncInferenceClient
@@ -16,13 +16,14 @@ from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 from stepjepa.config.option import Names
 from stepjepa.data.columns import TRAINED
 from stepjepa.errors import ConfigError
-from stepjepa.generation import Reply, Request, mended
 from stepjepa.generation.options import GenerateOptions
+from stepjepa.generation.protocol import Reply, Request, mended
 from stepjepa.utils.text import one_line
 
 FIRST_DELAY = 1.0  # seconds before the first retry; doubled with each further one
 _LONGEST_BACKOFF = 60.0
 _LONGEST_WAIT = 600.0  # a server that asks for more is out of quota, not busy
+_LOOK = 0.1  # seconds between two looks whether the work has ended, while a request waits
 _LONGEST_MESSAGE = 300
 _PATH = "/chat/completions"
 _TRANSIENT, _BUSY, _REFUSALS = {408, 409, 425, 429}, 429, {400, 413, 422}
@@ -47,27 +48,11 @@ class _Client(AsyncInferenceClient):
 
 
 async def _refuse_redirect(response: Any) -> None:
-    if 300 <= response.status_code < 400:
+    status = response.status_code
+    if 300 <= status < 400:
         where = one_line(str(response.headers.get("Location")), _LONGEST_MESSAGE)
-        what = f"{response.request.url} answers {response.status_code}; it moved to {where}, so {_ADDRESS} must change"
+        what = f"{response.request.url} answers {status}; it moved to {where}, so {_ADDRESS} must change"
         raise ConfigError(f"{what}; {_RESUME}")
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    with contextlib.closing(loop):
-        loop.run_forever()
-
-
-async def _end(client: _Client) -> None:
-    """Give up what is under way, and stop the loop."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    try:
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await client.close()
-    finally:
-        asyncio.get_running_loop().stop()
 
 
 class _Trouble(Exception):
@@ -92,7 +77,7 @@ class EndpointGenerator:
     def __init__(self, options: GenerateOptions, say: Callable[[str], None]):
         self.url = str(options.base_url).rstrip("/").removesuffix(_PATH) + _PATH
         self._options, self._key, self._say = options, options.api_key(), say
-        self._answers, self._reached = 0, False
+        self._answers, self._reached, self._stopped = 0, False, False
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
         """Replies as they come in.
@@ -102,38 +87,44 @@ class EndpointGenerator:
         Raises:
             ConfigError: the server cannot be asked.
         """
-        # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
-        loop = asyncio.new_event_loop()
-        threading.Thread(target=_run, args=(loop,), daemon=True).start()
-        # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
-        client = _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout)
-        self._stop, self._slots = asyncio.Event(), asyncio.Semaphore(self._options.concurrency)
         todo = [request for request in requests if request.row not in done]
-        replies = [asyncio.run_coroutine_threadsafe(self._ask(client, request), loop) for request in todo]
-        error: BaseException | None = None
+        replies: queue.SimpleQueue[Reply | Exception | None] = queue.SimpleQueue()
+        self._stopped = False
+        # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
+        threading.Thread(target=asyncio.run, args=(self._ask_all(todo, replies),), daemon=True).start()
+        error: Exception | None = None
         try:
-            for future in as_completed(replies):
-                error = error or future.exception()
-                if future.exception() is None and (reply := future.result()) is not None:
+            for _ in todo:
+                reply = replies.get()
+                if isinstance(reply, Exception):
+                    error = error or reply
+                elif reply is not None:
                     yield [reply]
         finally:
-            asyncio.run_coroutine_threadsafe(_end(client), loop)
+            self._stopped = True
         if error is not None:
             raise error
 
-    async def _ask(self, client: _Client, request: Request) -> Reply | None:
-        """The reply, in its turn; None after an error of another request."""
-        async with self._slots:
-            try:
-                return await self._until_answered(client, request)
-            except Exception:
-                self._stop.set()
-                raise
+    async def _ask_all(self, requests: Sequence[Request], replies: queue.SimpleQueue[Any]) -> None:
+        """Put a reply, an error or (once the work has ended) None for each request."""
+        slots = asyncio.Semaphore(self._options.concurrency)
+
+        async def ask(client: _Client, request: Request) -> None:
+            async with slots:
+                try:
+                    replies.put(await self._until_answered(client, request))
+                except Exception as error:
+                    self._stopped = True
+                    replies.put(error)
+
+        # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
+        async with _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout) as client:
+            await asyncio.gather(*(ask(client, request) for request in requests))
 
     async def _until_answered(self, client: _Client, request: Request) -> Reply | None:
         """Send a request until it is answered, at most `max_retries` times again; None where nothing more is to be sent."""
         answers, tries = self._answers, 0
-        while not self._stop.is_set():
+        while not self._stopped:
             tries += 1
             try:
                 return await self._once(client, request)
@@ -151,28 +142,25 @@ class EndpointGenerator:
                 raise ConfigError(f"{self.url} {what}; the server asks to wait {wait:.0f} s; {_RESUME}")
             elif wait > 1:
                 self._say(f"{self.url} {what}; waiting {wait:.0f} s as it asks")
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), wait)
+            until = time.monotonic() + wait
+            while not self._stopped and time.monotonic() < until:
+                await asyncio.sleep(min(_LOOK, wait))
         return None
 
     async def _once(self, client: _Client, request: Request) -> Reply:
         options = self._options
-        fields = {"max_tokens": options.max_new_tokens, _NAME.top_p: options.top_p}
-        fields |= {_NAME.temperature: request.temperature, _NAME.seed: request.seed, **(options.extra_body or {})}
+        fields = {
+            "max_tokens": options.max_new_tokens,
+            _NAME.top_p: options.top_p,
+            _NAME.temperature: request.temperature,
+            _NAME.seed: request.seed,
+            **(options.extra_body or {}),
+        }
         body = {name: value for name, value in fields.items() if value is not None}
         messages = [{key: one[key] for key in one if key != TRAINED} for one in request.messages]
         try:
-            answer: Any = await client.chat_completion(messages, model=options.model_name, extra_body=body)
-            choice, usage = answer.choices[0], answer.usage
-            message = choice.message
-            text = message.content or ""
-            own = [message.get("reasoning_content"), message.get("reasoning")]  # the name differs by server
-            thoughts = next((one for one in own if isinstance(one, str) and one), None)
-            sizes = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
-            reasoning = mended(thoughts).strip() if thoughts else None
-            reply = Reply(
-                request.row, mended(text).strip(), choice.finish_reason != "length", *sizes, reasoning=reasoning
-            )
+            answer = await client.chat_completion(messages, model=options.model_name, extra_body=body)
+            reply = _reply_in(answer, request.row)
         except ConfigError:
             raise
         except HfHubHTTPError as error:
@@ -189,9 +177,8 @@ class EndpointGenerator:
             raise ConfigError(
                 f"{self.url} cannot be reached ({why}); check {_ADDRESS}, and that the server runs"
             ) from None
-        if choice.finish_reason == "content_filter":
-            return Reply(request.row, "", stopped=False, refused="its content filter cut the response")
-        self._reached, self._answers = True, self._answers + 1
+        if reply.refused is None:
+            self._reached, self._answers = True, self._answers + 1
         return reply
 
     def _refusal(self, row: int, response: Any) -> Reply:
@@ -203,17 +190,43 @@ class EndpointGenerator:
         """
         status = response.status_code
         message, code = _message_in(response)
-        what = f"answers {status}{f' ({message})' if message else ''}"
+        what = f"answers {status} ({message})" if message else f"answers {status}"
         if status in _REFUSALS:
             return Reply(row, "", stopped=False, refused=self._clean(what))
-        if (status in _TRANSIENT or status >= 500) and code != "insufficient_quota":
+        transient = status in _TRANSIENT or status >= 500
+        if transient and code != "insufficient_quota":
             wait = response.headers.get("Retry-After", "")
-            raise _Trouble(what, float(wait) if wait.replace(".", "", 1).isdecimal() else None, status == _BUSY)
-        raise ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}") from None
+            is_number = wait.replace(".", "", 1).isdecimal()
+            seconds = float(wait) if is_number else None
+            raise _Trouble(what, seconds, busy=status == _BUSY)
+        advice = _ADVICE.get(status, "")
+        raise ConfigError(f"{self.url} {self._clean(what)}{advice}; {_RESUME}") from None
 
     def _clean(self, text: str) -> str:
         """A text of others in one line that a terminal can show, without the key."""
         return one_line(text.replace(self._key, "***") if self._key else text, _LONGEST_MESSAGE)
+
+
+def _reply_in(answer: Any, row: int) -> Reply:
+    """The reply in a chat completion; a ValueError, TypeError, LookupError or AttributeError where it is none."""
+    choice, usage = answer.choices[0], answer.usage
+    if choice.finish_reason == "content_filter":
+        return Reply(row, "", stopped=False, refused="its content filter cut the response")
+    message = choice.message
+    text = mended(message.content or "").strip()
+    reasoning = None
+    for name in ("reasoning", "reasoning_content"):  # the name differs by server
+        thoughts = message.get(name)
+        if isinstance(thoughts, str) and thoughts:
+            reasoning = mended(thoughts).strip()
+    return Reply(
+        row,
+        text,
+        stopped=choice.finish_reason != "length",
+        prompt_tokens=(usage.prompt_tokens or 0) if usage else 0,
+        new_tokens=(usage.completion_tokens or 0) if usage else 0,
+        reasoning=reasoning,
+    )
 
 
 def _message_in(response: Any) -> tuple[str, str]:

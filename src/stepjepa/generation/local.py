@@ -1,4 +1,4 @@
-"""The model in memory as a generator, in batches that give each prompt what it would get alone; and which model it is.
+"""The model in memory as a generator, in batches that give each prompt what it would get alone.
 
 Decoder-only models must be padded on the left to generate in batches:
 
@@ -14,46 +14,26 @@ Shapes: B prompts of a batch, T tokens.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.data.prompts import recorded_ending
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError
-from stepjepa.generation import Generator, Reply, Request, mended, seed_of, with_room
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
-from stepjepa.generation.vllm import VllmGenerator
-from stepjepa.modeling.export import export_problem
-from stepjepa.modeling.gguf import GGUF_SUFFIX, gguf_file
-from stepjepa.modeling.load import (
-    check_local,
-    is_preset,
-    load_adapter,
-    load_model,
-    load_tokenizer,
-    max_positions,
-    quantization,
-)
+from stepjepa.generation.protocol import Reply, Request, mended, seed_of, with_room
+from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 from stepjepa.utils.failures import saying_out_of_memory
-from stepjepa.utils.files import read_object
 
 _NAME = Names(GeneratorOptions)
-MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
-_ADAPTER = "adapter_config.json"
-Batch = tuple[list[Request], list[list[int]]]  # with the token ids of their prompts
 
 
 @dataclass(frozen=True)
@@ -107,12 +87,19 @@ def generate_batch(
     """
     if not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt is empty; a causal model needs at least one token to continue")
-    # By the bounds of the options of these names.
-    given = (max_new_tokens, _NAME.max_new_tokens), (batch_size, _NAME.batch_size), (temperature, _NAME.temperature)
-    for value, name in (*given, (top_p, _NAME.top_p)):
+    bounded = {
+        _NAME.max_new_tokens: max_new_tokens,
+        _NAME.batch_size: batch_size,
+        _NAME.temperature: temperature,
+        _NAME.top_p: top_p,
+    }
+    for name, value in bounded.items():
         options_of(GeneratorOptions)[name].check(value)
-    stop = tokenizer.eos_token_id if eos_token_ids is None else eos_token_ids
-    stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
+    if eos_token_ids is None:
+        eos_token_ids = tokenizer.eos_token_id
+    if isinstance(eos_token_ids, int):
+        eos_token_ids = [eos_token_ids]
+    stop_ids = list(eos_token_ids or ())
     pad_id = tokenizer.pad_token_id
     if pad_id is None:  # masked out in the prompt and cut off after the stop token, so any valid id will do
         pad_id = stop_ids[0] if stop_ids else 0
@@ -131,7 +118,8 @@ def generate_batch(
     )
     inner: Any = model
     device = inner.get_input_embeddings().weight.device
-    random = nullcontext() if seed is None else torch.random.fork_rng([device] if device.type == "cuda" else [])
+    devices = [device] if device.type == "cuda" else []
+    random = nullcontext() if seed is None else torch.random.fork_rng(devices)
     results: dict[int, Generation] = {}
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
     with torch.inference_mode(), eval_mode(model), config_set_aside(model, config), random:
@@ -148,12 +136,17 @@ def generate_batch(
                 generation_config=config,
                 synced_gpus=False,  # each process has questions of its own
             )
-            for index, new_ids in zip(chosen, output_BT[:, ids_BT.shape[1] :].tolist(), strict=True):
-                end = next((position for position, token in enumerate(new_ids) if token in stop_ids), None)
-                kept = new_ids[:end]
-                text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-                results[index] = Generation(kept, text, stopped=end is not None)
+            new_BT = output_BT[:, ids_BT.shape[1] :].tolist()
+            for index, new_ids in zip(chosen, new_BT, strict=True):
+                results[index] = _until_stop(tokenizer, new_ids, stop_ids)
     return [results[index] for index in range(len(prompts))]
+
+
+def _until_stop(tokenizer: PreTrainedTokenizerBase, new_ids: list[int], stop_ids: Sequence[int]) -> Generation:
+    ends = [position for position, token in enumerate(new_ids) if token in stop_ids]
+    kept = new_ids[: ends[0]] if ends else new_ids
+    text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return Generation(kept, text, stopped=bool(ends))
 
 
 @contextmanager
@@ -201,34 +194,29 @@ class LocalGenerator:
         batch_size: int = BATCH_SIZE,
     ):
         self.model, self.prompter = model, prompter
-        self._max_new_tokens, self._top_p, self._batch_size = max_new_tokens, top_p, batch_size
+        self._max_new_tokens, self._top_p = max_new_tokens, top_p
+        self._batch_size = batch_size
+        inner = causal_lm(model)
         config = getattr(model, "generation_config", None)
-        self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
-        self._suppressed = prompter.unwritable_ids(vocabulary_size(causal_lm(model)))
-        limit = max_positions(causal_lm(model))
+        ends = getattr(config, "eos_token_id", None)
+        self._stop_ids = prompter.stop_ids(ends)
+        self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
+        limit = max_positions(inner)
         self._longest_prompt = None if limit is None else limit - max_new_tokens
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
         """A batch of replies at a time. Raises ConfigError: a batch does not fit into memory."""
-        refused, batches = self.batches(requests, done)
+        prompts, refused = with_room(self.prompter, requests, self._longest_prompt, done)
         if refused:
             yield refused
-        yield from map(self.generate, batches)
-
-    def batches(self, requests: Sequence[Request], done: Collection[int]) -> tuple[list[Reply], list[Batch]]:
-        """Refusals, and what else is not done in batches."""
-        prompts, refused = with_room(self.prompter, requests, self._longest_prompt, done)
-        batches = list[Batch]()
-        order = sorted((one for one in requests if one.row in prompts), key=lambda one: -len(prompts[one.row]))
-        for begin in range(0, len(order), self._batch_size):
-            batch = [request for request in order[begin : begin + self._batch_size] if request.row not in done]
+        asked = [request for request in requests if request.row in prompts]
+        asked.sort(key=lambda request: -len(prompts[request.row]))
+        for begin in range(0, len(asked), self._batch_size):
+            batch = [request for request in asked[begin : begin + self._batch_size] if request.row not in done]
             if batch:
-                batches.append((batch, [prompts[request.row] for request in batch]))
-        return refused, batches
+                yield self._generate(batch, [prompts[request.row] for request in batch])
 
-    def generate(self, asked: Batch) -> list[Reply]:
-        """The replies to a batch. Raises ConfigError: it does not fit into memory."""
-        batch, prompts = asked
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
         message = (
             f"out of memory with {len(batch)} questions at once; what is done is kept; lower --{_NAME.batch_size} (another "
             f"one starts again, see {OVERWRITE}) or --{_NAME.max_new_tokens}"
@@ -251,136 +239,3 @@ class LocalGenerator:
             text = mended(self.prompter.response(one.token_ids, one.text, ids))
             replies.append(Reply(request.row, text, one.stopped, len(ids), len(one.token_ids) + one.stopped))
         return replies
-
-
-def load_generator(
-    place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False
-) -> tuple[Generator, str]:
-    """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
-    if options.backend == "vllm":
-        generator = VllmGenerator(place, prompter, options, no_lora)
-        return generator, generator.description
-    model, description = load_place(place, prompter.tokenizer, options, no_lora)
-    size = options.batch_size or BATCH_SIZE
-    local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
-    return local, f"{description}, batches of {size}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model is.
-
-    Attributes:
-        name: as the user gave it.
-        folder: the local folder, None for a Hub id.
-        base: of an adapter, the Hub id or folder of its base.
-        adapter: PEFT's configuration of it.
-    """
-
-    name: str
-    folder: Path | None
-    base: str | None = None
-    adapter: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def run_folder(self) -> Path | None:
-        """The folder with the records of the training: its own, or that of the run whose checkpoint it is."""
-        folder = self.folder
-        if folder is None or not folder.resolve().name.startswith("checkpoint-") or (folder / "run.json").exists():
-            return folder
-        return folder.resolve().parent
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options of its training, as far as they are recorded."""
-        found = None if self.run_folder is None else read_object(self.run_folder / "run.json").get("settings")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def trained_ending(self) -> str | None:
-        """See `data.prompts.trained_ending`."""
-        reports = {} if self.run_folder is None else read_object(self.run_folder / "data_report.json")
-        return recorded_ending(reports)
-
-    def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:
-        """What asks the model: as the options say, and where they do not, as it was trained."""
-        kwargs = options.chat_template_kwargs
-        if kwargs is None and not options.chat_template and not options.plain:
-            kwargs = self.settings.get(_NAME.chat_template_kwargs)
-        how = options.chat_template, options.plain, kwargs, options.prompt_from
-        return Prompter(tokenizer, *how, self.trained_ending)
-
-
-def find_model(name: str) -> Place:
-    """Look at what `name` is. Raises ConfigError: nothing that could be a model."""
-    if is_preset(name):
-        raise ConfigError(f"{MODEL} {name}: a preset has random weights; name a trained model, a folder or a Hub id")
-    folder = Path(os.path.expanduser(name))
-    if folder.suffix == GGUF_SUFFIX and folder.is_file():
-        return Place(name, None)
-    if folder.is_file():
-        raise ConfigError(f"{MODEL} {name}: is a file; give the model's folder, or a GGUF file")
-    if not folder.is_dir():
-        if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
-            raise ConfigError(f"{MODEL} {name}: no such folder")
-        check_local(name)
-        return Place(name, None)
-    problem = export_problem(folder)
-    if problem is not None:
-        raise ConfigError(
-            f"{MODEL} {name}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
-            "one of its checkpoints"
-        )
-    if (folder / _ADAPTER).is_file():
-        adapter = read_object(folder / _ADAPTER)
-        base = adapter.get("base_model_name_or_path")
-        if not base:
-            raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
-        near = folder / str(base)
-        return Place(name, folder, str(near) if near.is_dir() and not Path(base).is_dir() else str(base), adapter)
-    if not (folder / "config.json").is_file() and gguf_file(name) is None:
-        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
-        hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
-        raise ConfigError(f"{MODEL} {name}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
-    return Place(name, folder)
-
-
-def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer in the model's folder; for an adapter without one that of its base.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
-    disable_progress_bar()  # of loading, which begins here
-    folder = place.folder
-    own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
-    return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)
-
-
-def load_place(
-    place: Place, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions, no_lora: bool = False
-) -> tuple[nn.Module, str]:
-    """The model on the GPU, if there is one, and a phrase that describes it; of an adapter with `no_lora` its base alone.
-
-    Raises:
-        ConfigError: it cannot be loaded, or does not fit.
-    """
-    name, kind = place.base or place.name, ""
-    model: Any
-    try:
-        same = (_NAME.dtype, _NAME.attn_implementation, _NAME.trust_remote_code)
-        given: Any = {one: getattr(options, one) for one in same}
-        model = load_model(name, tokenizer, quantized=quantization(place.settings), **given)
-    except ConfigError as error:
-        raise error if place.base is None else ConfigError(f"the base of the adapter {place.name}: {error}") from None
-    if place.base is not None and no_lora:
-        kind = f"the base {name} alone; "
-    elif place.base is not None:
-        model = load_adapter(model, str(place.folder), f"{MODEL} {place.name}", name)
-        kind = f"adapter on {name}; "
-    model.eval()
-    device, advice = "cuda" if torch.cuda.is_available() else "cpu", f"--{_NAME.dtype} or another --{_NAME.backend}"
-    with saying_out_of_memory(f"{MODEL} {place.name}: does not fit on this GPU; use a smaller {advice}"):
-        model.to(device)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return model, f"{kind}{model.num_parameters():,} parameters, {dtype} on {device}"

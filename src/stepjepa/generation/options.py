@@ -19,9 +19,6 @@ from stepjepa.utils.failures import library
 QUESTION = "{question}"
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
 _DAY = 86400
-# The columns of the output around that of the response, which the user names; the last two only where there is a text.
-KNOWN = ("question", "answer", "ground_truth")
-FOUND = ("attempt", "model", "correct", "final_answer", "row", "stopped", "new_tokens", "refused", "reasoning")
 _VLLM: Needs = {"backend": ("vllm",)}
 
 
@@ -61,7 +58,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         if taken:
             raise ConfigError(f"{_NAME.vllm_options} holds {min(taken)}, for which there is an option of its own")
         if self.backend == "vllm" and find_spec("vllm") is None:
-            library("vllm", "vllm")  # says how to install it
+            library("vllm", "vllm")  # raises an error that says how to install it
 
     def deciding(self, *but: type) -> dict[str, Any]:
         """The options on which the answers depend, without those of the classes `but`: work is resumed only with the same
@@ -105,7 +102,6 @@ class GenerateOptions(GeneratorOptions):
     prompt_template: str = option(QUESTION, "The user's message; {question} is replaced by the question.", _MODEL)
 
     attempts: int = option(4, "Tries for each question; the first right one is kept.", SAMPLING, at_least=1)
-    greedy_first: bool = option(False, "Take the likeliest tokens in the first try and sample in the others.", SAMPLING)
     temperature: float = option(0.7, "Sampling temperature; 0 is greedy.", SAMPLING, at_least=0)
     top_p: float = option(0.95, "Share of the probability mass to sample from.", SAMPLING, above=0, at_most=1)
     max_new_tokens: int = option(1024, "Longest response in tokens.", SAMPLING, at_least=1)
@@ -140,12 +136,9 @@ class GenerateOptions(GeneratorOptions):
     )
 
     output_file: str | None = option(None, "JSONL file for the solved questions.", _OUTPUT, resume=True)
-    response_field: str = option("response", "Name of the column that holds the response.", _OUTPUT)
-    resume: bool = option(True, "Resume an unfinished output of the same settings.", _OUTPUT, resume=True)
     overwrite: bool = option(
         False, "Replace an existing output.", _OUTPUT, aliases=("overwrite_output_dir",), resume=True
     )
-    keep_attempts: bool = option(False, "Keep a file with every attempt, wrong ones included.", _OUTPUT, resume=True)
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
@@ -158,13 +151,10 @@ class GenerateOptions(GeneratorOptions):
         if self.temperature == 0 and self.attempts > 1:
             raise ConfigError(
                 f"with {_NAME.temperature} 0 every attempt would say the same; set --{_NAME.attempts} 1, or a temperature "
-                f"above 0 (--{_NAME.greedy_first} keeps the first attempt greedy)"
+                "above 0"
             )
         if QUESTION not in self.prompt_template:
             raise ConfigError(f"{_NAME.prompt_template} is {self.prompt_template!r}; it must hold {QUESTION}")
-        if self.response_field in ("", *KNOWN, *FOUND):
-            others = ", ".join(KNOWN + FOUND)
-            raise ConfigError(f"{_NAME.response_field} is {self.response_field!r}; choose a name other than {others}")
         if Path(str(self.output_file)).suffix != ".jsonl":
             raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")
         self._check_endpoint()

@@ -1,38 +1,29 @@
 """``stepjepa generate``: every question once, then the unsolved ones again, as long as there are attempts left.
 
-The files (see `stepjepa.generation.store`):
+The files (see `stepjepa.generation.output`):
 
     out.jsonl             the solved questions in the order of the input
     out.unsolved.jsonl    the questions without a right response, with their last one
     out.jsonl.meta.json   settings, input and summary
     out.partial           while it runs: every attempt
-    out.attempts.jsonl    every attempt, right or wrong, with --keep_attempts
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from stepjepa.config.option import MISSING, Names
-from stepjepa.data.answers import after_hashes, answers_match, final_answer, last_boxed
-from stepjepa.data.blocks import answer_of
-from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.columns import history_of
-from stepjepa.data.options import Form, as_object, asked_in, chat_column, column_value, form_of, listed_columns
+from stepjepa.config.option import Names
+from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.report import skipped_lines
-from stepjepa.data.sources import RowSource
-from stepjepa.errors import ConfigError, RowError
-from stepjepa.generation import Generator, Reply, Request, RowsRead, digest_of, mended, seed_of, text_of
-from stepjepa.generation.options import FOUND, KNOWN, OVERWRITE, QUESTION, GenerateOptions
-from stepjepa.generation.store import Output, Paths, Record, Replies, json_line, reading_record
+from stepjepa.errors import ConfigError
+from stepjepa.generation.options import QUESTION, GenerateOptions
+from stepjepa.generation.output import Output, Paths, Record, ReplyLog, json_line
+from stepjepa.generation.problems import Problem, ProblemSet, read_problems
+from stepjepa.generation.protocol import Generator, Reply, Request, mended, seed_of
 from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
 
 _NAME = Names(GenerateOptions)
@@ -42,116 +33,24 @@ VERDICTS = {
     "no_answer": "no final answer",
     "refused": "request refused",
 }
-_NAMED_FORM = Form("question", "answer")  # where one of the two columns is named
 _REFUSALS = 5  # so many and no response: the request itself is wrong, not the questions
-_LONGEST_BARE_ANSWER = 60
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A question that can be asked.
-
-    Attributes:
-        row: its row's number, as `RowSource.place` takes it.
-        question, answer: texts of the row.
-        ground_truth: the final answer.
-    """
-
-    row: int
-    question: str
-    answer: str
-    ground_truth: str
-
-
-@dataclass
-class ProblemSet(RowsRead):
-    """The questions of a file; every row that was read is in `problems` or counted."""
-
-    problems: list[Problem] = field(default_factory=list)
-
-    def record(self) -> Record:
-        """What is written of the input. Its fingerprint changes with any question, ground truth, or their order."""
-        digest = digest_of([one.row, one.question, one.answer, one.ground_truth] for one in self.problems)
-        return {"file": self.source, "questions": len(self.problems), "fingerprint": digest}
-
-
-def read_problems(options: GenerateOptions) -> ProblemSet:
-    """Read the rows of ``options.file``, up to ``max_examples`` questions.
-
-    Raises:
-        DataError: the file cannot be read, or holds nothing that can be asked.
-    """
-    rows = RowSource(options.file, options.dataset_split)
-    found = ProblemSet(rows.name)
-    usable = found.usable(rows, lambda row, _, number: _problem(number, row, options))
-    found.problems = list(islice(usable, options.max_examples))
-    found.require(found.problems, "can be asked")
-    return found
-
-
-def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
-    row = as_object(row)
-    question: object
-    named, columns = (options.question_column, options.answer_column), listed_columns(row)
-    left = chat_column(row) if named == (None, None) else None
-    if left is not None or history_of(row):
-        _, question, answer = one_turn(row_to_messages(row))
-    else:
-        form = form_of(row) if named == (None, None) else _NAMED_FORM
-        left, right = options.question_column or form.question, options.answer_column or form.answer
-        question, answer = asked_in(row, form._replace(question=left)), text_of(column_value(row, right))
-        if options.answer_column is not None and column_value(row, right, MISSING) is MISSING:
-            raise RowError(
-                "no_ground_truth", f"no column {right!r} (columns found: {columns}); see --{_NAME.answer_column}"
-            )
-    if not isinstance(question, str) or not question.strip():
-        raise RowError(
-            "no_question", f"no text in column {left!r} (columns found: {columns}); see --{_NAME.question_column}"
-        )
-    column = options.ground_truth_column
-    bare = text_of(column_value(row, column or "ground_truth")).strip() or (None if column else ground_truth(answer))
-    if not bare:
-        where = f"column {column!r}" if column else "the answer (no ####, no \\boxed{}, too long for a bare answer)"
-        raise RowError(
-            "no_ground_truth", f"no final answer in {where}; name its column with --{_NAME.ground_truth_column}"
-        )
-    if lone_surrogate(question + answer + bare):
-        raise RowError("broken_text", "a text holds half a character (a lone surrogate); remove it")
-    return Problem(number, question, answer, bare)
-
-
-def ground_truth(answer: str) -> str | None:
-    r"""The final answer in a known solution: what follows the first ``####`` on its line, else the last ``\boxed{}``, else
-    the text itself where it is one short line. None without any of them: a number in a longer text may be any.
-    """
-    answer = answer_of(answer)
-    marked = after_hashes(answer) or last_boxed(answer)
-    if marked or "####" in answer:
-        return marked
-    bare = answer.strip()
-    return bare if bare and "\n" not in bare and len(bare) <= _LONGEST_BARE_ANSWER else None
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt and what came of it.
+    """One attempt at a question and what came of it.
 
     Attributes:
-        row, attempt: which question, and the number of the try, from 1.
-        verdict: ``right``, ``wrong``, ``no_answer``, ``truncated`` or ``refused``.
-        final_answer: what the response ends in, None without one.
+        number: of the try, from 1.
+        verdict: ``right``, or a key of `VERDICTS`.
+        response: its text; `final_answer`: what it ends in, None without one.
     """
 
-    row: int
-    attempt: int
+    number: int
     verdict: str
     response: str
     final_answer: str | None
-    stopped: bool
-    prompt_tokens: int
-    new_tokens: int
-    refused: str | None = None
-    reasoning: str | None = None
+    reply: Reply
 
 
 @dataclass(frozen=True)
@@ -169,17 +68,22 @@ class GenerationResult:
     already: bool = False
 
     def __str__(self) -> str:
-        summary, output = self.summary, next(iter(self.files))
-        skipped = sum(summary["skipped"].values())
-        counts = f"{summary['solved']} solved, {summary['unsolved']} unsolved, {skipped} skipped"
+        summary = self.summary
+        output = next(iter(self.files))
         lines = [f"{output} is complete already"] if self.already else []
+        unsolved = summary["unsolved"]
+        skipped = sum(summary["skipped"].values())
+        counts = f"{summary['solved']} solved, {unsolved} unsolved, {skipped} skipped"
         lines.append(f"{summary['rows_read']} rows read: {counts}")
         for number, asked in summary["asked_at_attempt"].items():
             solved = summary["solved_at_attempt"][number]
-            lines.append(f"  attempt {number}: {solved} of {asked} solved ({100 * solved / asked:.1f} %)")
-        if summary["unsolved"]:
-            why = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
-            lines.append(f"  unsolved {summary['unsolved']}, by the last attempt: {', '.join(why)}")
+            percent = 100 * solved / asked
+            lines.append(f"  attempt {number}: {solved} of {asked} solved ({percent:.1f} %)")
+        if unsolved:
+            reasons = []
+            for verdict, count in summary["unsolved_last_attempt"].items():
+                reasons.append(f"{VERDICTS[verdict]} {count}")
+            lines.append(f"  unsolved {unsolved}, by the last attempt: {', '.join(reasons)}")
         lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
         if summary["tokens_written"]:
             lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
@@ -198,46 +102,49 @@ def generate(options: GenerateOptions) -> GenerationResult:
     """
     options.check()
     problems = read_problems(options)
-    path = Path(str(options.output_file))
-    stem = path.name.removesuffix(".jsonl")
-    unsolved, attempts = (path.with_name(f"{stem}.{kind}.jsonl") for kind in ("unsolved", "attempts"))
-    meta, partial = path.with_name(f"{path.name}.meta.json"), path.with_name(f"{stem}.partial")
     source, settings = problems.record(), options.deciding()
-    output = Output(
-        Paths((path, unsolved, attempts), meta, partial),
-        {**settings, "data": source["fingerprint"]},
-        {},
-        options.overwrite,
-        [Path(str(options.file))],
-        _identity,
-    )
-    if not options.resume and (output.begun or output.complete is not None):
-        raise ConfigError(f"{path} exists, and --no_{_NAME.resume} forbids to resume it; {OVERWRITE} replaces it")
+    output = _open_output(options, {**settings, "data": source["fingerprint"]})
+    solved, unsolved = output.paths.results
+
+    def result(summary: Record, already: bool) -> GenerationResult:
+        return GenerationResult(summary, {solved: summary["solved"], unsolved: summary["unsolved"]}, already)
+
     if output.complete is not None:
-        with reading_record(meta):
-            summary = output.complete["summary"]
-            result = GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]}, already=True)
-            str(result)  # which reads the rest of the record
-            return result
+        return result(output.complete["summary"], already=True)
     with Bar() as bar:
         generator, description = load_generator(options, bar.say)
-        solver = Solver(problems, options, output)
-        with output.opened(solver.take):
+        log = ReplyLog(output)
+        with output.opened(log.take):
             bar.say(f"model    {options.model_name} ({description})")
-            resumed = f", {len(solver.last)} of them asked before" if solver.last else ""
+            resumed = f", {len(log.replies)} attempts done before" if log.replies else ""
             bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
-            solver.solve(generator, bar)
-            summary = solver.summary()
+            attempts = solve(problems.problems, options, generator, log, bar)
+            summary = _summary(problems, attempts, options)
+            right, wrong = _result_rows(problems.problems, attempts, options)
+            files = {solved: map(json_line, right)}
+            if wrong:
+                files[unsolved] = map(json_line, wrong)
             record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-            output.finish(solver.files(output.paths), {**record, "input": source, "summary": summary})
-    return GenerationResult(summary, {path: summary["solved"], unsolved: summary["unsolved"]})
+            output.finish(files, {**record, "input": source, "summary": summary})
+    return result(summary, already=False)
 
 
-def _identity(record: Record) -> tuple[Record, Record]:
-    """Of a complete output; version 0.1 recorded fewer options, as they were by default."""
-    if record["state"] != "complete":
-        raise KeyError("state")
-    return {**GenerateOptions().deciding(), **record["settings"], "data": record["input"]["fingerprint"]}, {}
+def _open_output(options: GenerateOptions, identity: Record) -> Output:
+    path = Path(str(options.output_file))
+    stem = path.name.removesuffix(".jsonl")
+    paths = Paths(
+        (path, path.with_name(f"{stem}.unsolved.jsonl")),
+        path.with_name(f"{path.name}.meta.json"),
+        path.with_name(f"{stem}.partial"),
+    )
+
+    def identity_of(record: Record) -> Record:
+        if record["state"] != "complete":
+            raise KeyError("state")
+        return {**record["settings"], "data": record["input"]["fingerprint"]}
+
+    inputs = [Path(str(options.file))]
+    return Output(paths, identity, overwrite=options.overwrite, inputs=inputs, identity_of=identity_of)
 
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
@@ -247,30 +154,31 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
 
         endpoint = EndpointGenerator(options, say)
         return endpoint, f"{endpoint.url}, {options.concurrency} requests at a time"
-    from stepjepa.generation import local
+    from stepjepa.generation import place
 
-    place = local.find_model(str(options.model_name))
-    tokenizer = local.load_place_tokenizer(place, options.trust_remote_code)
-    prompter = place.prompter(tokenizer, options)
+    model = place.find_model(str(options.model_name))
+    tokenizer = place.load_place_tokenizer(model, options.trust_remote_code)
+    prompter = model.prompter(tokenizer, options)
     if prompter.note:
         say(f"note     {prompter.note}")
-    return local.load_generator(place, prompter, options)
+    return place.load_generator(model, prompter, options)
 
 
-@dataclass
-class _Patient:
+class _UnlessAllAreRefused:
     """A generator whose refusals wait until a request is answered: where none ever is, the requests are wrong, not the
     questions."""
 
-    generator: Generator
-    answered: bool
+    def __init__(self, generator: Generator, answered: bool):
+        self._generator, self._answered = generator, answered
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """As `Generator.answer`. Raises ConfigError: every request is refused."""
         held: list[Reply] = []
-        for replies in self.generator.answer(requests, done):
+        for replies in self._generator.answer(requests, done):
             held += replies
-            self.answered = self.answered or any(reply.refused is None for reply in replies)
-            if self.answered:
+            if any(reply.refused is None for reply in replies):
+                self._answered = True
+            if self._answered:
                 yield held
                 held = []
             elif len(held) >= _REFUSALS:
@@ -279,108 +187,101 @@ class _Patient:
             raise ConfigError(f"the model refuses every request: {held[0].refused}")
 
 
-class Solver(Replies):
-    """Asks questions until each is solved or has had all its attempts, and judges the answers.
+def solve(
+    problems: Sequence[Problem], options: GenerateOptions, generator: Generator, log: ReplyLog, bar: Bar
+) -> list[list[Attempt]]:
+    """Ask until every question is solved or has had all its attempts; the attempts at each question.
 
     Attempt a (from 1) at the question in position p of N is request number (a - 1) N + p.
 
-    Attributes:
-        last: the last attempt at each row that was asked.
+    Raises:
+        ConfigError: the model cannot be asked, or refuses every request.
+        DataError: the attempts cannot be stored.
     """
+    answered = any(reply.refused is None for reply in log.replies.values())
+    generator = _UnlessAllAreRefused(generator, answered)
+    attempts: list[list[Attempt]] = [[] for _ in problems]
+    left = list(range(len(problems)))
+    for number in range(1, options.attempts + 1):
+        first = (number - 1) * len(problems)
+        requests = [_request(first + place, problems[place], number, options) for place in left]
+        log.ask(generator, requests, f"attempt {number}", bar)
+        for place in left:
+            reply = log.replies[first + place]
+            attempt = _judged(reply, problems[place], number, options)
+            attempts[place].append(attempt)
+        left = [place for place in left if attempts[place][-1].verdict != "right"]
+    return attempts
 
-    def __init__(self, problems: ProblemSet, options: GenerateOptions, output: Output | None = None):
-        super().__init__(output)
-        self._set, self._problems, self._options = problems, problems.problems, options
-        self._every: list[Attempt] = []
-        self._solved: Counter[int] = Counter()  # at each attempt
-        self.last: dict[int, Attempt] = {}
 
-    def take(self, line: Record) -> None:
-        """As `Replies.take`."""
-        super().take(line)
-        for number, *_ in line["replies"]:
-            attempt, position = divmod(number, len(self._problems))
-            one = self._judge(self.replies[number], self._problems[position], attempt + 1)
-            self._every.append(one)
-            self.last[one.row] = one
-            self._solved[one.attempt] += one.verdict == "right"
+def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions) -> Request:
+    messages = [{"role": "user", "content": options.prompt_template.replace(QUESTION, problem.question)}]
+    if options.system_prompt:
+        messages.insert(0, {"role": "system", "content": options.system_prompt})
+    return Request(row, messages, options.temperature, seed_of(options.seed, problem.row, attempt))
 
-    def solve(self, generator: Generator, bar: Bar) -> None:
-        """Ask until every question is solved or has had all its attempts.
 
-        Raises:
-            ConfigError: the model cannot be asked, or refuses every request.
-            DataError: the attempts cannot be stored.
-        """
-        patient = _Patient(generator, any(one.verdict != "refused" for one in self._every))
-        for attempt in range(1, self._options.attempts + 1):
-            # Those that were not solved before this attempt; some may have been asked in it, before an interruption.
-            before = {row for row, one in self.last.items() if one.verdict == "right" and one.attempt < attempt}
-            asked = [position for position, problem in enumerate(self._problems) if problem.row not in before]
-            requests = [self.request(position, attempt) for position in asked]
-            self.ask(patient, requests, f"attempt {attempt}", bar, partial(self._note, attempt))
+def _judged(reply: Reply, problem: Problem, number: int, options: GenerateOptions) -> Attempt:
+    """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
+    text = mended(reply.text).strip()
+    if reply.refused is not None:
+        return Attempt(number, "refused", text, None, reply)
+    answer = final_answer(text)
+    if not reply.stopped and not options.accept_truncated:
+        verdict = "truncated"
+    elif answers_match(answer, problem.ground_truth):
+        verdict = "right"
+    else:
+        verdict = "no_answer" if answer is None else "wrong"
+    return Attempt(number, verdict, text, answer, reply)
 
-    def _note(self, attempt: int) -> str:
-        return f"{self._solved[attempt]} solved"
 
-    def request(self, position: int, attempt: int) -> Request:
-        """What attempt number `attempt` at a question asks."""
-        options, problem = self._options, self._problems[position]
-        messages = [{"role": "user", "content": options.prompt_template.replace(QUESTION, problem.question)}]
-        if options.system_prompt:
-            messages.insert(0, {"role": "system", "content": options.system_prompt})
-        temperature = 0.0 if options.greedy_first and attempt == 1 else options.temperature
-        number = (attempt - 1) * len(self._problems) + position
-        return Request(number, messages, temperature, seed_of(options.seed, problem.row, attempt))
+def _summary(problems: ProblemSet, attempts: Sequence[Sequence[Attempt]], options: GenerateOptions) -> Record:
+    """Where every row that was read has ended: solved at an attempt, unsolved, or skipped."""
+    every = [one for tries in attempts for one in tries]
+    last = [tries[-1] for tries in attempts]
+    asked = Counter(one.number for one in every)
+    solved = Counter(one.number for one in last if one.verdict == "right")
+    return {
+        "rows_read": problems.rows_read,
+        "solved": solved.total(),
+        "solved_at_attempt": {str(number): solved[number] for number in sorted(asked)},
+        "asked_at_attempt": {str(number): asked[number] for number in sorted(asked)},
+        "attempts_allowed": options.attempts,
+        "unsolved": len(last) - solved.total(),
+        "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != "right")),
+        "skipped": dict(problems.rows_skipped),
+        "first_skipped": problems.first_skipped,
+        "tokens_read": sum(one.reply.prompt_tokens for one in every),
+        "tokens_written": sum(one.reply.new_tokens for one in every),
+    }
 
-    def _judge(self, reply: Reply, problem: Problem, attempt: int) -> Attempt:
-        """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
-        text = mended(reply.text).strip()
-        found = final_answer(text) if reply.refused is None else None
-        if reply.refused is not None:
-            verdict = "refused"
-        elif not reply.stopped and not self._options.accept_truncated:
-            verdict = "truncated"
-        elif answers_match(found, problem.ground_truth):
-            verdict = "right"
-        else:
-            verdict = "no_answer" if found is None else "wrong"
-        sizes = reply.stopped, reply.prompt_tokens, reply.new_tokens
-        return Attempt(problem.row, attempt, verdict, text, found, *sizes, reply.refused, reply.reasoning)
 
-    def summary(self) -> Record:
-        """Where every row that was read has ended: solved at an attempt, unsolved, or skipped."""
-        last, problems = self.last.values(), self._set
-        numbers = range(1, max((one.attempt for one in last), default=0) + 1)
-        return {
-            "rows_read": problems.rows_read,
-            "solved": self._solved.total(),
-            "solved_at_attempt": {str(number): self._solved[number] for number in numbers},
-            "asked_at_attempt": {str(number): sum(one.attempt >= number for one in last) for number in numbers},
-            "attempts_allowed": self._options.attempts,
-            "unsolved": len(self._problems) - self._solved.total(),
-            "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != "right")),
-            "skipped": dict(problems.rows_skipped),
-            "first_skipped": problems.first_skipped,
-            "tokens_read": sum(one.prompt_tokens for one in self._every),
-            "tokens_written": sum(one.new_tokens for one in self._every),
+def _result_rows(
+    problems: Sequence[Problem], attempts: Sequence[Sequence[Attempt]], options: GenerateOptions
+) -> tuple[list[Record], list[Record]]:
+    """The rows of the output, solved and unsolved, in the order of the input."""
+    right, wrong = list[Record](), list[Record]()
+    for problem, tries in zip(problems, attempts, strict=True):
+        last = tries[-1]
+        correct = last.verdict == "right"
+        reply = last.reply
+        row = {
+            "question": problem.question,
+            "answer": problem.answer,
+            "ground_truth": problem.ground_truth,
+            "response": last.response,
+            "attempt": last.number,
+            "model": str(options.model_name),
+            "correct": correct,
+            "final_answer": last.final_answer,
+            "row": problem.row,
+            "stopped": reply.stopped,
+            "new_tokens": reply.new_tokens,
         }
-
-    def files(self, paths: Paths) -> Mapping[Path, Iterable[bytes]]:
-        """The results, in the order of the input."""
-        solved, unsolved, attempts = paths.results
-        right = {row for row, one in self.last.items() if one.verdict == "right"}
-        files: dict[Path, Iterable[bytes]] = {solved: (self._row(one) for one in self._problems if one.row in right)}
-        if len(right) < len(self._problems):
-            files[unsolved] = (self._row(one) for one in self._problems if one.row not in right)
-        if self._options.keep_attempts:
-            files[attempts] = (json_line(asdict(one)) for one in self._every)
-        return files
-
-    def _row(self, problem: Problem) -> bytes:
-        """A line of the output."""
-        one = self.last[problem.row]
-        made = {**asdict(one), "model": str(self._options.model_name), "correct": one.verdict == "right"}
-        found = {name: made[name] for name in FOUND if made[name] is not None or name == "final_answer"}
-        known = {name: getattr(problem, name) for name in KNOWN}
-        return json_line({**known, self._options.response_field: one.response, **found})
+        if reply.refused is not None:
+            row["refused"] = reply.refused
+        if reply.reasoning is not None:
+            row["reasoning"] = reply.reasoning
+        (right if correct else wrong).append(row)
+    return right, wrong

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepjepa.data.prompts import recorded_ending
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import FILE_SUFFIXES
+from stepjepa.modeling.collapse import logged_collapse
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object, write_whole
 from stepjepa.utils.text import escaped
@@ -31,9 +32,6 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 _TABLE = re.compile("<!-- results -->.*?<!-- end of results -->", re.DOTALL)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 NO_RESULT = ("_runtime", "_per_second", "_num_pairs")  # how names in an evaluation's log end that are no results
-# Signs of collapse, in the log and in the states that `stepjepa analyze` looks at.
-CONE_COSINE = 0.98  # mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995)
-LOW_RANK, RANK_ROWS = 2.0, 8  # effective rank of unit rows; rows and dimensions below which a rank says nothing
 
 
 class Records(NamedTuple):
@@ -74,30 +72,6 @@ def base_model(name: str, config: object) -> dict[str, str]:
     return found | {
         key: escaped(one) for key, one in head.items() if key.startswith("license") and isinstance(one, str)
     }
-
-
-def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
-    """The signs of collapse in the last values of a log, and whether a low rank, which is collapse by itself, is one.
-
-    The log knows the targets of training batches alone. Their spread gives the mean cosine of two targets:
-    ``target_std ** 2 = 1 - mean cosine`` for unit-length states.
-    """
-    rank, cosine = last.get("effective_rank", LOW_RANK), 1 - last.get("target_std", 1.0) ** 2
-    low = rank < LOW_RANK and last.get("num_pairs", RANK_ROWS) >= RANK_ROWS
-    texts = [f"target states have an effective rank of {rank:.2f} (below {LOW_RANK})"] if low else []
-    if cosine >= CONE_COSINE:
-        texts.append(
-            f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, from target_std "
-            f"{last['target_std']:.3f} (from {CONE_COSINE}; plain models .76 to .96)"
-        )
-    return texts, low
-
-
-def collapse_words(collapse: bool, signs: bool) -> str:
-    """What signs of collapse amount to, in the words that `stepjepa analyze` and the report share."""
-    if collapse:
-        return "collapse"
-    return "signs, but no collapse by themselves" if signs else "no sign of collapse"
 
 
 def is_card(folder: Path) -> bool:

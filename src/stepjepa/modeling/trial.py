@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from stepjepa.config.option import Names
 from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
-from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.collate import ForestCollator, collator_for
 from stepjepa.forest.layout import label_indices
 from stepjepa.modeling.extras import OBJECTIVE, is_extra
 from stepjepa.modeling.load import ATTENTION_ASKED
@@ -157,7 +157,7 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
         return []
     try:
         with unchanged(model), torch.enable_grad():
-            output = model(batch=TwoPassCollator(ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
+            output = model(batch=collator_for("two_pass", ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
     except Exception:
         return []
     outputs = (output.lm_loss_sum, output.source_states, output.target_states)
@@ -303,10 +303,10 @@ class _Trial:
             raise ValueError("its gradient is not that of eager attention")
 
     def _batch(self, examples: list[Example], form: str, attention: str) -> Batch:
-        if form == "two_pass":
-            return TwoPassCollator(self._ids, 0)(examples).to(self._device)
-        collator = ForestCollator(self._ids, 0, row_multiple(attention, self._device.type), inline=form == "inline")
-        return (collator.in_one_row if attention == SEGMENTS else collator)(examples).to(self._device)
+        collator = collator_for(form, self._ids, 0, row_multiple=row_multiple(attention, self._device.type))
+        if attention == SEGMENTS and isinstance(collator, ForestCollator):
+            return collator.in_one_row(examples).to(self._device)
+        return collator(examples).to(self._device)
 
 
 def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int, length: int = _SHORT) -> list[Example]:

@@ -145,18 +145,23 @@ class LLMJEPA(Objective):
             answer = message if chat.target is None else {**message, "content": chat.target}
             left, right = (answer, user) if self.options.reverse_pred else (user, answer)
             try:
-                source, target = self._source(chat, left), self._target(chat, right)
+                (source, seen), (target, shown) = self._source(chat, left), self._target(chat, right)
             except RowError as error:
                 reason = error.reason
                 continue
-            builder.pairs.append(Pair(builder.alone(*source), builder.alone(*target)))
+            source_token = builder.readout(seen, source.length)
+            target_token = builder.readout(shown, target.length)
+            if source_token is None or target_token is None:
+                reason = "view_shorter_than_last_token"
+                continue
+            builder.pairs.append(Pair(builder.alone(source, source_token), builder.alone(target, target_token)))
         return builder.found(reason)
 
-    def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, int]:
-        """The view that predicts, as a segment and its token that stands for the view.
+    def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, Span]:
+        """The view that predicts, as a segment and its tokens up to the one that stands for the view.
 
         Raises:
-            RowError: the template refuses the message alone, it is empty, or it is shorter than `last_token` asks.
+            RowError: the template refuses the message alone, or it is empty.
         """
         if not self.predictors:
             return self._target(chat, message)
@@ -173,9 +178,9 @@ class LLMJEPA(Objective):
         if front:
             shown = message["content"] if behind.startswith(message["content"]) else message["content"].strip()
             readout += token_span(last, 0, behind.find(shown) + len(shown)).stop
-        return segment, self._readout(segment.length, readout)
+        return segment, Span(0, readout + 1)
 
-    def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, int]:
+    def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, Span]:
         """A view without predictors, as `_source`.
 
         Raises:
@@ -194,14 +199,7 @@ class LLMJEPA(Objective):
             first, stop = token_span(last, start, end)
         if first == stop:
             raise RowError("empty_view", "the message has no tokens")
-        return Segment(ids, ISOLATED, 0), self._readout(len(ids), stop - 1)
-
-    def _readout(self, length: int, by_name: int) -> int:
-        """The token of a view of `length` tokens that stands for it."""
-        token = by_name if self.options.last_token is None else length + self.options.last_token
-        if token < 0:
-            raise RowError("view_shorter_than_last_token", "the view is too short to be read at this offset")
-        return token
+        return Segment(ids, ISOLATED, 0), Span(0, stop)
 
 
 def _alone(chat: TokenChat, message: Message) -> str:

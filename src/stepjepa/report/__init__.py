@@ -28,11 +28,12 @@ from stepjepa.evaluation.compare import PairedMetric, paired_metrics
 from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.predictions import Prediction, read_predictions
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
-from stepjepa.modeling.card import collapse_words
+from stepjepa.modeling.collapse import collapse_words
 from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options, trained_pairs
 from stepjepa.report import charts, reading
 from stepjepa.report.reading import STALE, Found, Reader, Run, Study, number, table
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.utils.series import series_rules
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 
@@ -138,7 +139,7 @@ def report_page(found: Found, max_predictions: int = 200) -> str:
     models = [model for one in geometry for _, model, _, collapse in one["signs"] if collapse]
     collapsed_folders = {Path(model).expanduser().resolve() for model in models}
     curves = {chart.key: chart.readout() for chart in [*losses, *sign_charts]}
-    style, script = base_style() + _part("report.css"), _part("report.js")
+    style, script = base_style() + series_rules() + _part("report.css"), _part("report.js")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -331,7 +331,7 @@ def score_model(
     from stepjepa.evaluation.harness import Harness, metrics_of
     from stepjepa.evaluation.options import HARNESS, HarnessOptions
     from stepjepa.evaluation.run import evaluate_model
-    from stepjepa.generation.local import Place
+    from stepjepa.generation.place import Place
     from stepjepa.modeling.load import check_finite
     from stepjepa.training.encoding import chat_tokenizer
 
@@ -393,7 +393,8 @@ def _geometry(
 ) -> dict[str, float | None]:
     """The metrics of `GEOMETRY` in `names`, all of the views that `method` makes."""
     from stepjepa.analysis.geometry import MIN_ROWS, linear_map, measure_states
-    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
+    from stepjepa.analysis.pairs import read_pairs
+    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
     from stepjepa.training.encoding import make_renderer, settings_for

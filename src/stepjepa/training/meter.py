@@ -28,6 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 
 from stepjepa.data.types import LM, Batch, ForestOutput, LossParts
+from stepjepa.modeling.collapse import effective_rank
 from stepjepa.modeling.flops import KINDS
 from stepjepa.modeling.load import broken_weights
 from stepjepa.modeling.sharding import local, whole
@@ -206,10 +207,9 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
     states = F.normalize(torch.cat(targets)[:KEPT_TARGETS].cpu().double(), dim=-1)
     if not states.isfinite().all():
         return {"target_std": float("nan"), "effective_rank": float("nan")}
-    singular = torch.linalg.svdvals(states)
-    share = singular / singular.sum().clamp(min=1e-12) + 1e-12
     spread = states.std(dim=0).square().mean().sqrt() * states.shape[1] ** 0.5
-    return {"target_std": float(spread), "effective_rank": float(torch.exp(-(share * share.log()).sum()))}
+    rank = effective_rank(torch.linalg.svdvals(states).numpy())
+    return {"target_std": float(spread), "effective_rank": rank}
 
 
 class FiniteWatch:

@@ -17,7 +17,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.forest.collate import collator_for
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
 from stepjepa.modeling.load import add_lora, is_preset, load_tokenizer, own_configs
@@ -148,22 +148,16 @@ def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataRepo
 def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:
     """The collator of a run."""
     objective = setup.objective
-    ids = placed_predictors(setup.predictor_ids, options, len(objective.groups))
-    shared = {
-        "separate_targets": objective.separate_targets,
-        "shuffle_targets": objective.shuffle_targets,
-        "aligned_targets": objective.aligned_targets,
-    }
-    if setup.forward == "two_pass":
-        return TwoPassCollator(ids, pad_id, **shared)
-    return ForestCollator(
-        ids,
+    return collator_for(
+        setup.forward,
+        placed_predictors(setup.predictor_ids, options, len(objective.groups)),
         pad_id,
-        row_multiple(attention, device),
+        row_multiple=row_multiple(attention, device),
         max_row_length=options.max_row_length,
         segmented=attention == SEGMENTS and options.max_row_length is None,
-        inline=setup.forward == "inline",
-        **shared,
+        separate_targets=objective.separate_targets,
+        shuffle_targets=objective.shuffle_targets,
+        aligned_targets=objective.aligned_targets,
     )
 
 

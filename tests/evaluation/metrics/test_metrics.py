@@ -10,7 +10,7 @@ import pytest
 from stepjepa.api import train
 from stepjepa.data.tasks import generate_rows, make_task
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import METRICS, Metric, Verdict, make_metric
+from stepjepa.evaluation.metrics import METRICS, Judgement, Metric, make_metric
 from stepjepa.evaluation.metrics.answers import fitting_metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 from support.rows import write
@@ -30,7 +30,7 @@ def test_no_text_makes_a_metric_fail(name, tmp_path):
     with make_metric(name) as metric:
         verdicts = [metric.score(text, row) for text in hostile]
     assert isinstance(metric, Metric) and metric.name == name and metric.kind in ("accuracy", "score", "count")
-    scores = [verdict.score for verdict in verdicts if isinstance(verdict, Verdict)]
+    scores = [verdict.score for verdict in verdicts if isinstance(verdict, Judgement)]
     assert len(scores) == len(hostile)
     assert all(math.isnan(score) if metric.kind == "count" else score == 0 for score in scores)
 
@@ -73,9 +73,9 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     metric = make_metric("own_metrics_for_test:words")
     assert metric.name == "own_metrics_for_test:words" and metric.kind == "score"
-    assert metric.score("a b", {"answer": "c d"}) == (1.0, "c d", "a b", "")
+    assert metric.score("a b", {"answer": "c d"})[:4] == (1.0, "c d", "a b", "")
     assert metric.score("a b", {"answer": "c d", "more": 1}).score == 0
-    assert metric.score("", {"question": "no reference"}) == (1.0, "", "", "")
+    assert metric.score("", {"question": "no reference"})[:4] == (1.0, "", "", "")
     assert make_metric("own_metrics_for_test.py:words", reference_column="b").score("x", {"b": "y"}).score == 1
     with pytest.raises(ConfigError, match="broken.py cannot be loaded .division by zero"):
         make_metric("broken.py:f")
@@ -104,15 +104,15 @@ CHAT = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "co
 
 def test_exact():
     metric = make_metric("exact")
-    assert metric.score(" [a-z]\n", CHAT) == (1.0, "[a-z]", "[a-z]", "")
-    assert metric.score("[a-z]+", CHAT) == (0.0, "[a-z]", "[a-z]+", "another text")
+    assert metric.score(" [a-z]\n", CHAT)[:4] == (1.0, "[a-z]", "[a-z]", "")
+    assert metric.score("[a-z]+", CHAT)[:4] == (0.0, "[a-z]", "[a-z]+", "another text")
 
 
 def test_prefix_is_the_published_startswith():
     metric = make_metric("prefix")
-    assert metric.score("[a-z]+.*", CHAT) == (1.0, "[a-z]", "[a-z]+.*", "")
+    assert metric.score("[a-z]+.*", CHAT)[:4] == (1.0, "[a-z]", "[a-z]+.*", "")
     assert metric.score("\n[a-z]<|end|>", CHAT).score == 1
-    assert metric.score("[a-", CHAT) == (0.0, "[a-z]", "[a-", "begins otherwise")
+    assert metric.score("[a-", CHAT)[:4] == (0.0, "[a-z]", "[a-", "begins otherwise")
     assert metric.score("x[a-z]", CHAT).score == 0
 
 
@@ -133,9 +133,9 @@ def test_where_the_reference_is():
 def test_gsm8k_rows():
     metric = make_metric("gsm8k")
     raw = {"question": "?", "answer": "16 - 7 = 9\n9 * 2 = <<9*2=18>>18\n#### 18"}
-    assert metric.score("So \\boxed{\\$18.00} a day", raw) == (1.0, "18", "\\$18.00", "")
-    assert metric.score("It is 9.", raw) == (0.0, "18", "9", "another answer")
-    assert metric.score("I do not know", raw) == (0.0, "18", None, "no answer found")
+    assert metric.score("So \\boxed{\\$18.00} a day", raw)[:4] == (1.0, "18", "\\$18.00", "")
+    assert metric.score("It is 9.", raw)[:4] == (0.0, "18", "9", "another answer")
+    assert metric.score("I do not know", raw)[:4] == (0.0, "18", None, "no answer found")
     # A prepared row: its ground truth counts, not the answer behind it.
     assert metric.score("18", {**raw, "answer": "#### 17", "ground_truth": "18"}).score == 1
     assert metric.score("18", {"answer": "It says \\boxed{18}."}).score == 1
@@ -143,7 +143,7 @@ def test_gsm8k_rows():
     assert metric.score("the answer is Monday", {"ground_truth": "Monday"}).score == 0
     assert metric.score("\\boxed{\\text{Monday}}", {"ground_truth": "Monday"}).score == 1
     nothing = (0.0, None, "18", "the reference has no final answer")
-    assert metric.score("18", {"answer": "no number\nanywhere"}) == nothing
+    assert metric.score("18", {"answer": "no number\nanywhere"})[:4] == nothing
 
 
 def test_rouge_by_hand():
@@ -220,7 +220,7 @@ def test_endless_computations_end(mathematics):
     assert long.note == "longer than 2000 characters"
     mathematics.time_limit = 0.5
     verdict = mathematics.score(r"\boxed{9^{9^{9^{9^9}}}}", {"answer": "5"})
-    assert verdict == (0.0, "5", r"9^{9^{9^{9^9}}}", "not decided within 0.5 s")
+    assert verdict == (0.0, "5", r"9^{9^{9^{9^9}}}", "not decided within 0.5 s", "unknown")
 
 
 ROW = {"answerKey": "B", "choices": {"text": ["red", "blue", "green", "dark blue"], "label": ["A", "B", "C", "D"]}}
@@ -249,7 +249,7 @@ RIGHT = [
 def test_the_chosen_option():
     metric = make_metric("multiple_choice")
     for text in RIGHT:
-        assert metric.score(text, ROW) == (1.0, "B", "B", ""), text
+        assert metric.score(text, ROW)[:4] == (1.0, "B", "B", ""), text
     for text, answer in [
         ("", None),
         ("I do not know", None),
@@ -262,7 +262,7 @@ def test_the_chosen_option():
         ("C. green\nNot B", "C"),
     ]:
         note = "no option named" if answer is None else "another option"
-        assert metric.score(text, ROW) == (0.0, "B", answer, note), text
+        assert metric.score(text, ROW)[:4] == (0.0, "B", answer, note), text
     for row, gold in [
         ({"choices": ["x", "y"], "answer": 1}, "B"),
         ({"endings": ["x", "y"], "label": "0"}, "A"),

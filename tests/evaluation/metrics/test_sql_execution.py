@@ -72,7 +72,10 @@ def test_the_same_rows(metric, gold, answer):
     ],
 )
 def test_other_rows(metric, gold, answer, why):
-    assert note(metric, gold, answer) == why
+    judgement = metric.score(answer, {"query": gold, "db_id": "school"})
+    assert judgement.note == why
+    kind = "invalid" if why.startswith("the query fails") else None
+    assert judgement.undecided == ("unknown" if why.startswith("unknown") else kind)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,12 @@ def test_limits(metric):
 def test_where_the_database_is(metric, folder, tmp_path):
     chat = [{"role": "user", "content": "How?\nFor db_id:[school]"}, {"role": "assistant", "content": "SELECT 4"}]
     row = {"messages": chat}
-    assert metric.score("SELECT count(*) FROM student", row) == (1.0, "SELECT 4", "SELECT count(*) FROM student", "")
+    assert metric.score("SELECT count(*) FROM student", row)[:4] == (
+        1.0,
+        "SELECT 4",
+        "SELECT count(*) FROM student",
+        "",
+    )
     alone = make_metric("sql_execution")
     path = str(folder / "school" / "school.sqlite")
     assert alone.score("SELECT 4", {"sql": "SELECT count(*) FROM student", "db_path": path}).score == 1
@@ -125,7 +133,7 @@ def test_where_the_database_is(metric, folder, tmp_path):
             metric.score("SELECT 1", {"query": "SELECT 1", **row})
     with pytest.raises(ConfigError, match="no folder"):
         make_metric("sql_execution", db_folder=str(tmp_path / "none"))
-    assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"}) == (0.0, "SELECT 1", None, "no query found")
+    assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"})[:4] == (0.0, "SELECT 1", None, "no query found")
 
 
 def test_what_is_read_of_a_query():

@@ -6,10 +6,12 @@ import pytest
 
 from stepjepa.data.sources import RowSource
 from stepjepa.evaluation.metrics import make_metrics
-from stepjepa.evaluation.predictions import predictions_of, read_predictions, record_lines, summarise
-from stepjepa.evaluation.questions import SystemPrompt, read_questions
+from stepjepa.evaluation.predictions import read_predictions, record_lines
+from stepjepa.evaluation.questions import read_questions
 from stepjepa.evaluation.run import AnswerScorer
-from stepjepa.generation import Reply
+from stepjepa.evaluation.score import predictions_of, summarise
+from stepjepa.evaluation.system import SystemPrompt
+from stepjepa.generation.protocol import Reply
 
 GOLD = "[a-z]+"
 # (response, ended by the model) -> exact, prefix, contains, stopped, text_after

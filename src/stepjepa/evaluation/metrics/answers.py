@@ -22,7 +22,7 @@ from stepjepa.data.blocks import answer_of
 from stepjepa.data.numbers import fold, number_of, plain_text
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 from stepjepa.utils.failures import library
 
@@ -36,10 +36,10 @@ class Exact(Metric):
 
     name: ClassVar[str] = "exact"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the texts are equal."""
         gold, answer = self.pair(generated, row)
-        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another text")
+        return Judgement(float(answer == gold), gold, answer, "" if answer == gold else "another text")
 
 
 @dataclass(kw_only=True)
@@ -53,11 +53,11 @@ class Prefix(Metric):
 
     name: ClassVar[str] = "prefix"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the text starts with the reference."""
         gold, answer = self.pair(generated, row)
         begins = answer.startswith(gold)
-        return Verdict(float(begins), gold, answer, "" if begins else "begins otherwise")
+        return Judgement(float(begins), gold, answer, "" if begins else "begins otherwise")
 
 
 @dataclass(kw_only=True)
@@ -69,11 +69,11 @@ class Contains(Metric):
 
     name: ClassVar[str] = "contains"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the text contains the reference."""
         gold, answer = self.pair(generated, row)
         contains = gold in answer
-        return Verdict(float(contains), gold, answer, "" if contains else "the reference does not occur")
+        return Judgement(float(contains), gold, answer, "" if contains else "the reference does not occur")
 
 
 @dataclass(kw_only=True)
@@ -82,13 +82,13 @@ class Stopped(Metric):
 
     name: ClassVar[str] = "stopped"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """0: nothing shows that this text was ended by a model, see `score_response`."""
         return self.score_response(generated, row, stopped=False)
 
-    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Verdict:
+    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
         """1 where the response was ended by the model."""
-        return Verdict(float(stopped), None, generated.strip(), "" if stopped else "cut off")
+        return Judgement(float(stopped), None, generated.strip(), "" if stopped else "cut off")
 
 
 @dataclass(kw_only=True)
@@ -102,13 +102,13 @@ class TextAfter(Metric):
     kind: ClassVar[Literal["accuracy", "score", "count"]] = "count"
     higher_is_better: ClassVar[bool] = False
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """The number of characters, NaN without the reference."""
         gold, answer = self.pair(generated, row)
         _, occurs, after = answer.partition(gold)
         if not occurs:
-            return Verdict(math.nan, gold, answer, "the reference does not occur")
-        return Verdict(float(len(after)), gold, answer, "text after the reference" if after else "")
+            return Judgement(math.nan, gold, answer, "the reference does not occur")
+        return Judgement(float(len(after)), gold, answer, "text after the reference" if after else "")
 
 
 @dataclass(kw_only=True)
@@ -126,10 +126,10 @@ class Rouge(Metric):
         super().__post_init__()
         self._scorer = library("rouge_score.rouge_scorer", "eval").RougeScorer([self.variant], use_stemmer=self.stem)
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """The F measure."""
         gold, answer = self.pair(generated, row)
-        return Verdict(float(self._scorer.score(gold, answer)[self.variant].fmeasure), gold, answer)
+        return Judgement(float(self._scorer.score(gold, answer)[self.variant].fmeasure), gold, answer)
 
 
 @dataclass(kw_only=True)
@@ -156,10 +156,10 @@ class Bleu(Metric):
         except (ImportError, RuntimeError) as error:  # a tokenizer that needs a package of its own
             raise ConfigError(f"tokenize {self.tokenize!r}: {error}") from None
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """Sentence BLEU."""
         gold, answer = self.pair(generated, row)
-        return Verdict(_share(self._sentence.sentence_score(answer, [gold]).score), gold, answer)
+        return Judgement(_share(self._sentence.sentence_score(answer, [gold]).score), gold, answer)
 
     def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Corpus BLEU; None without any text."""
@@ -180,7 +180,7 @@ class TaskAnswer(Metric):
     name: ClassVar[str] = "task"
     rule: ClassVar[str] = "solves"  # a method of the task
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the answer is right. Raises DataError: the row is of no built-in task."""
         gold, answer = self.pair(generated, row)
         try:
@@ -189,7 +189,7 @@ class TaskAnswer(Metric):
             raise DataError(f"the row has no {error}, as rows of a built-in task have (stepjepa.data.tasks)") from None
         except (ConfigError, TypeError, ValueError) as error:
             raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
-        return Verdict(float(right), gold, answer, "" if right else "wrong")
+        return Judgement(float(right), gold, answer, "" if right else "wrong")
 
 
 @dataclass(kw_only=True)
@@ -213,15 +213,15 @@ class FinalAnswer(Metric):
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "completion", "messages")
     longest_bare: ClassVar[int] = 80  # characters of a line that is an answer as it is
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the final answers match."""
         gold, answer = self.known(row), final_answer(generated)
         if gold is None:
-            return Verdict(0.0, None, answer, "the reference has no final answer")
+            return Judgement(0.0, None, answer, "the reference has no final answer")
         if answer is None:
-            return Verdict(0.0, gold, None, "no answer found")
+            return Judgement(0.0, gold, None, "no answer found")
         right = answers_match(answer, gold)
-        return Verdict(float(right), gold, answer, "" if right else "another answer")
+        return Judgement(float(right), gold, answer, "" if right else "another answer")
 
     def known(self, row: Mapping[str, Any]) -> str | None:
         """The final answer of the reference. Raises DataError: the row holds none."""
@@ -267,7 +267,7 @@ class MathAnswer(FinalAnswer):
             raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
         self._worker = Worker(same_value, imports="math_verify")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the answers are equal."""
         generated = answer_of(generated)
         gold, answer = self.known(row), final_answer(generated)
@@ -277,20 +277,20 @@ class MathAnswer(FinalAnswer):
         elif answer is not None:
             source = _boxed(answer)
         if gold is None:
-            return Verdict(0.0, None, answer, "the reference has no final answer")
+            return Judgement(0.0, None, answer, "the reference has no final answer")
         if source is None:
-            return Verdict(0.0, gold, None, "no answer found")
+            return Judgement(0.0, gold, None, "no answer found")
         if answer is not None and _plainly_same(gold, answer):
-            return Verdict(1.0, gold, answer)
+            return Judgement(1.0, gold, answer)
         if max(len(gold), len(source)) > _LONGEST:
-            return Verdict(0.0, gold, answer, f"longer than {_LONGEST} characters")
+            return Judgement(0.0, gold, answer, f"longer than {_LONGEST} characters")
         try:
             same, read = self._worker.call(self.time_limit, gold=_boxed(gold), answer=source)
         except WorkerTimeout:
-            return Verdict(0.0, gold, answer, f"not decided within {self.time_limit:g} s")
+            return Judgement(0.0, gold, answer, f"not decided within {self.time_limit:g} s", "unknown")
         except WorkerError as error:
-            return Verdict(0.0, gold, answer, f"not decided: {error}")
-        return Verdict(float(same), gold, read or answer, "" if same else "another answer")
+            return Judgement(0.0, gold, answer, f"not decided: {error}", "unknown")
+        return Judgement(float(same), gold, read or answer, "" if same else "another answer")
 
 
 def _boxed(answer: str) -> str:
@@ -321,18 +321,14 @@ def same_value(gold: str, answer: str) -> tuple[bool, str]:
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_LABEL = (
-    r"[(\[{*_\s\"'`$]{0,6}(?:\\text\{\s*)?(?:option|choice|letter)?\s{0,2}[(\[*\"'`]{0,4}"
-    r"([A-Za-z])(?![A-Za-z0-9'\u2019])"
-)
+_OPEN = r"[(\[{*_\s\"'`$]{0,6}(?:\\text\{\s*)?(?:(?:option|choice|letter)\b\s*)?[(\[*\"'`]{0,4}"
+# What follows "the answer is"; a letter there, unless it is the article; a letter with which a text begins; a lone one.
 _SAYS = re.compile(
-    rf"\b(?:answer|choice|option)\b[^.\n]{{0,40}}?(?:\b(?:is|are|be)\b|[:=])\s{{0,3}}{_LABEL}", re.IGNORECASE
+    r"\b(?:answer|choice|option)\b[^.\n]{0,40}?(?:\b(?:is|are|be)\b:?|[:=])[ \t]*([^\n]{1,300})", re.IGNORECASE
 )
-_SAYS_TEXT = re.compile(r"\banswer\b[^.:\n]{0,40}?(?:\bis\b:?|:)[ \t]*([^\n]{1,300})", re.IGNORECASE)
-_WORD = re.compile(r"\s+[a-z]")
-_FIRST = re.compile(r"\s*[(\[*\"'`]{0,4}([A-Za-z])(?:[)\].:*\"'`,]|\s*$|\s*\n)")
+_LABEL = re.compile(rf"(?i:{_OPEN})(?!a\s+[a-z])([A-Za-z])(?![A-Za-z0-9'\u2019])")
+_FIRST = re.compile(rf"(?i:{_OPEN})([A-Za-z]|\d{{1,2}})(?:[)\].:*\"'`,}}]|\s*$|\s*\n)")
 _LONE = re.compile(r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(A)(?=[).:*\]]|\s*$))", re.MULTILINE)
-_NUMBERED = re.compile(r"(?:option |choice )?\(?(\d{1,2})\)?[.:)]?", re.IGNORECASE)
 
 
 @dataclass(kw_only=True)
@@ -350,7 +346,7 @@ class MultipleChoice(Metric):
     name: ClassVar[str] = "multiple_choice"
     columns: ClassVar[tuple[str, ...]] = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the same option is chosen."""
         options, reference = _options(row), self.reference(row)
         bare = plain_text(reference)
@@ -360,10 +356,10 @@ class MultipleChoice(Metric):
             gold = bare.upper() if bare.upper() in options else _chosen(reference, options)
         answer = _chosen(answer_of(generated), options)
         if gold is None:
-            return Verdict(0.0, None, answer, "the reference names no option")
+            return Judgement(0.0, None, answer, "the reference names no option")
         if answer is None:
-            return Verdict(0.0, gold, None, "no option named")
-        return Verdict(float(answer == gold), gold, answer, "" if answer == gold else "another option")
+            return Judgement(0.0, gold, None, "no option named")
+        return Judgement(float(answer == gold), gold, answer, "" if answer == gold else "another option")
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:
@@ -395,38 +391,31 @@ def _chosen(text: str, options: Mapping[str, str]) -> str | None:
     text = fold(text).strip()
     boxed = last_boxed(text)
     if boxed is not None:
-        return _label(boxed, options) or _by_text(boxed, options)
-    found = [match[1] for match in _SAYS.finditer(text) if not (match[1] == "a" and _WORD.match(text, match.end()))]
-    if found:
-        return found[-1].upper()
-    said = [label for match in _SAYS_TEXT.finditer(text) if (label := _by_text(match[1], options)) is not None]
-    if said:
-        return said[-1]
-    first = _FIRST.match(text)
-    if first is not None and (not options or first[1].upper() in options):
-        return first[1].upper()
-    chosen = _by_text(text, options) or _label(text, options)
-    if chosen is not None:
-        return chosen
-    alone = [one or two or three for one, two, three in _LONE.findall(text)]
-    alone = [label for label in alone if label.upper() in (options or _LETTERS[:10])]
-    return alone[-1].upper() if alone else None
+        return _label(_LABEL, boxed) or _by_text(boxed, options)
+    for said in reversed(_SAYS.findall(text)):
+        label = _label(_LABEL, said) or _by_text(said, options)
+        if label is not None:
+            return label
+    first = _label(_FIRST, text)
+    if first is not None and (first in options or not options):
+        return first
+    by_text = _by_text(text, options)
+    if by_text is not None:
+        return by_text
+    alone = ["".join(groups).upper() for groups in _LONE.findall(text)]
+    listed = [label for label in alone if label in (options or _LETTERS[:10])]
+    return listed[-1] if listed else None
 
 
-def _label(text: str, options: Mapping[str, str]) -> str | None:
-    """The label that a short text is, alone or before the option's text."""
-    bare = plain_text(text)
-    if bare.upper() in options:
-        return bare.upper()
-    match = re.match(r"(?:option |choice )?\(?([A-Za-z])\)?(?:[.:)\s]|$)", bare, re.IGNORECASE)
-    if match is not None and (len(bare) == len(match[0].strip()) or bare[len(match[1])] in ".:)" or bare[0] == "("):
-        return match[1].upper()
-    number = _NUMBERED.fullmatch(bare)
-    return number[1] if number is not None and number[1] in options else None
+def _label(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.match(text)
+    return None if match is None else match[1].upper()
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The one option whose text this is."""
+    """The one option whose text, or label, this is."""
     wanted, *texts = (" ".join(plain_text(one).casefold().split()) for one in (text, *options.values()))
+    if wanted.upper() in options:
+        return wanted.upper()
     same = [label for label, option in zip(options, texts, strict=True) if option == wanted]
     return same[0] if len(same) == 1 else None

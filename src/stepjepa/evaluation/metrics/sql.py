@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from stepjepa.config.option import Names, option
 from stepjepa.data.blocks import answer_of
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Metric, Verdict
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -60,7 +60,7 @@ class SqlExecution(Metric):
             raise ConfigError(f"{_NAME.db_folder}: no folder {self.db_folder}")
         self._worker = Worker(compare, _MEMORY)
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Verdict:
+    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where both queries return the same rows.
 
         Raises:
@@ -69,38 +69,37 @@ class SqlExecution(Metric):
         gold, answer = query_of(self.reference(row)), query_of(answer_of(generated))
         database = self._database(row)
         if not answer:
-            return Verdict(0.0, gold, None, "no query found")
+            return Judgement(0.0, gold, None, "no query found")
         if max(len(gold), len(answer)) > _LONGEST:
-            return Verdict(0.0, gold, answer, f"longer than {_LONGEST} characters")
+            return Judgement(0.0, gold, answer, f"longer than {_LONGEST} characters")
         queries = {"database": str(database), "gold": gold, "answer": answer}
         limits = {"seconds": self.time_limit, "max_rows": self.max_rows}
         try:
-            note = self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
+            note, undecided = self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
         except WorkerTimeout:
-            note = "unknown: the queries took too long"
+            note, undecided = "unknown: the queries took too long", "unknown"
         except WorkerError as error:
-            note = f"unknown: {error}"
-        return Verdict(float(not note), gold, answer, note)
+            note, undecided = f"unknown: {error}", "unknown"
+        return Judgement(float(not note), gold, answer, note, undecided)
 
     def _database(self, row: Mapping[str, Any]) -> Path:
         """The file of a row's database."""
-        folder = Path(self.db_folder) if self.db_folder is not None else None
+        folder = Path(self.db_folder or "")
         if isinstance(row.get("db_path"), str) and row["db_path"]:
-            files = [(folder or Path()) / row["db_path"]]
+            files = [folder / row["db_path"]]
         else:
             name = _database_name(row)
-            if folder is None:
+            if self.db_folder is None:
                 raise ConfigError(
                     f"the metric {self.name} needs {_NAME.db_folder}, the folder of the database {name!r}"
                 )
             if name in (".", "..") or "/" in name or "\\" in name:
                 raise DataError(f"db_id {name!r} is no name of a database")
-            stems = (f"{name}/{name}.sqlite", f"{name}.sqlite", f"{name}/{name}.db", f"{name}.db")
-            files = [folder / stem for stem in stems]
-        found = next((file for file in files if file.is_file()), None)
-        if found is None:
-            raise DataError(f"no database {files[0]}")
-        return found.absolute()
+            files = [folder / name / f"{name}.sqlite", folder / f"{name}.sqlite"]
+        for file in files:
+            if file.is_file():
+                return file.absolute()
+        raise DataError(f"no database {files[0]}")
 
 
 _NAME = Names(SqlExecution)
@@ -110,14 +109,12 @@ def _database_name(row: Mapping[str, Any]) -> str:
     named = row.get("db_id")
     if isinstance(named, str) and named:
         return named
-    messages = row.get("messages")
-    for turn in messages if isinstance(messages, (list, tuple)) else ():
-        content = turn.get("content") if isinstance(turn, Mapping) else None
-        name = _IN_PROMPT.search(content) if isinstance(content, str) else None
+    texts = [turn["content"] for turn in row.get("messages") or () if isinstance(turn.get("content"), str)]
+    for text in texts:
+        name = _IN_PROMPT.search(text)
         if name is not None:
             return name[1].strip()
-    found = ", ".join(map(str, row))
-    raise DataError(f"the row names no database: no column db_path or db_id (columns found: {found})")
+    raise DataError(f"the row names no database: no column db_path or db_id (columns found: {', '.join(row)})")
 
 
 def query_of(text: str) -> str:
@@ -138,8 +135,9 @@ class _Limit(Exception):
     """A query broke a limit."""
 
 
-def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int) -> str:
-    """Why the results of two queries differ; empty where they do not. Runs in a process of its own.
+def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int) -> tuple[str, str | None]:
+    """Why the results of two queries differ, empty where they do not, and `Judgement.undecided`. Runs in a process of its
+    own.
 
     Args:
         database: the file; it is never written to.
@@ -157,12 +155,12 @@ def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int
             connection.setlimit(8, 1000)  # SQLITE_LIMIT_LIKE_PATTERN_LENGTH
         connection.set_authorizer(_authorize)
         results = []
-        for query, whose in ((gold, "unknown: the reference"), (answer, "the query")):
+        for query, whose, undecided in ((gold, "unknown: the reference", "unknown"), (answer, "the query", "invalid")):
             try:
                 results.append(_rows(connection, query, seconds, max_rows))
             except (sqlite3.Error, sqlite3.Warning, _Limit, ValueError, OverflowError) as error:
-                return f"{whose} fails: {error}"
-        return _why_different(results[0], results[1], is_ordered(gold))
+                return f"{whose} fails: {error}", undecided
+        return _why_different(results[0], results[1], is_ordered(gold)), None
 
 
 def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
@@ -179,8 +177,8 @@ def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: 
             if cursor.description is None:
                 raise _Limit("it returns no rows")
             rows = cursor.fetchmany(max_rows + 1)
-    except sqlite3.OperationalError as error:
-        if "interrupted" in str(error):
+    except sqlite3.OperationalError:
+        if time.monotonic() > deadline:  # the handler has interrupted it
             raise _Limit(f"not done after {seconds:g} s") from None
         raise
     if len(rows) > max_rows:

@@ -27,7 +27,7 @@ from functools import reduce
 from operator import and_, or_
 from typing import Any
 
-from stepjepa.evaluation.metrics.regex_equivalence.syntax import LAST, WORD, Part, Pattern, Ranges, Turns, merged
+from stepjepa.evaluation.metrics.regex_syntax import LAST, WORD, Pattern, PatternPart, Ranges, Turns, merged
 
 PRINTABLE = (32, 126)
 BEGIN, IN_WORD, OTHER = 0, 1, 2  # kinds of the character before a position; the first where there is none
@@ -164,7 +164,7 @@ class Expressions:
         self.empty = self._make("join", _ALWAYS)
         self.all = self._make("all", _ALWAYS)
 
-    def of(self, part: Part) -> Expression:
+    def of(self, part: PatternPart) -> Expression:
         """The expression of a parsed pattern."""
         if part.kind == "every":
             return self._not(self._any(list(map(self._not, map(self.of, part.parts)))))

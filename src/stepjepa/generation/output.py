@@ -14,20 +14,21 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepjepa.errors import ConfigError, DataError, said
-from stepjepa.generation import Generator, Reply, Request
+from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.utils.files import json_bytes, locked, no_links, parse_object, read_json, write_whole
+from stepjepa.generation.protocol import Generator, Reply, Request
+from stepjepa.utils.files import digest, json_bytes, locked, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 Record = dict[str, Any]
 _ADVICE = f"choose another output, or {OVERWRITE} to replace it"
+_LEFT = {"greedy_first", "response_field"}  # options of version 0.2 that nothing depends on any more
 _SHOWN = 40  # characters of a setting in messages
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
 
@@ -43,6 +44,11 @@ class Paths(NamedTuple):
 def json_line(record: object) -> bytes:
     """One line of JSONL; NaN and infinity become null."""
     return json_bytes(record) + b"\n"
+
+
+def digest_of(values: Iterable[Any]) -> str:
+    """Changes with any of the values (JSON, or written as text), or their order."""
+    return digest(json.dumps(value, default=str).encode() for value in values)
 
 
 @contextlib.contextmanager
@@ -61,43 +67,17 @@ def saying_where(path: Path) -> Iterator[None]:
         ) from None
 
 
-@contextlib.contextmanager
-def reading_record(path: Path) -> Iterator[None]:
-    """Turn what a damaged record of complete work lacks, or holds in another form, into one line.
-
-    Raises:
-        ConfigError: in place of the error that reading it raised.
-    """
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{type(error).__name__}: {said(error)[:100]}"
-        raise ConfigError(f"{path}: the record is damaged ({what}); {_ADVICE}") from None
-
-
-def replace(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file atomically (`write_whole`).
-
-    Raises:
-        DataError: it could not be written; the old one is still there.
-    """
-    with saying_where(path):
-        write_whole(path, parts)
-
-
 class Output:
     """Keeps batches of answers in files.
 
     Args:
-        identity, scoring: what the answers, and what else the results depend on; plain JSON values.
+        identity: what the answers depend on; plain JSON values.
         overwrite: replace what is there.
         inputs: files that are read and must not be written.
-        reader: identity and scoring of a record; a KeyError or TypeError for another file.
-        renewable: names in the scoring that may differ from those of a complete record: the work is scored again.
+        identity_of: the identity in a record of complete work; a KeyError or TypeError for another file.
 
     Attributes:
-        complete: the record of work that was completed before, None otherwise.
-        outdated: the record of the same work, complete with another scoring that is `renewable`; None otherwise.
+        complete: the record of the same work that was completed before, None otherwise.
         begun: whether a part of the same work is stored.
 
     Raises:
@@ -109,48 +89,44 @@ class Output:
         self,
         paths: Paths,
         identity: Record,
-        scoring: Record,
+        *,
         overwrite: bool = False,
         inputs: Iterable[Path] = (),
-        reader: Callable[[Record], tuple[Record, Record]] = lambda record: (record["identity"], record["scoring"]),
-        renewable: Collection[str] = (),
+        identity_of: Callable[[Record], Record] = lambda record: record["identity"],
     ):
         self.paths, self._overwrite = paths, overwrite
-        self.identity, self.scoring = json.loads(json.dumps([identity, scoring]))
+        self.identity = json.loads(json.dumps(identity))
         self.complete: Record | None = None
-        self.outdated: Record | None = None
         self._file: BinaryIO | None = None
-        for source in inputs:
-            for path in (*paths.results, paths.record, paths.partial):
-                if source.exists() and path.exists() and path.samefile(source):
-                    raise ConfigError(f"{path}: the command would write over its input; name another output")
-        record: Record | None = None
+        self._refuse_inputs(inputs)
+        record = known = None
         if paths.record.exists():
             try:
                 record = read_json(paths.record)
-                known, known_scoring = reader(record)
+                known = _without_left(identity_of(record))
             except _BROKEN:
                 raise ConfigError(f"{paths.record} exists and is no record of this; choose another output") from None
         header = self._header()
         self.begun = header == self.identity
         if overwrite:
             return
-        if record is not None:
-            differs = {name for name in renewable if known_scoring.get(name) != self.scoring.get(name)}
-            kept = {name: value for name, value in self.scoring.items() if name not in differs}
-            known_kept = {name: value for name, value in known_scoring.items() if name not in differs}
-            _refuse_other(paths.record, known_kept, kept)
-            _refuse_other(paths.record, known, self.identity)
-            if differs:
-                self.outdated = record
-            else:
-                self.complete = record
+        if known is not None:
+            refuse_other(paths.record, known, self.identity)
+            self.complete = record
             return
         if header is not None:
-            _refuse_other(paths.partial, header, self.identity)
+            refuse_other(paths.partial, header, self.identity)
+            return
         for path in paths.results:
-            if not self.begun and path.exists():
+            if path.exists():
                 raise ConfigError(f"{path} exists and is not from unfinished work; {_ADVICE}")
+
+    def _refuse_inputs(self, inputs: Iterable[Path]) -> None:
+        own = [path for path in (*self.paths.results, self.paths.record, self.paths.partial) if path.exists()]
+        for source in inputs:
+            for path in own:
+                if source.exists() and path.samefile(source):
+                    raise ConfigError(f"{path}: the command would write over its input; name another output")
 
     def _header(self) -> Record | None:
         """The identity in the first line of the partial file; None where there is no complete one, or it may go."""
@@ -158,7 +134,7 @@ class Output:
         try:
             with open(path, "rb") as file:
                 line = file.readline()
-            return dict(parse_object(line)["identity"]) if line.endswith(b"\n") else None
+            return _without_left(parse_object(line)["identity"]) if line.endswith(b"\n") else None
         except FileNotFoundError:
             return None
         except _BROKEN:
@@ -177,14 +153,13 @@ class Output:
             DataError: they cannot be read or written.
         """
         partial = self.paths.partial
-        made_folder = not partial.parent.exists()
+        new_folder = not partial.parent.exists()
         with saying_where(partial):
             partial.parent.mkdir(parents=True, exist_ok=True)
         try:
             with locked(partial.with_name(f".{partial.name}.lock")) as alone:
                 if not alone:
                     raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
-                made = not partial.exists()
                 with saying_where(partial):
                     self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
                 try:
@@ -193,10 +168,10 @@ class Output:
                     yield
                 finally:
                     self._file.close()
-                    if made and not self.begun:
-                        partial.unlink(missing_ok=True)
+                    if partial.exists() and not partial.stat().st_size:
+                        partial.unlink()
         finally:
-            if made_folder and not self.begun:
+            if new_folder and not self.begun:
                 with contextlib.suppress(OSError):
                     partial.parent.rmdir()
 
@@ -226,55 +201,61 @@ class Output:
         with saying_where(self.paths.partial):
             if not self.begun:  # in an order that never leaves old results next to new answers
                 self._file.truncate(0)
-                for path in (self.paths.record, *self.paths.results) if self._overwrite else ():
-                    path.unlink(missing_ok=True)
+                if self._overwrite:
+                    for path in (self.paths.record, *self.paths.results):
+                        path.unlink(missing_ok=True)
                 self._write(self._file, {"stepjepa": __version__, "identity": self.identity})
                 self.begun = True
             self._write(self._file, line)
 
     @staticmethod
     def _write(file: BinaryIO, line: Record) -> None:
-        """Append a line and wait until the disk has it; what fits in part is taken out again."""
-        size = file.seek(0, os.SEEK_END)
-        try:
-            view = memoryview(json_line(line))
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise
+        """Append a line and wait until the disk has it. What was written in part is dropped when the work is resumed."""
+        rest = memoryview(json_line(line))
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
 
     def finish(self, results: Mapping[Path, Iterable[bytes]], record: Record) -> None:
-        """Write the results, then the record, and remove the partial file.
+        """Write the results, then the record, each atomically, and remove the partial file.
 
         Raises:
             DataError: they could not be written; the same command tries again.
         """
-        for path, parts in results.items():
-            replace(path, parts)
-        replace(self.paths.record, [json_bytes(record, indent=2), b"\n"])
+        contents = {**results, self.paths.record: [json_bytes(record, indent=2), b"\n"]}
+        for path, parts in contents.items():
+            with saying_where(path):
+                write_whole(path, parts)
         if self._file is not None:
             self._file.close()  # Windows removes no open file
         self.paths.partial.unlink(missing_ok=True)
 
 
-def _refuse_other(path: Path, other: Record, mine: Record) -> None:
-    for name in {**mine, **other}:
-        if other.get(name) == mine.get(name):
+def _without_left(identity: Record) -> Record:
+    return {name: value for name, value in identity.items() if name not in _LEFT}
+
+
+def refuse_other(path: Path, known: Record, own: Record) -> None:
+    """Refuse work in `path` that was done with other settings than one's own; raises ConfigError."""
+    for name in {**own, **known}:
+        if known.get(name) == own.get(name):
             continue
         if name in ("model", "data"):
             what = "another model" if name == "model" else "other questions"
             raise ConfigError(f"{path} was made with {what}, or they have changed since; {_ADVICE}")
-        values = [one.get(name) for one in (other, mine)]
-        texts = ["none" if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-        theirs, ours = (text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..." for text in texts)
+        theirs, ours = _setting(known.get(name)), _setting(own.get(name))
         raise ConfigError(f"{path} was made with {name} {theirs}, not {ours}; use the same options, {_ADVICE}")
 
 
+def _setting(value: object) -> str:
+    if value is None:
+        return "none"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 @dataclass
-class Replies:
+class ReplyLog:
     """What a generator has answered so far.
 
     Attributes:
@@ -287,33 +268,27 @@ class Replies:
     replies: dict[int, Reply] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def ask(
-        self,
-        generator: Generator,
-        requests: Sequence[Request],
-        what: str,
-        bar: Bar,
-        note: Callable[[], str] = str,
-    ) -> None:
+    def ask(self, generator: Generator, requests: Sequence[Request], what: str, bar: Bar) -> None:
         """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
 
         Args:
-            what: the name of the task for the bar; `note` is what is printed next to it.
+            what: the name of the task for the bar.
 
         Raises:
             ConfigError: the model cannot be asked.
             DataError: a reply cannot be stored.
         """
+        if not requests:
+            return
         done = sum(request.row in self.replies for request in requests)
-        if requests:
-            bar.begin(what, len(requests), done, note())
+        bar.begin(what, len(requests), done)
         if done == len(requests):
             return
         begin = time.perf_counter()
         for replies in generator.answer(requests, frozenset(self.replies)):
             rows = [list(vars(reply).values()) for reply in replies]
             self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
-            bar.step(len(replies), note())
+            bar.step(len(replies))
             begin = time.perf_counter()
 
     def add(self, line: Record) -> None:
@@ -324,5 +299,6 @@ class Replies:
 
     def take(self, line: Record) -> None:
         """Take a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
-        self.replies.update((values[0], Reply(*values)) for values in line["replies"])
+        for values in line["replies"]:
+            self.replies[values[0]] = Reply(*values)
         self.seconds += float(line["seconds"])

@@ -1,4 +1,4 @@
-"""What the folder of a model to evaluate says of its training, and of its weights."""
+"""What the folder of a model records of its training, and what tells the model from others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.data.chat import template_of
 from stepjepa.data.tokens import kept_predictors
-from stepjepa.generation.local import Place
-from stepjepa.modeling.extras import PREDICTORS_FILE
+from stepjepa.generation.place import Place
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
-from stepjepa.objectives.base import trained_pairs
-from stepjepa.utils.files import digest, model_parts, read_object
+from stepjepa.utils.files import digest, model_parts
 
 
 @dataclass
@@ -38,31 +36,26 @@ class TrainingRecord:
 
 def read_record(place: Place) -> TrainingRecord:
     """What the model's folder, or that of the run whose checkpoint it is, says of the training."""
-    record, folder = TrainingRecord(settings=place.settings), place.run_folder
-    if folder is None:
-        return record
-    for name, report in read_object(folder / "data_report.json").items():
-        if name.partition("_")[0] != "train" or not isinstance(report, dict):
+    record = TrainingRecord(settings=place.settings)
+    for name, report in place.record("data_report.json").items():
+        if not name.startswith("train"):
             continue
-        if name == "train" and isinstance(report.get("steps"), dict):
-            record.splitter = report["steps"].get("splitter") or None
-        prompts = report.get("system_prompts")
-        for prompt, rows in prompts.items() if isinstance(prompts, dict) else ():
-            record.system_prompts[prompt] += _count(rows)
-        record.system_prompts[None] += _count(report.get("without_system_prompt"))
-        record.others += _count(report.get("other_system_prompts"))
+        try:
+            if name == "train":
+                record.splitter = (report.get("steps") or {}).get("splitter")
+            for prompt, rows in (report.get("system_prompts") or {}).items():
+                record.system_prompts[prompt] += int(rows)
+            record.system_prompts[None] += int(report.get("without_system_prompt") or 0)
+            record.others += int(report.get("other_system_prompts") or 0)
+        except (AttributeError, TypeError, ValueError, OverflowError):  # a damaged report says nothing more
+            continue
     record.system_prompts = +record.system_prompts  # those with rows
     return record
 
 
-def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase, place: Place, record: TrainingRecord) -> int:
-    """Entries of the LM softmax: the model's vocabulary without predictor tokens at its end."""
+def softmax_size(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Entries of the LM softmax: the model's vocabulary without predictor tokens that were kept at its end."""
     rows = vocabulary_size(causal_lm(model))
-    if place.folder is not None and (place.folder / "trainer_state.json").is_file():
-        if (place.folder / PREDICTORS_FILE).is_file() or not trained_pairs(record.settings):
-            return rows
-        count = _count(record.settings.get("predictors"))  # a checkpoint of version 0.1 has them in its vocabulary
-        return rows - (min(count, 1) if record.settings.get("same_predictor") else count)
     kept = list(kept_predictors(tokenizer).values())
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
@@ -75,12 +68,19 @@ def digests(place: Place, tokenizer: PreTrainedTokenizerBase, data: str, no_lora
 
 def fingerprint(place: Place, no_lora: bool = False) -> str:
     """A digest that differs for another model: by the files of its folder (see `model_parts`), and of its base."""
-    own = model_parts(place.folder) if place.folder else [f"{place.name}:{_commit(place.name)}".encode()]
+    own = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
     if place.base is None:
         return digest(own)
-    folder = Path(place.base)
-    base = model_parts(folder) if folder.is_dir() else [f"{place.base}{_commit(place.base)}".encode()]
-    return digest([*([] if no_lora and place.folder else own), b"base:", *base])
+    base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
+    adapter = [] if no_lora else own
+    return digest([*adapter, b"base:", *base])
+
+
+def _parts(folder: Path | None, name: str) -> list[bytes]:
+    """What a model is known by: the files of its folder, or its name where it has none here."""
+    if folder is None or not folder.is_dir():
+        return [name.encode()]
+    return list(model_parts(folder))
 
 
 def _commit(name: str) -> str:
@@ -91,8 +91,3 @@ def _commit(name: str) -> str:
         return extract_commit_hash(cached_file(name, "config.json"), None) or ""
     except Exception:  # no network, or no such model: loading it will say so
         return ""
-
-
-def _count(value: Any) -> int:
-    """A count as a record holds it; 0 for anything else."""
-    return value if type(value) is int and value > 0 else 0

@@ -25,7 +25,7 @@ WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
 
 
 @dataclass(frozen=True)
-class Part:
+class PatternPart:
     """A part of a pattern.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
     """
 
     kind: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PatternPart, ...] = ()
     ranges: Ranges = ()
     turns: Turns = (1, 1)
 
@@ -52,7 +52,7 @@ class Pattern:
         sets: those of its parts of the kind ``set``.
     """
 
-    part: Part
+    part: PatternPart
     named: Ranges
     sets: tuple[Ranges, ...]
 
@@ -139,37 +139,37 @@ class _Reader:
         self.position += 1
         return self.text[self.position - 1]
 
-    def chars(self, ranges: Ranges) -> Part:
+    def chars(self, ranges: Ranges) -> PatternPart:
         self.sets.append(ranges)
-        return Part("set", ranges=ranges)
+        return PatternPart("set", ranges=ranges)
 
-    def union(self) -> Part:
+    def union(self) -> PatternPart:
         return self.listed("|", self.intersection, "any")
 
-    def intersection(self) -> Part:
+    def intersection(self) -> PatternPart:
         return self.listed("&" if self.operators else "", self.joined, "every")
 
-    def listed(self, sign: str, read: Callable[[], Part], kind: str) -> Part:
+    def listed(self, sign: str, read: Callable[[], PatternPart], kind: str) -> PatternPart:
         parts = [read()]
         while self.next_is(sign):
             self.position += 1
             parts.append(read())
-        return parts[0] if len(parts) == 1 else Part(kind, tuple(parts))
+        return parts[0] if len(parts) == 1 else PatternPart(kind, tuple(parts))
 
-    def joined(self) -> Part:
-        parts: list[Part] = []
+    def joined(self) -> PatternPart:
+        parts: list[PatternPart] = []
         while self.position < len(self.text) and not self.next_is("|)&" if self.operators else "|)"):
             parts.append(self.repeated())
-        return parts[0] if len(parts) == 1 else Part("join", tuple(parts))
+        return parts[0] if len(parts) == 1 else PatternPart("join", tuple(parts))
 
-    def repeated(self) -> Part:
+    def repeated(self) -> PatternPart:
         part = self.complement()
         counts = 0
         while (bounds := self.bounds()) is not None:
             counts += 1
             if counts > 1 and not self.operators:
                 raise PatternError(f"multiple repeat at {self.position}")
-            part = Part("repeat", (part,), turns=bounds)
+            part = PatternPart("repeat", (part,), turns=bounds)
             if not self.operators and self.next_is("?"):
                 self.position += 1  # lazy: the same texts
             elif not self.operators and self.next_is("+"):
@@ -194,15 +194,15 @@ class _Reader:
             raise PatternError(f"{braces[0]} asks for fewer repeats at most than at least")
         return low, high
 
-    def complement(self) -> Part:
+    def complement(self) -> PatternPart:
         negations = 0
         while self.operators and self.next_is("~"):
             self.position += 1
             negations += 1
         part = self.atom()
-        return Part("not", (part,)) if negations % 2 else part
+        return PatternPart("not", (part,)) if negations % 2 else part
 
-    def atom(self) -> Part:
+    def atom(self) -> PatternPart:
         if self.next_is("*+?") or (self.position == len(self.text) or self.next_is("|)&" if self.operators else "|)")):
             raise PatternError(f"nothing to repeat or to negate at {self.position}")
         sign = self.take()
@@ -215,10 +215,10 @@ class _Reader:
         if sign == ".":
             return self.chars(EVERY)
         if sign in "^$":
-            return Part("begin" if sign == "^" else "end")
+            return PatternPart("begin" if sign == "^" else "end")
         return self.chars(self.name(ord(sign)))
 
-    def group(self) -> Part:
+    def group(self) -> PatternPart:
         if self.next_is("?"):
             kind = _GROUP.match(self.text, self.position)
             if kind is None:
@@ -240,14 +240,14 @@ class _Reader:
         self.named.append(one)
         return (one,)
 
-    def escaped(self) -> Part:
+    def escaped(self) -> PatternPart:
         sign = self.text[self.position : self.position + 1]
         if sign == "b" and self.b_is_a_letter:
             self.position += 1
             return self.chars(self.name(ord("b")))
         if sign in _BOUNDARIES and sign:
             self.position += 1
-            return Part(_BOUNDARIES[sign])
+            return PatternPart(_BOUNDARIES[sign])
         return self.chars(self.escape())
 
     def escape(self) -> Ranges:

@@ -8,10 +8,9 @@ import os
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation.store import Output, Paths, json_line
+from stepjepa.generation.output import Output, Paths, json_line
 
 IDENTITY = {"max_new_tokens": 8, "kwargs": {"a": [1]}, "model": "m", "data": "d"}
-SCORING = {"metric": ["exact"], "metric_options": None}
 BATCHES = [{"replies": [["a\u2028b", 1]]}, {"replies": [["c", 2], ["d", 3]]}]
 
 
@@ -20,11 +19,11 @@ def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def output(folder, identity=IDENTITY, scoring=SCORING, **more):
+def output(folder, identity=IDENTITY, **more):
     paths = Paths(
         (folder / "predictions.jsonl", folder / "answer_nll.jsonl"), folder / "metrics.json", folder / "partial"
     )
-    return Output(paths, identity, scoring, **more)
+    return Output(paths, identity, **more)
 
 
 def opened(one):
@@ -49,7 +48,7 @@ def finished(folder):
 
 
 def result(**more):
-    return {"identity": IDENTITY, "scoring": SCORING, "metrics": {}, **more}
+    return {"identity": IDENTITY, "metrics": {}, **more}
 
 
 def test_resuming(tmp_path):
@@ -109,18 +108,6 @@ def test_other_settings(tmp_path):
                 output(tmp_path, {**IDENTITY, name: value})
             assert words in str(error.value) and len(str(error.value).splitlines()) == 1
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_other_metrics(tmp_path):
-    """They resume with the same answers, and are refused where the work is finished."""
-    other = {**SCORING, "metric": ["prefix"]}
-    stored(tmp_path)
-    batches, context = opened(output(tmp_path, scoring=other))
-    with context:
-        assert len(batches) == 2
-    finished(tmp_path)
-    with pytest.raises(ConfigError, match=r'made with metric \["exact"\], not \["prefix"\]'):
-        output(tmp_path, scoring=other)
 
 
 def test_overwriting(tmp_path):

@@ -1,0 +1,244 @@
+"""The numbers of several models on the same pairs, and how they are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepjepa.analysis import geometry
+from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
+from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
+from stepjepa.analysis.states import FINAL, States, check_alike
+from stepjepa.errors import DataError
+from stepjepa.modeling.collapse import collapse_words
+from stepjepa.utils.text import PAGE, folded, legend, text_table, written
+
+_MOST_STEPS = 9  # columns that fit next to a name
+_FEW = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
+# Columns of the tables: attribute, format, and what the legend says.
+_Columns = Mapping[str, tuple[str, str, str]]
+_PAIRS: _Columns = {
+    "cosine": ("aligned_mean", ".4f", "mean over the pairs"),
+    "shuffled": ("shuffled_mean", ".4f", "the same of sources with the targets of other pairs"),
+    "gap": ("gap", ".4f", "cosine less shuffled"),
+    "d'": ("d_prime", ".2f", "the gap in standard deviations"),
+    "@1": ("retrieval_at_1", ".1%", "sources whose own target is the nearest of all"),
+    "@5": ("retrieval_at_5", ".1%", "is among the nearest 5"),
+    "MRR": ("mrr", ".3f", "mean of 1 / rank of the own target"),
+}
+_VIEWS: _Columns = {
+    "eff. rank": ("effective_rank", ".1f", "directions that the states fill, 1 at collapse"),
+    "uniformity": ("uniformity", ".2f", "0 where all states are one, lower where they are spread evenly"),
+    "own cosine": ("pairwise_cosine", ".3f", "mean cosine of two states of a view"),
+}
+_TOP: _Columns = {
+    "top 100 s-t": ("difference_top_100", ".4g", "mean of the 100 largest singular values of source less target"),
+}
+_BASE: _Columns = {
+    "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
+}
+# Ways to predict; these are rows.
+_PREDICTION: _Columns = {
+    "line": ("line", ".3g", "along the last step; 0 is perfect, 1 as bad as the mean state"),
+    "linear": ("linear", ".3g", "a ridge regression, fitted on other rows"),
+    "MLP": ("mlp", ".3g", "three layers, fitted on other rows"),
+}
+
+
+@dataclass(frozen=True)
+class ModelGeometry:
+    """What was measured of one model.
+
+    Attributes:
+        model: its name or folder.
+        layers: layer -> numbers of all pairs.
+        steps: step -> numbers of the pairs with that target step, in the layer that is shown, in order and the same steps of
+            all models; only steps with `MIN_ROWS` pairs or more, and none where views are no steps.
+        collapse: signs of it, in the layer that is shown.
+        prediction: horizon -> errors of predicting later states; None where they were not asked for.
+    """
+
+    model: str
+    layers: dict[int, GeometryNumbers]
+    steps: dict[int, GeometryNumbers]
+    collapse: list[CollapseSign]
+    prediction: dict[int, PredictionErrors] | None
+
+
+@dataclass(frozen=True)
+class GeometryComparison:
+    """Several models on the same pairs; printed, tables with a line for each model, and signs of collapse.
+
+    Attributes:
+        file: of the rows.
+        n: pairs.
+        layer: that is shown in tables, and in figures without layers: the last one.
+        base: label of the model that the others were trained from, None if there is none.
+        models: by their labels, in their order.
+    """
+
+    file: str
+    n: int
+    layer: int
+    base: str | None
+    models: dict[str, ModelGeometry]
+
+    @property
+    def shown(self) -> dict[str, GeometryNumbers]:
+        """The numbers of every model in the layer that is shown."""
+        return {label: one.layers[self.layer] for label, one in self.models.items()}
+
+    def __str__(self) -> str:
+        where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
+        lines = [f"{self.n:,} pairs of {self.file}, states {where}"]
+        lines += [*self._pairs(), *self._views(), *self._prediction(), *self._steps(), ""]
+        return "\n".join([*lines, *folded(list(self._collapse()), PAGE)])
+
+    def _pairs(self) -> Iterator[str]:
+        rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in self.shown.items()]
+        chance = next(iter(self.shown.values())).pairs
+        shares = [written(chance.chance_at_1, ".1%"), written(chance.chance_at_5, ".1%")]
+        rows.append(["chance", "", "", "", "", *shares, written(chance.chance_mrr, ".3f")])
+        yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
+
+    def _views(self) -> Iterator[str]:
+        rows, against = [], []
+        for label, one in self.shown.items():
+            views = _row(_VIEWS, one.source, one.target)
+            rows.append([label, *views, *_row(_TOP, one)])
+            if label != self.base:
+                against.append([label, *_row(_BASE, one.source, one.target)])
+        head = ["states (source, target)", *_VIEWS, *_TOP]
+        yield from _table(head, rows, {**_VIEWS, **_TOP})
+        if self.base is not None:
+            yield from _table([f"against {self.base}", *_BASE], against, _BASE)
+
+    def _steps(self) -> Iterator[str]:
+        steps = {step: one.pairs for step, one in next(iter(self.models.values())).steps.items()}
+        if len(steps) < 2:
+            return
+        known = sorted(steps)[:_MOST_STEPS]
+        counts = [str(steps[step].n) for step in known]
+        rows = [["pairs", *counts]]
+        for name in ("gap", "@1"):
+            attribute, form, _ = _PAIRS[name]
+            for label, model in self.models.items():
+                values = [getattr(model.steps[step].pairs, attribute) for step in known]
+                cells = [written(value, form) for value in values]
+                rows.append([f"{name}, {label}", *cells])
+        chances = [written(steps[step].chance_at_1, ".1%") for step in known]
+        rows.append(["@1, chance", *chances])
+        head = ["target step", *map(str, known)]
+        yield from ("", *text_table(head, rows))
+        more = f"and {len(steps) - _MOST_STEPS} later steps; " if len(steps) > _MOST_STEPS else ""
+        yield f"({more}among the pairs of one step; steps with fewer than {MIN_ROWS} are left out)"
+
+    def _prediction(self) -> Iterator[str]:
+        """Errors of predicting later states by horizon, and how many times smaller they are than the base model's."""
+        known = {label: one.prediction for label, one in self.models.items() if one.prediction is not None}
+        horizons = sorted({horizon for errors in known.values() for horizon in errors})
+        if not known:
+            return
+        if not horizons:
+            yield from ("", f"no later state is predicted: {_FEW}; read more rows")
+            return
+        rows = []
+        for name, (attribute, form, _) in _PREDICTION.items():
+            for label, errors in known.items():
+                base = known.get(str(self.base), {}) if label != self.base else {}
+                cells = [f"{name}, {label}"]
+                for horizon in horizons:
+                    own = getattr(errors.get(horizon), attribute, None)
+                    other = getattr(base.get(horizon), attribute, None)
+                    times = f" ({other / own:.3g}x)" if own and other is not None else ""
+                    cells.append(written(own, form) + times)
+                rows.append(cells)
+        marks = {} if self.base is None else {"(2x)": "half the base model's error"}
+        head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
+        yield from _table(head, rows, _PREDICTION, marks)
+        yield f"(horizons with {_FEW} are left out)"
+
+    def _collapse(self) -> Iterator[str]:
+        of_base = set() if self.base is None else {(sign.name, sign.view) for sign in self.models[self.base].collapse}
+        advice = False
+        for label, one in self.models.items():
+            collapse = geometry.collapsed(one.collapse)
+            advice = advice or (collapse and label != self.base)
+            warning = "Warning: " if collapse else ""
+            colon = ":" if one.collapse else ""
+            yield f"{warning}{label} shows {collapse_words(collapse, bool(one.collapse))}{colon}"
+            for sign in one.collapse:
+                too = f"; {self.base} too" if label != self.base and (sign.name, sign.view) in of_base else ""
+                yield f"  {sign.text}{too}"
+        if advice:
+            yield ADVICE
+
+
+def _row(columns: _Columns, *records: Any) -> list[str]:
+    """A cell for each column, with the number of each record."""
+    cells = []
+    for name, form, _ in columns.values():
+        cells.append(", ".join(written(getattr(one, name), form) for one in records))
+    return cells
+
+
+def _table(
+    head: list[str], rows: list[list[str]], columns: _Columns, marks: Mapping[str, str] | None = None
+) -> list[str]:
+    """An empty line, a table, and what its columns and its marks mean; nothing without rows."""
+    words = {name: words for name, (*_, words) in columns.items()}
+    return ["", *text_table(head, rows), *legend({**words, **(marks or {})})] if rows else []
+
+
+def compare(
+    states: Mapping[str, States],
+    base: str | None = None,
+    advance: Callable[[str], None] = lambda label: None,
+    horizon: int = MOST_HORIZONS,
+) -> GeometryComparison:
+    """Measure every layer of every model.
+
+    Args:
+        states: by the labels that the models get in tables and figures.
+        base: label of the one that the others were trained from.
+        advance: called with the model's label after each layer.
+        horizon: the longest of `prediction_errors`, where walks were collected.
+
+    Raises:
+        DataError: states of other rows, or of a base model of another shape; no layer in common; not finite.
+    """
+    check_alike(states, base)
+    common = set.intersection(*(set(one.layers) for one in states.values()))
+    if not common:
+        raise DataError(f"states of {', '.join(states)} have no layer in common")
+    shown = FINAL if FINAL in common else max(common)
+    models = {}
+    for label, one in states.items():
+        layers = dict[int, GeometryNumbers]()
+        for layer in one.layers:
+            origin = None if base in (None, label) else states[str(base)].layer(layer)
+            try:
+                layers[layer] = geometry.measure_states(*one.layer(layer), origin)
+            except DataError as error:
+                raise DataError(f"{label}, layer {layer}: {error}") from None
+            advance(label)
+        prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
+        signs = geometry.collapse_signs(layers[shown])
+        models[label] = ModelGeometry(one.model, layers, _by_step(one, shown), signs, prediction)
+    first = next(iter(states.values()))
+    return GeometryComparison(first.file, len(first.rows), shown, base, models)
+
+
+def _by_step(states: States, layer: int) -> dict[int, GeometryNumbers]:
+    if states.steps is None:
+        return {}
+    source, target = states.layer(layer)
+    steps = {}
+    for step, count in zip(*np.unique(states.steps, return_counts=True), strict=True):
+        if count >= MIN_ROWS:
+            there = states.steps == step
+            steps[int(step)] = geometry.measure_states(source[there], target[there])
+    return steps

@@ -1,0 +1,193 @@
+"""Which model a name is, what its folder records of its training, and loading it as a generator."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from stepjepa.config.option import Names
+from stepjepa.data.prompts import recorded_ending
+from stepjepa.data.tokens import Prompter
+from stepjepa.errors import ConfigError
+from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
+from stepjepa.generation.options import GeneratorOptions
+from stepjepa.generation.protocol import Generator
+from stepjepa.generation.vllm import VllmGenerator
+from stepjepa.modeling.export import export_problem
+from stepjepa.modeling.gguf import GGUF_SUFFIX, gguf_file
+from stepjepa.modeling.load import (
+    check_local,
+    is_preset,
+    load_adapter,
+    load_model,
+    load_tokenizer,
+    quantization,
+)
+from stepjepa.utils.failures import saying_out_of_memory
+from stepjepa.utils.files import read_object
+
+_NAME = Names(GeneratorOptions)
+MODEL = f"--{_NAME.model_name}"
+_ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model is.
+
+    Attributes:
+        name: as the user gave it.
+        folder: the local folder, None for a Hub id.
+        base: of an adapter, the Hub id or folder of its base.
+        adapter: PEFT's configuration of it.
+    """
+
+    name: str
+    folder: Path | None
+    base: str | None = None
+    adapter: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder with the records of the training: its own, or that of the run whose checkpoint it is."""
+        folder = self.folder
+        if folder is None or not folder.resolve().name.startswith("checkpoint-") or (folder / "run.json").exists():
+            return folder
+        return folder.resolve().parent
+
+    def record(self, name: str) -> dict[str, Any]:
+        """A record of its training by the name of its file; empty where there is none that can be read."""
+        return {} if self.run_folder is None else read_object(self.run_folder / name)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options of its training, as far as they are recorded."""
+        settings = self.record("run.json").get("settings")
+        return settings if isinstance(settings, dict) else {}
+
+    @property
+    def trained_ending(self) -> str | None:
+        """See `data.prompts.trained_ending`."""
+        return recorded_ending(self.record("data_report.json"))
+
+    def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:
+        """What asks the model: as the options say, and where they do not, as it was trained."""
+        kwargs = options.chat_template_kwargs
+        if kwargs is None and not options.chat_template and not options.plain:
+            kwargs = self.settings.get(_NAME.chat_template_kwargs)
+        how = options.chat_template, options.plain, kwargs, options.prompt_from
+        return Prompter(tokenizer, *how, self.trained_ending)
+
+
+def find_model(name: str) -> Place:
+    """Look at what `name` is. Raises ConfigError: nothing that could be a model."""
+    where = f"{MODEL} {name}"
+    if is_preset(name):
+        raise ConfigError(f"{where}: a preset has random weights; name a trained model, a folder or a Hub id")
+    folder = Path(os.path.expanduser(name))
+    if folder.suffix == GGUF_SUFFIX and folder.is_file():
+        return Place(name, None)
+    if folder.is_file():
+        raise ConfigError(f"{where}: is a file; give the model's folder, or a GGUF file")
+    if not folder.is_dir():
+        if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
+            raise ConfigError(f"{where}: no such folder")
+        check_local(name)
+        return Place(name, None)
+    problem = export_problem(folder)
+    if problem is not None:
+        raise ConfigError(
+            f"{where}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
+            "one of its checkpoints"
+        )
+    if (folder / _ADAPTER).is_file():
+        return _adapter_place(name, folder)
+    if not (folder / "config.json").is_file() and gguf_file(name) is None:
+        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+        hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
+        raise ConfigError(f"{where}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
+    return Place(name, folder)
+
+
+def _adapter_place(name: str, folder: Path) -> Place:
+    adapter = read_object(folder / _ADAPTER)
+    base = str(adapter.get("base_model_name_or_path") or "")
+    if not base:
+        raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
+    near = folder / base
+    if near.is_dir() and not Path(base).is_dir():
+        base = str(near)
+    return Place(name, folder, base, adapter)
+
+
+def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer in the model's folder; for an adapter without one that of its base.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    disable_progress_bar()  # of loading, which begins here
+    folder = place.folder
+    own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
+    return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)
+
+
+def load_place(
+    place: Place, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions, no_lora: bool = False
+) -> tuple[nn.Module, str]:
+    """The model on the GPU, if there is one, and a phrase that describes it; of an adapter with `no_lora` its base alone.
+
+    Raises:
+        ConfigError: it cannot be loaded, or does not fit.
+    """
+    name, kind = place.base or place.name, ""
+    model: Any
+    try:
+        model = load_model(
+            name,
+            tokenizer,
+            dtype=options.dtype,
+            attn_implementation=options.attn_implementation,
+            trust_remote_code=options.trust_remote_code,
+            quantized=quantization(place.settings),
+        )
+    except ConfigError as error:
+        if place.base is None:
+            raise
+        raise ConfigError(f"the base of the adapter {place.name}: {error}") from None
+    if place.base is not None and no_lora:
+        kind = f"the base {name} alone; "
+    elif place.base is not None:
+        model = load_adapter(model, str(place.folder), f"{MODEL} {place.name}", name)
+        kind = f"adapter on {name}; "
+    model.eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    advice = f"use a smaller --{_NAME.dtype} or another --{_NAME.backend}"
+    with saying_out_of_memory(f"{MODEL} {place.name}: does not fit on this GPU; {advice}"):
+        model.to(device)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return model, f"{kind}{model.num_parameters():,} parameters, {dtype} on {device}"
+
+
+def load_generator(
+    place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False
+) -> tuple[Generator, str]:
+    """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
+    if options.backend == "vllm":
+        if place.base is None or no_lora:
+            name = place.base or place.name
+            return VllmGenerator(name, None, {}, prompter, options), "vLLM"
+        folder = str(place.folder)
+        generator = VllmGenerator(place.base, folder, place.adapter, prompter, options)
+        return generator, f"vLLM, adapter on {place.base}"
+    model, description = load_place(place, prompter.tokenizer, options, no_lora)
+    size = options.batch_size or BATCH_SIZE
+    local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
+    return local, f"{description}, batches of {size}"
