@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import getsource
 from pathlib import Path
@@ -21,6 +22,8 @@ import transformers
 from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.errors import ConfigError, DataError, RunError
+from stepjepa.evaluation.run import earlier_result
+from stepjepa.generation.output import reading_record
 from stepjepa.modeling import load
 from stepjepa.modeling.load import load_model
 from stepjepa.objectives.base import own_options
@@ -232,6 +235,35 @@ def test_a_deep_record_of_a_run_costs_no_traceback(ended, tmp_path, capsys):
     assert main(["report", str(out), "--output_file", str(tmp_path / "page.html")]) == 0
     assert main(["export", "--checkpoint", str(out / "checkpoint-4"), "--output_dir", str(tmp_path / "model")]) == 0
     assert "Traceback" not in capsys.readouterr().err and (tmp_path / "model" / "README.md").exists()
+
+
+METRICS = {"metrics": {"exact": {"kind": "accuracy", "value": 0.5, "low": 0.1, "high": 0.9, "correct": 1, "n": 2}}}
+EVALUATION = {**METRICS, "generation": {}, "rows": {"skipped": {}}}
+
+
+def damaged(record) -> Iterator[object]:
+    """The record without each of its entries, and with something else in its place."""
+    for name in record:
+        yield {key: value for key, value in record.items() if key != name}
+        for other in (None, 5, "text", [1]):
+            yield {**record, name: other}
+        if isinstance(record[name], dict):
+            for inner in damaged(record[name]):
+                yield {**record, name: inner}
+
+
+def test_a_damaged_record_of_an_evaluation_is_one_line(tmp_path):
+    assert "50.0 %" in str(earlier_result(EVALUATION, []))
+    lines = []
+    for record in damaged(EVALUATION):
+        try:
+            with reading_record(tmp_path / "metrics.json"):
+                assert isinstance(record, dict)
+                str(earlier_result(record, []))
+        except ConfigError as error:
+            lines.append(str(error))
+    assert len(lines) > 10
+    assert all("metrics.json: the record is damaged" in line and "--overwrite" in line for line in lines)
 
 
 def test_damaged_records_of_a_study_are_one_line(tmp_path):

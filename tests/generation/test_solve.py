@@ -135,6 +135,25 @@ def test_an_output_of_version_0_2_is_complete(options, run, tmp_path):
     assert run(options(), Pupil(0)).already
 
 
+def test_a_damaged_record_is_one_line(options, run, tmp_path):
+    run(options())
+    meta = tmp_path / "out.jsonl.meta.json"
+    record = json.loads(meta.read_text())
+    summaries = [None, [], {}, *({**record["summary"], name: None} for name in record["summary"])]
+    refused = []
+    for summary in summaries:
+        meta.write_text(json.dumps({**record, "summary": summary}))
+        try:
+            run(options(), Pupil(0))
+        except ConfigError as error:
+            refused.append(str(error))
+    assert len(refused) > 5 and all("the record is damaged" in line and "--overwrite" in line for line in refused)
+    for other in ({**record, "settings": 5}, {**record, "settings": [1]}, {**record, "input": None}):
+        meta.write_text(json.dumps(other))
+        with pytest.raises(ConfigError, match="is no record of this"):
+            run(options(), Pupil(0))
+
+
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
     run(options(attempts=1))
     left = rows(tmp_path / "out.unsolved.jsonl")

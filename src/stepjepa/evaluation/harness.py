@@ -26,7 +26,7 @@ from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import Prediction, record_lines
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import config_set_aside
-from stepjepa.generation.output import digest_of
+from stepjepa.generation.output import digest_of, reading_record
 from stepjepa.generation.place import load_place
 from stepjepa.utils.failures import library
 from stepjepa.utils.terminal import Bar, is_quiet
@@ -195,6 +195,7 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
                     output.finish({target: record_lines(target, answers)}, record)
                 done.already = False
             done.record[task] = record
-            done.metrics |= {f"{task} {name}": one for name, one in record["metrics"].items()}
+            with reading_record(output.paths.record):
+                done.metrics |= {f"{task} {name}": one for name, one in record["metrics"].items()}
             done.files += [target, output.paths.record]
     return done

@@ -30,7 +30,7 @@ from stepjepa.evaluation.record import softmax_size
 from stepjepa.evaluation.score import EvaluationResult, drop_unusable, generation_summary, predictions_of, summarise
 from stepjepa.evaluation.system import SystemPrompt
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
-from stepjepa.generation.output import Record, refuse_other
+from stepjepa.generation.output import Record, reading_record, refuse_other
 from stepjepa.generation.place import load_generator
 from stepjepa.generation.protocol import Request, seed_of
 from stepjepa.modeling.card import add_results
@@ -172,12 +172,13 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         losses, stored = model_metrics(names), dict[str, Any]()
         if before is not None:
             scoring = files.scoring_of(names, options)
-            if before["scoring"] == scoring:
-                return _read_result(before, [target, paths.record])
-            refuse_other(paths.record, {**before["scoring"], _NAME.metric: names}, scoring)
-            answers.take_complete(before, paths, sampling.samples)
-            if answers.losses:
-                stored = {name: before["metrics"][name] for name in losses if name in before["metrics"]}
+            with reading_record(paths.record):
+                if before["scoring"] == scoring:
+                    return earlier_result(before, [target, paths.record])
+                refuse_other(paths.record, {**before["scoring"], _NAME.metric: names}, scoring)
+                answers.take_complete(before, paths, sampling.samples)
+                if answers.losses:
+                    stored = {name: before["metrics"][name] for name in losses if name in before["metrics"]}
         # The likelihoods are stored for all of their metrics or for none.
         computed = [] if len(stored) == len(losses) else losses
         unanswered = metrics and any(number not in answers.replies for number, _ in sampling.numbered(asked))
@@ -228,9 +229,16 @@ def _scored_before(record: Path) -> list[str]:
     return metrics if isinstance(metrics, list) else []
 
 
-def _read_result(record: Record, written: list[Path]) -> EvaluationResult:
+def earlier_result(record: Record, written: list[Path]) -> EvaluationResult:
+    """The result of an evaluation that was complete before, which can be printed.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError: the record is damaged.
+    """
     parts = record["metrics"], record["generation"], record["rows"]
-    return EvaluationResult(*parts, record=record, files=written, already=True)
+    result = EvaluationResult(*parts, record=record, files=written, already=True)
+    str(result)
+    return result
 
 
 def score(

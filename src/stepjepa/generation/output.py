@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.protocol import Generator, Reply, Request
 from stepjepa.utils.files import digest, json_bytes, locked, no_links, parse_object, read_json, write_whole
@@ -49,6 +49,20 @@ def json_line(record: object) -> bytes:
 def digest_of(values: Iterable[Any]) -> str:
     """Changes with any of the values (JSON, or written as text), or their order."""
     return digest(json.dumps(value, default=str).encode() for value in values)
+
+
+@contextlib.contextmanager
+def reading_record(path: Path) -> Iterator[None]:
+    """Turn what a damaged record of complete work lacks, or holds in another form, into one line.
+
+    Raises:
+        ConfigError: in place of the error that reading it raised.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {said(error)[:100]}"
+        raise ConfigError(f"{path}: the record is damaged ({what}); {_ADVICE}") from None
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.report import skipped_lines
 from stepjepa.errors import ConfigError
 from stepjepa.generation.options import QUESTION, GenerateOptions
-from stepjepa.generation.output import Output, Paths, Record, ReplyLog, json_line
+from stepjepa.generation.output import Output, Paths, Record, ReplyLog, json_line, reading_record
 from stepjepa.generation.problems import Problem, ProblemSet, read_problems
 from stepjepa.generation.protocol import Generator, Reply, Request, mended, seed_of
 from stepjepa.utils.terminal import Bar
@@ -110,7 +110,10 @@ def generate(options: GenerateOptions) -> GenerationResult:
         return GenerationResult(summary, {solved: summary["solved"], unsolved: summary["unsolved"]}, already)
 
     if output.complete is not None:
-        return result(output.complete["summary"], already=True)
+        with reading_record(output.paths.record):
+            earlier = result(output.complete["summary"], already=True)
+            str(earlier)  # reads the rest of the record
+            return earlier
     with Bar() as bar:
         generator, description = load_generator(options, bar.say)
         log = ReplyLog(output)
