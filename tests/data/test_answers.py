@@ -76,9 +76,6 @@ def test_normalise_number(text, expected):
     ("a", "b", "expected"),
     [
         ("1/3", "0.33", False),
-        ("5 PM", "5 pm", True),
-        ("5 PM", "17:00", False),
-        ("18 dollars", "18 cents", True),
         ("Monday", r"\text{monday}.", True),
         ("3 5", "35", False),
         (None, "1", False),

@@ -159,11 +159,14 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
     return []
 
 
+_EQUATION = re.compile(r"[^\n]*=")
+
+
 def _are_labels(text: str, markers: Sequence[Marker]) -> bool:
     """Whether numbers in brackets are labels of equations, to which the text refers after them."""
     if markers[0].family != "()" or not re.search(r"\(\d{1,3}\)", text[markers[-1].end :]):
         return False
-    return all("=" in text[marker.end :].partition("\n")[0] for marker in markers)
+    return all(_EQUATION.match(text, marker.end) for marker in markers)
 
 
 def _least_indented(family: Sequence[Marker]) -> list[Marker]:
@@ -197,10 +200,11 @@ def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
         gap = marker.value > expected and last_place.get(expected, -1) < number
         if gap or marker.family == "step":
             lists[-1].append(marker)
-    longest = max(len(items) for items in lists)
-    if longest == 1 and all(marker.value == 1 for marker in family):  # 1. 1. 1., which Markdown counts up
-        return [list(family)] if len(family) > 1 else []
-    return [items for items in lists if len(items) > 1 or items[0].value == 1] if longest > 1 else []
+    if len(family) > 1 and all(marker.value == 1 for marker in family):  # 1. 1. 1., which Markdown counts up
+        return [list(family)]
+    if all(len(items) == 1 for items in lists):
+        return []
+    return [items for items in lists if len(items) > 1 or items[0].value == 1]
 
 
 # Where a list ends
@@ -299,7 +303,7 @@ def _tail(text: Text, last: Marker, ending: Sequence[Paragraph]) -> list[int]:
 def _answer_line(text: Text, last: Marker, end: int) -> list[int]:
     """A line of the last item, without a blank line before it, that gives the answer: ``#### 5``, ``Answer: 5``."""
     for match in _LABEL_LINE.finditer(text.flat, last.end, end):
-        above = text.flat[: match.start()].rpartition("\n")[2]
+        above = text.flat[text.flat.rfind("\n", 0, match.start()) + 1 : match.start()]
         if above.strip() and not text.in_block(match.start() + 1):
             return [match.start() + 1]
     return []
