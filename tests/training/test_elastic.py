@@ -17,10 +17,10 @@ from faults import kill
 from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
-from stepjepa.training.batches import EpochSampler
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import ExampleReader, Sources, StreamedExamples
+from stepjepa.training.datasets import ExampleReader, Sources, StreamedExamples
 from stepjepa.training.run_folder import Cut, ResumeRecord
+from stepjepa.training.sampling import EpochSampler
 from support.rows import step_rows, write
 from support.runs import copy_of, files_of, one_line
 from support.sharding import launch

@@ -33,7 +33,7 @@ from stepjepa.modeling.forward import causal_lm, known_layers
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.objectives.base import objective_of, trained_pairs
-from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
+from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.setup import placed_predictors
 from stepjepa.utils.files import remove_tree, write_json

@@ -297,8 +297,8 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]], method: 
     import torch.nn.functional as F
 
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.encoding import encode
-    from stepjepa.training.meter import collapse_signs
+    from stepjepa.training.datasets import encode
+    from stepjepa.training.metrics import collapse_signs
 
     own = {**method, _NAME.predictors: method[_NAME.predictors] if trainer.setup.predictor_ids else 0}
     store, _ = encode(test, tokenizer, JEPAConfig(output_dir=trainer.args.output_dir, report_to="none", **own))

@@ -333,7 +333,7 @@ def score_model(
     from stepjepa.evaluation.run import evaluate_model
     from stepjepa.generation.local import Place
     from stepjepa.modeling.load import check_finite
-    from stepjepa.training.encoding import chat_tokenizer
+    from stepjepa.training.datasets import chat_tokenizer
 
     method = JEPAOptions(**(chat or {}))
     method.check()
@@ -396,7 +396,7 @@ def _geometry(
     from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
-    from stepjepa.training.encoding import make_renderer, settings_for
+    from stepjepa.training.datasets import make_renderer, settings_for
 
     method.check()
     settings = settings_for(rows, method, max_positions(causal_lm(model)))

@@ -28,7 +28,7 @@ from stepjepa.modeling.lora import token_rows
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import Sources
+from stepjepa.training.datasets import Sources
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.summary import conclusion, start_summary
@@ -132,8 +132,8 @@ def _run(
         if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
+            write_json(output / RECORD, record)  # the first: by it the folder is known as this run's
             dump_yaml((run, trainer.args), output / "resolved.yaml")
-            write_json(output / RECORD, record)
             _write_report(trainer, output)
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}

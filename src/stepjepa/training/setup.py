@@ -26,10 +26,10 @@ from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
-from stepjepa.training.batches import DrawnExamples
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import Sources, StreamedExamples
+from stepjepa.training.datasets import Sources, StreamedExamples
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import DrawnExamples
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

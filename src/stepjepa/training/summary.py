@@ -26,7 +26,7 @@ from stepjepa.modeling.flops import batch_tokens
 from stepjepa.modeling.load import is_preset
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
-from stepjepa.training.meter import clock, meanings, short
+from stepjepa.training.display import clock, meanings, short
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.text import counted, legend
@@ -230,7 +230,7 @@ def first_batches(trainer: JEPATrainer) -> list[Batch]:
     batches: list[Batch] = []
     if args.streaming or dataset is None:
         return batches
-    draws, begin = iter(trainer._order(dataset)), time.perf_counter()
+    draws, begin = iter(trainer.order_of(dataset)), time.perf_counter()
     while len(batches) < _BATCHES and time.perf_counter() - begin < _SECONDS:
         examples = [dataset[draw] for draw in islice(draws, args.train_batch_size)]  # type: ignore[index]
         if not examples:

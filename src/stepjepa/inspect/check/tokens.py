@@ -197,7 +197,7 @@ def read_tokens(
         DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
         ConfigError: the tokenizer or the template cannot be used.
     """
-    from stepjepa.training.batches import DrawnExamples, EpochSampler
+    from stepjepa.training.sampling import DrawnExamples, EpochSampler
 
     rows, objective = texts.rows, objective_of(method)
     encoder = encoder_for(rows, tokenizer, method)

@@ -15,10 +15,10 @@ from stepjepa.data.encode import encode_dataset
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.batches import FILLER, Draw, DrawnExamples, EpochSampler, Mixture, keeps_pairs
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import ExampleReader, Sources, encode, settings_for
+from stepjepa.training.datasets import ExampleReader, Sources, encode, settings_for
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import FILLER, Draw, DrawnExamples, EpochSampler, Mixture, keeps_pairs
 from support.rows import step_rows
 from support.training import logs_of, trainer_for
 
