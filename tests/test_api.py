@@ -28,7 +28,15 @@ def test_what_is_public(monkeypatch):
         stepjepa.JEPAConfg  # noqa: B018
     monkeypatch.setattr(api, "study", lambda *args, **options: (args, options), raising=False)
     assert stepjepa.study("s.yaml", jobs=2) == (("s.yaml",), {"jobs": 2})
-    assert import_module("stepjepa.study.spec") is stepjepa.study.spec and callable(stepjepa.study)
+
+
+@pytest.mark.parametrize("name", ["inspect", "report", "study"])
+def test_a_command_is_a_function_also_where_a_package_has_its_name(name):
+    assert import_module(f"stepjepa.{name}") is sys.modules[f"stepjepa.{name}"]
+    code = (
+        f"import stepjepa; from stepjepa import {name}; from stepjepa.{name} import *; assert callable(stepjepa.{name})"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_functions_load_no_torch_before_they_are_called():

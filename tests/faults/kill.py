@@ -230,10 +230,9 @@ def step_of(checkpoint: Path | None) -> int:
 def comparable(outcome: dict[str, Any], resumed_after: int) -> dict[str, Any]:
     """An outcome without the first log entry after a step at which a run was resumed, and without losses over more than the
     steps since then."""
-    log = [entry for entry in outcome["log"] if "train_runtime" not in entry and "train_loss" not in entry]
-    covered = [entry["step"] for entry in log if "loss" in entry and entry["step"] > resumed_after]
+    covered = [entry["step"] for entry in outcome["log"] if "loss" in entry and entry["step"] > resumed_after]
     first = covered[0] if covered and resumed_after else None
-    log = [entry for entry in log if not ("loss" in entry and entry["step"] == first)]
+    log = [entry for entry in outcome["log"] if not ("loss" in entry and entry["step"] == first)]
     metrics = {name: value for name, value in outcome["metrics"].items() if name.startswith("eval_")}
     return {**outcome, "log": log, "metrics": metrics}
 

@@ -100,7 +100,7 @@ def test_the_python_trainer_trains_nothing_after_the_last_step(tmp_path, tokeniz
     options = {**options, "save_strategy": "steps", "save_steps": 2, "max_steps": 3, "lr_scheduler_type": "constant"}
     first, second = (trainer_for(tmp_path, tokenizer, rows, objective="step_jepa", **options) for _ in range(2))
     expected, found = first.train(), second.train(resume_from_checkpoint=True)
-    assert (found.global_step, found.training_loss) == (3, expected.training_loss)
+    assert found.global_step == expected.global_step == 3
     weights = dict(causal_lm(second.model).named_parameters())
     assert all(torch.equal(weights[name], value) for name, value in causal_lm(first.model).named_parameters())
     assert not (tmp_path / "out" / "checkpoint-4").exists()
@@ -242,7 +242,7 @@ def test_without_a_good_checkpoint_nothing_starts(killed, capsys):
             assert "checkpoint-4: optimizer.pt" in line and word in line
     for folder in killed.glob("checkpoint-*"):
         (folder / "manifest.json").unlink()
-        (folder / "log_state_0.pt").unlink()
+        (folder / "resume_record.json").write_text('{"settings": {}}')
     assert "written by version 0.1" in refused(capsys, killed, *CONSTANT)
 
 

@@ -51,7 +51,6 @@ from stepjepa.training.run_folder import (
     begin_checkpoint,
     loading,
     on_main,
-    recorded_steps,
     remove_checkpoint,
 )
 from stepjepa.training.setup import ModelSetup
@@ -238,16 +237,16 @@ class CheckpointedTrainer(Trainer):
             ConfigError, RunError: as `train`.
         """
         on_main(lambda: self._folder.check_checkpoints(checkpoint))
-        done, planned = (0, 0) if checkpoint is None else self.check_resumable(checkpoint)
+        state = TrainerState() if checkpoint is None else self.check_resumable(checkpoint)
         if self.at_equal_compute:
             self.args.max_steps = self.requested_steps
         if checkpoint is not None:
-            self._note_changes(checkpoint, planned)
-            if self._was_to_stop(checkpoint):
-                self.args.max_steps = done
+            self._note_changes(checkpoint, state)
+            if last_evaluation(state) and self.stop_reason(state):  # only the final model was not written
+                self.args.max_steps = state.global_step
         if isinstance(self.train_dataset, StreamedExamples):
             with loading(checkpoint):
-                self.train_dataset.resume(checkpoint, done)
+                self.train_dataset.resume(checkpoint, state.global_step)
         if self.args.should_save:
             (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
@@ -266,9 +265,9 @@ class CheckpointedTrainer(Trainer):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
         return result
 
-    def check_resumable(self, checkpoint: Path) -> tuple[int, int]:
-        """The step of a checkpoint, and how many its run was to have. With other micro-batches or another number of
-        processes `args.gradient_accumulation_steps` becomes what keeps the batch of the optimizer step.
+    def check_resumable(self, checkpoint: Path) -> TrainerState:
+        """The state of the run at a checkpoint. With other micro-batches or another number of processes
+        `args.gradient_accumulation_steps` becomes what keeps the batch of the optimizer step.
 
         Raises:
             ConfigError: its run had other settings, other data or another batch, or it has more steps than are asked for.
@@ -276,17 +275,18 @@ class CheckpointedTrainer(Trainer):
         with loading(checkpoint):
             before = ResumeRecord.read(checkpoint)
             self.args.gradient_accumulation_steps = self.resume_record.check_same(before, checkpoint)
-            done, planned = recorded_steps(checkpoint)
-            TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if done > self.requested_steps:
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            has_more = state.global_step > self.requested_steps
+        if has_more:
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {done} steps and only {self.requested_steps} are "
-                f"asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an older checkpoint"
+                f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {state.global_step} steps and only "
+                f"{self.requested_steps} are asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an "
+                "older checkpoint"
             )
-        return done, planned
+        return state
 
-    def _note_changes(self, checkpoint: Path, planned: int) -> None:
-        """Warn of what a resumed run does differently: `planned` steps are those that its checkpoint's run was to have."""
+    def _note_changes(self, checkpoint: Path, state: TrainerState) -> None:
+        """Warn of what a resumed run does differently from the one that was in this state at its checkpoint."""
         if not self.is_world_process_zero():
             return
         before, steps = ResumeRecord.read(checkpoint).cut, self.requested_steps
@@ -296,17 +296,12 @@ class CheckpointedTrainer(Trainer):
                 "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
                 *(checkpoint, before, self.cut),
             )
-        if planned != steps:
+        if state.max_steps != steps:
             logger.warning(
                 "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
                 "and of the target encoder are recomputed",
-                *(checkpoint, planned, steps),
+                *(checkpoint, state.max_steps, steps),
             )
-
-    def _was_to_stop(self, checkpoint: Path) -> bool:
-        """Whether the evaluation at a checkpoint ends the training, and only the final model was not written."""
-        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        return bool(last_evaluation(state) and self.stop_reason(state))
 
     def stop_reason(self, state: TrainerState) -> str:
         """Why the last evaluation in a log ends the training, empty where it does not."""

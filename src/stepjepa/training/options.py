@@ -99,7 +99,7 @@ class OutputOptions(Topic):
     )
     terminate_on_nan: bool = option(
         True,
-        "Stop at the first step whose loss or gradient norm is NaN or infinite. false trains on.",
+        "Stop where the loss, a logged gradient norm or the weights to be saved are NaN or infinite. false trains on.",
         OUTPUT,
         resume=True,
     )

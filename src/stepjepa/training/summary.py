@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from stepjepa.config.option import Names, options_of, unread_options
 from stepjepa.data.report import MEANINGS as DATA_WORDS
@@ -28,6 +28,7 @@ from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.display import clock, meanings, short
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
+from stepjepa.training.sampling import DrawnExamples
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.text import counted, legend
 
@@ -226,7 +227,7 @@ def mixing_lines(trainer: JEPATrainer) -> list[str]:
 
 def first_batches(trainer: JEPATrainer) -> list[Batch]:
     """The first micro-batches of the first epoch; none of a stream, which is not read before it is trained on."""
-    args, dataset = trainer.args, trainer.train_dataset
+    args, dataset = trainer.args, cast(DrawnExamples, trainer.train_dataset)
     batches: list[Batch] = []
     if args.streaming or dataset is None:
         return batches

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, TrainerControl
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
@@ -54,7 +54,7 @@ from stepjepa.training.metrics import (
     precise_dtype,
 )
 from stepjepa.training.options import RunOptions
-from stepjepa.training.sampling import EpochSampler
+from stepjepa.training.sampling import DrawnExamples, EpochSampler
 from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
 
 if TYPE_CHECKING:
@@ -271,9 +271,16 @@ class JEPATrainer(CheckpointedTrainer):
         if plugin.mixed_precision_policy is not None:  # the parts of the loss stay in float32
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
         trained_extras(inner).in_state_dict = True
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # that nothing writes to
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)
+
+    def train_from(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """See `CheckpointedTrainer`."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="FSDP2-wrapped module .* returned a view"
+            )  # that nothing writes to
+            return super().train_from(*args, **kwargs)
 
     # Order of examples
 
@@ -284,10 +291,11 @@ class JEPATrainer(CheckpointedTrainer):
         return self.train_dataset.loader(self._train_batch_size, self.data_collator)  # type: ignore[arg-type]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:  # type: ignore[override]
-        self._sampler = self.order_of(self.train_dataset if train_dataset is None else train_dataset)
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        self._sampler = self.order_of(dataset)
         return self._sampler
 
-    def order_of(self, dataset: Any) -> EpochSampler:
+    def order_of(self, dataset: DrawnExamples) -> EpochSampler:
         """The order of training; `begin_epoch` sets its epoch, whatever loaders are wrapped around it."""
         args, examples = self.args, self._train_batch_size * self.accelerator.num_processes
         seed = args.seed if args.data_seed is None else args.data_seed
