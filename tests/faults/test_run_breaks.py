@@ -216,7 +216,7 @@ def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, mo
     [
         (["--logging_steps", 3, "--track_flop"], [2]),  # between entries
         ("--logging_strategy epoch --eval_strategy epoch --max_steps -1 --num_train_epochs 2".split(), [2, 5]),
-        (["--logging_steps", 4, "--streaming", "--shuffle_buffer", 8], [2]),
+        (["--logging_steps", 2, "--streaming", "--shuffle_buffer", 8], [1]),
     ],
     ids=["steps", "epochs", "streaming"],
 )

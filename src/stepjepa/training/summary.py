@@ -134,20 +134,10 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = f", {median(speeds):,.0f} tokens/s (median of the log)" if speeds else ""
     parts: list[tuple[str, Sequence[str]]] = []
-    if trainer.args.streaming:  # only now is known what the rows hold
-        for name, report in trainer.data_reports.items():
-            if name.startswith("train"):
-                parts.append(
-                    (
-                        "data",
-                        [
-                            f"{report.source}: {report.rows_read:,} rows read",
-                            *report.row_lines(),
-                            *report.steps.lines(),
-                            *report.prompts.lines(),
-                        ],
-                    )
-                )
+    trained = [report for name, report in trainer.data_reports.items() if name.startswith("train")]
+    for report in trained if trainer.args.streaming else ():  # only now is known what the rows hold
+        read = f"{report.source}: {report.rows_read:,} rows read"
+        parts.append(("data", [read, *report.row_lines(), *report.steps.lines(), *report.prompts.lines()]))
     done = [f"{counted(trainer.state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
     if stopped:
         done.append(stopped)
@@ -157,13 +147,17 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     files = "metrics.json, run.json, data_report.json, resolved.yaml"
     parts.append(("output", [f"{output}: model and records ({files})"]))
     lines = ["", *labelled(parts)]
-    names = ("lm_loss", "jepa_loss")
-    losses = [(entry["step"], entry[name]) for entry in trainer.state.log_history for name in names if name in entry]
-    # A checkpoint keeps a loss that is not finite as None.
-    broken = next((step for step, loss in losses if loss is None or not math.isfinite(loss)), None)
-    if broken is not None:
+    losses = [
+        (entry["step"], entry[name])
+        for entry in trainer.state.log_history
+        for name in ("lm_loss", "jepa_loss")
+        if name in entry
+    ]
+    # Checkpoints up to version 0.2 keep a loss that is not finite as None.
+    broken = [step for step, loss in losses if loss is None or not math.isfinite(loss)]
+    if broken:
         lines.append(
-            f"warning: the loss is not a finite number from step {broken} on (of those in the log), so the model is of no "
+            f"warning: the loss is not a finite number from step {broken[0]} on (of those in the log), so the model is of no "
             f"use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
         )
     return "\n".join([*lines, f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})"])

@@ -237,12 +237,10 @@ class JEPATrainer(CheckpointedTrainer):
         scored = () if self.score_answers is None else getattr(self.score_answers, "metrics", None)
         if args.metric_for_best_model is None or args.eval_strategy == "no" or evaluation is None or scored is None:
             return
-        objective, known = objective_of(args), list[str]()
-        sets = {f"{key}_": f"eval_{key}" for key in evaluation} if type(evaluation) is dict else {"": "eval"}
-        for prefix, name in sets.items():
-            report = self.data_reports.get(name)
-            parts = objective.part_names if objective.makes_pairs and (report is None or report.pairs) else ()
-            known += [f"{prefix}{one}" for one in evaluation_names(parts, scored)]
+        objective = objective_of(args)
+        parts = objective.part_names if objective.makes_pairs else ()
+        prefixes = [f"{key}_" for key in evaluation] if type(evaluation) is dict else [""]
+        known = [f"{prefix}{metric}" for prefix in prefixes for metric in evaluation_names(parts, scored)]
         name = str(args.metric_for_best_model).removeprefix("eval_")
         if name not in known:
             raise ConfigError(f"{_NAME.metric_for_best_model} is {name}; an evaluation has {', '.join(known)}")
