@@ -157,8 +157,8 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     broken = [step for step, loss in losses if loss is None or not math.isfinite(loss)]
     if broken:
         lines.append(
-            f"warning: the loss is not a finite number from step {broken[0]} on (of those in the log), so the model is of no "
-            f"use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
+            f"warning: the loss is not a finite number from step {broken[0]} on (of those in the log), so the model is of "
+            f"no use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
         )
     return "\n".join([*lines, f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})"])
 
