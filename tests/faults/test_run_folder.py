@@ -18,6 +18,7 @@ from stepjepa.study import stages
 from stepjepa.study.records import StudyRunFolder, read_record
 from stepjepa.training import checkpoints as saving
 from stepjepa.training.run_folder import RunFolder
+from stepjepa.utils.files import write_manifest
 from support.rows import step_rows, write
 from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, run_here, train
 from support.training import trainer_for
@@ -211,6 +212,12 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(killed, ended, capsys, na
     said = capsys.readouterr().out
     assert f"{killed}/checkpoint-4: {name} " in said and "passed over" in said and "resumed from checkpoint-2" in said
     assert result_of(killed) == result_of(ended)
+
+
+def test_a_checkpoint_of_version_0_2_is_resumed(killed, ended):
+    (killed / "checkpoint-4" / "log_state_0.pt").write_bytes(b"the sums of the log, which nobody reads now")
+    write_manifest(killed / "checkpoint-4")
+    assert resume(killed, *CONSTANT) == 0 and result_of(killed) == result_of(ended)
 
 
 def test_every_file_of_a_checkpoint_is_watched(killed):

@@ -398,10 +398,15 @@ class CheckpointedTrainer(Trainer):
         Raises:
             ConfigError: tensors are missing, or not the model's.
         """
-        tensors = dict(cast(torch.nn.Module, self.model).named_parameters(remove_duplicate=False))
-        loaded = {id(tensor) for name, tensor in tensors.items() if name not in load_result.missing_keys}
+        model = cast(torch.nn.Module, self.model)
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        absent = set(load_result.missing_keys)
+        loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
         missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
-        problems = {"lacks": missing, "has a tensor that is not the model's:": load_result.unexpected_keys}
+        problems = {
+            "lacks": missing,
+            "has a tensor that is not the model's:": load_result.unexpected_keys,
+        }
         for problem, names in problems.items():
             if names:
                 raise ConfigError(f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one")

@@ -77,17 +77,18 @@ class LossMeter:
     def add(self, output: ForestOutput, batch: Batch) -> None:
         """Count one micro-batch."""
         source, target = output.source_states.detach(), output.target_states.detach()
-        pairs, device = source.shape[0], source.device
+        cosines = F.cosine_similarity(source.float(), target.float(), dim=-1)
         row: list[Any] = []
         for name in self.names:
             part = output.parts[name]
             self.weights[name] = part.weight
             row += [part.sum.detach(), part.count]
-        row += [pairs, F.cosine_similarity(source.float(), target.float(), dim=-1).sum()]
-        row.append(sum(rows.filled.sum() for rows in batch.every_rows))  # tokens without padding
-        new = torch.stack([torch.as_tensor(value, device=device).to(precise_dtype(device)) for value in row])
+        tokens = sum(rows.filled.sum() for rows in batch.every_rows)  # without padding
+        row += [len(source), cosines.sum(), tokens]
+        dtype = precise_dtype(source.device)
+        new = torch.stack([torch.as_tensor(value, device=source.device).to(dtype) for value in row])
         self.sums = new if self.sums is None else self.sums + new
-        if pairs and sum(len(kept) for kept in self.targets) < KEPT_TARGETS:
+        if len(source) and sum(map(len, self.targets)) < KEPT_TARGETS:
             self.targets.append(target.float())
 
     def metrics(self, makes_pairs: bool, accelerator: Accelerator) -> dict[str, float]:
@@ -128,15 +129,18 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
     Args:
         targets: (P, D) tensors.
     """
-    if sum(len(kept) for kept in targets) < 2:
+    if sum(map(len, targets)) < 2:
         return {}
-    states = F.normalize(torch.cat(targets)[:KEPT_TARGETS].cpu().double(), dim=-1)
+    kept = torch.cat(targets)[:KEPT_TARGETS].cpu().double()
+    states = F.normalize(kept, dim=-1)
     if not states.isfinite().all():
         return {"target_std": float("nan"), "effective_rank": float("nan")}
     singular = torch.linalg.svdvals(states)
     share = singular / singular.sum().clamp(min=1e-12) + 1e-12
-    spread = states.std(dim=0).square().mean().sqrt() * states.shape[1] ** 0.5
-    return {"target_std": float(spread), "effective_rank": float(torch.exp(-(share * share.log()).sum()))}
+    entropy = -(share * share.log()).sum()
+    mean_square = states.std(dim=0).square().mean()
+    spread = mean_square.sqrt() * states.shape[1] ** 0.5
+    return {"target_std": float(spread), "effective_rank": float(entropy.exp())}
 
 
 class Predictions:

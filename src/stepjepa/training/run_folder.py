@@ -343,14 +343,14 @@ class RunFolder:
         """
         if limit is None or limit < 1:
             return
-        best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
-        kept = {checkpoint.name, Path(best or "").name}
-        complete = [(n, folder) for n, folder in self._numbered() if _is_own(folder) and (folder / MANIFEST).exists()]
-        newest = next(number for number, folder in complete if folder.name == checkpoint.name)
-        others = sorted((n <= newest, n, folder) for n, folder in complete if folder.name not in kept)
-        room = max(limit - (len(complete) - len(others)), 0)
-        for _, _, folder in others[: max(len(others) - room, 0)]:
-            remove_checkpoint(folder)
+        complete = {folder.name: step for step, folder in self._numbered() if _is_complete(folder)}
+        best = read_json(checkpoint / _STATE).get("best_model_checkpoint") or ""
+        written = complete[checkpoint.name]
+        others = complete.keys() - {checkpoint.name, Path(best).name}
+        by_age = sorted(others, key=lambda name: (complete[name] <= written, complete[name]))
+        surplus = min(len(complete) - limit, len(others))
+        for name in by_age[: max(surplus, 0)]:
+            remove_checkpoint(self.path / name)
 
     def _holds(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is an entry of this folder, which may be a link to elsewhere."""
@@ -410,6 +410,11 @@ def on_main(work: Callable[[], T]) -> T:
 def _is_old(folder: Path) -> bool:
     """Whether version 0.1 wrote a checkpoint, which has another record and no manifest."""
     return (folder / _STATE).exists() and "cut" not in read_object(folder / RESUME_RECORD)
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a run of this library has written all of a checkpoint, which is not a link to elsewhere."""
+    return _is_own(folder) and (folder / MANIFEST).exists()
 
 
 def _is_incomplete(folder: Path) -> bool:

@@ -66,11 +66,16 @@ def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
     plain = RunOptions()
     changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
     lines = []
-    for name, files in ((_NAME.dataset_split, run.train_file or []), (_NAME.eval_split, [run.eval_file])):
-        local = [one for one in files if one and Path(one).suffix.lower() in FILE_SUFFIXES and Path(one).is_file()]
-        if name in changed and any(files) and len(local) == len(files):
+    splits = {_NAME.dataset_split: run.train_file, _NAME.eval_split: [run.eval_file] if run.eval_file else []}
+    for name, files in splits.items():
+        if name in changed and files and all(map(_is_local, files)):
             lines.append(f"--{name} has no effect: the files have no splits")
     return [*lines, *map(str, unread_options(run, changed))]
+
+
+def _is_local(file: str) -> bool:
+    """Whether it is a file of rows here, and not a data set of the Hub."""
+    return Path(file).suffix.lower() in FILE_SUFFIXES and Path(file).is_file()
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
@@ -178,16 +183,19 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
 
 def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
     """What the words of the summary, which is `said` by then, and of the log that follows mean."""
-    objective, options = trainer.setup.objective, options_of(JEPAOptions)
-    given = {"K": _NAME.predictors, str(trainer.args.jepa_loss): _NAME.jepa_loss}
-    given |= {name: name for name in (_NAME.views, _NAME.forward)}
-    helps = {word: re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ") for word, name in given.items()}
-    known = {**DATA_WORDS, **{word: text[:1].lower() + text[1:] for word, text in helps.items()}, **POSITIONS}
+    options = options_of(JEPAOptions)
+    named = {"K": _NAME.predictors, str(trainer.args.jepa_loss): _NAME.jepa_loss}
+    named |= {name: name for name in (_NAME.views, _NAME.forward)}
+    known = dict(DATA_WORDS)
+    for word, name in named.items():
+        # The first sentence of an option's help, which may begin with the word itself.
+        text = re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ")
+        known[word] = text[:1].lower() + text[1:]
+    known |= POSITIONS
     said = said.replace(f"{trainer.args.predictor_head} head", "")  # which is not the output head
     printed = {word: text for word, text in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
-    return printed | meanings(
-        objective.makes_pairs, trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
-    )
+    evaluates, compares = trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
+    return printed | meanings(trainer.setup.objective.makes_pairs, evaluates, compares)
 
 
 def rate_line(args: JEPAConfig, run: RunOptions) -> str:
@@ -237,12 +245,15 @@ def first_batches(trainer: JEPATrainer) -> list[Batch]:
 def steps_line(trainer: JEPATrainer) -> str:
     """``1,000 of 32 examples (8 x 2 accumulated x 2 processes), 4.3 epochs``."""
     args, cut = trainer.args, trainer.cut
-    batch, how = cut.batch, f" ({cut})" if cut.batch > cut.size else ""
+    size = f"{cut.batch:,} examples"
+    if cut.batch > cut.size:
+        size += f" ({cut})"
     if args.streaming:
-        return f"{args.max_steps:,} of {batch:,} examples{how}"
+        return f"{args.max_steps:,} of {size}"
+    dataset: Any = trainer.train_dataset
     steps = trainer.requested_steps
-    epochs = f"{steps * batch / len(trainer.train_dataset):.3g}"  # type: ignore[arg-type]
-    return f"{steps:,} of {batch:,} examples{how}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
+    epochs = f"{steps * cut.batch / len(dataset):.3g}"
+    return f"{steps:,} of {size}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 
 def tokens_line(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:

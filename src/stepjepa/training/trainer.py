@@ -235,7 +235,8 @@ class JEPATrainer(CheckpointedTrainer):
             ConfigError: see above.
         """
         scored = () if self.score_answers is None else getattr(self.score_answers, "metrics", None)
-        if args.metric_for_best_model is None or args.eval_strategy == "no" or evaluation is None or scored is None:
+        evaluates = args.eval_strategy != "no" and evaluation is not None
+        if args.metric_for_best_model is None or not evaluates or scored is None:
             return
         objective = objective_of(args)
         parts = objective.part_names if objective.makes_pairs else ()
@@ -295,12 +296,17 @@ class JEPATrainer(CheckpointedTrainer):
 
     def order_of(self, dataset: DrawnExamples) -> EpochSampler:
         """The order of training; `begin_epoch` sets its epoch, whatever loaders are wrapped around it."""
-        args, examples = self.args, self._train_batch_size * self.accelerator.num_processes
-        seed = args.seed if args.data_seed is None else args.data_seed
-        strategy = args.train_sampling_strategy
-        lengths = dataset.lengths if strategy == "group_by_length" else None
-        multiple, window = 1 if args.dataloader_drop_last else examples, examples * args.gradient_accumulation_steps
-        return EpochSampler(dataset.mixture, multiple, seed, strategy != "sequential", lengths, window)
+        args = self.args
+        examples = self._train_batch_size * self.accelerator.num_processes
+        by_length = args.train_sampling_strategy == "group_by_length"
+        return EpochSampler(
+            dataset.mixture,
+            multiple=1 if args.dataloader_drop_last else examples,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            shuffle=args.train_sampling_strategy != "sequential",
+            lengths=dataset.lengths if by_length else None,
+            window=examples * args.gradient_accumulation_steps,
+        )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
@@ -384,9 +390,11 @@ class JEPATrainer(CheckpointedTrainer):
         """As the Trainer's, the loss, (); after the last backward pass of an optimizer step its gradients are compared."""
         loss = super().training_step(*args, **kwargs)
         self._watch.add(self.state.global_step + 1, loss)
-        if self._gradients is not None and self.accelerator.sync_gradients:
+        gradients = self._gradients
+        if gradients is not None and self.accelerator.sync_gradients:
             lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
-            self._cosines, self._gradients = self._gradients.cosines(lbd, self.accelerator), None
+            self._cosines = gradients.cosines(lbd, self.accelerator)
+            self._gradients = None
         return loss
 
     def end_step(self, control: TrainerControl) -> None:
