@@ -139,10 +139,14 @@ def _about() -> dict[str, dict[str, Any]]:
     packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "datasets")
     devices = {"cpu": f"{torch.get_num_threads()} threads"}
     for number in range(torch.cuda.device_count()):
-        free, total = (f"{size / 2**30:.1f}" for size in torch.cuda.mem_get_info(number))
-        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {free} of {total} GiB free"
-    machine = circumstances(None, torch.device("cpu"))["machine"]
-    return {"versions": {name: version(name) for name in packages}, "machine": machine, "devices": devices}
+        free, total = torch.cuda.mem_get_info(number)
+        memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {memory}"
+    return {
+        "versions": {name: version(name) for name in packages},
+        "machine": circumstances(None, torch.device("cpu"))["machine"],
+        "devices": devices,
+    }
 
 
 class _EnoughSteps(TrainerCallback):

@@ -208,9 +208,13 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     plain = JEPAOptions(objective=options.objective, objective_options=options.objective_options)
     plain.check()
     changed = {name for name in given if hasattr(plain, name) and getattr(options, name) != getattr(plain, name)}
-    idle = idle_options(find_objective(options.objective)(options))
-    found = [Unread(name, f"with objective {options.objective}") for name in options_of(JEPAOptions) if name in idle]
-    unread = [one for one in found if one.name in changed]
+    objective = find_objective(options.objective)(options)
+    idle = idle_options(objective)
+    unread = [
+        Unread(name, f"with objective {options.objective}")
+        for name in options_of(JEPAOptions)
+        if name in idle and name in changed
+    ]
     unread += unread_options(options, changed - idle)
     if options.control == "random" and options.target_encoder == "ema" and objective_of(options).makes_pairs:
         unread.append(Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used"))

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -190,12 +191,19 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
 
 def _check_not_inside(output: Path, run: RunOptions) -> None:
     """Refuse to overwrite a folder that the run reads from."""
-    files = [(_NAME.train_file, path) for path in run.train_file or ()]
-    for name, path in [(_NAME.model_name, run.model_name), (_NAME.eval_file, run.eval_file), *files]:
-        if path and Path(path).exists() and output.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
-            raise ConfigError(
-                f"--{_NAME.overwrite_output_dir}: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
-            )
+    folder = output.resolve()
+    inputs: dict[str, Sequence[str | None]] = {
+        _NAME.model_name: [run.model_name],
+        _NAME.eval_file: [run.eval_file],
+        _NAME.train_file: run.train_file or (),
+    }
+    for name, paths in inputs.items():
+        for path in paths:
+            if path and Path(path).exists() and Path(path).resolve().is_relative_to(folder):
+                raise ConfigError(
+                    f"--{_NAME.overwrite_output_dir}: --{name} {path} lies in {output}, which would be cleared; write "
+                    "elsewhere"
+                )
 
 
 def make_trainer(
