@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepjepa.inspect.check import check
     from stepjepa.inspect.view import inspect
     from stepjepa.modeling.export import Export
-    from stepjepa.report import report
+    from stepjepa.report.run import report
     from stepjepa.study.demo import DemoResult
     from stepjepa.study.run import StudyResult
     from stepjepa.training.config import JEPAConfig
@@ -53,7 +53,7 @@ __all__ = [
 T = TypeVar("T")
 
 # Functions that are public as they are, and their modules.
-_HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view", "report": "stepjepa.report"}
+_HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view", "report": "stepjepa.report.run"}
 
 
 def __getattr__(name: str) -> Any:
@@ -365,7 +365,7 @@ def demo(**options: Any) -> DemoResult:
         ConfigError: the folder holds something.
         StepJepaError: an arm failed.
     """
-    from stepjepa.report import report
+    from stepjepa.report.run import report
     from stepjepa.study.demo import DemoOptions
 
     checked = _options(DemoOptions, options)
