@@ -32,7 +32,8 @@ from stepjepa.modeling.card import collapse_words
 from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options, trained_pairs
 from stepjepa.report import charts, reading
 from stepjepa.report.reading import STALE, Found, Reader, Run, Study, number, table
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 

@@ -243,8 +243,8 @@ def run_arm(arm: str, options: DemoOptions) -> None:
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.generation.local import generate_batch
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.options import RunOptions
     from stepjepa.training.run import run_training
+    from stepjepa.training.run_options import RunOptions
 
     disable_progress_bar()
     output = Path(options.output_dir)

@@ -29,8 +29,9 @@ from stepjepa.errors import ConfigError, DataError, StepJepaError
 from stepjepa.objectives.base import JEPA
 from stepjepa.study.records import CIRCUMSTANCES, StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Evaluation, Study, Values
-from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
+from stepjepa.training.run_options import TrainerOptions
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error, print_text

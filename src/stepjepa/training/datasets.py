@@ -19,7 +19,8 @@ from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamSt
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import TrainerOptions
 from stepjepa.training.sampling import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator
 from stepjepa.utils.files import read_json, write_json
 

@@ -27,7 +27,8 @@ from stepjepa.modeling.load import is_preset
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.display import clock, meanings, short
-from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
+from stepjepa.training.options import JEPAOptions, loss_line, without_effect
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.sampling import DrawnExamples
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.text import counted, legend

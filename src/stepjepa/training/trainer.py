@@ -53,7 +53,7 @@ from stepjepa.training.metrics import (
     over_processes,
     precise_dtype,
 )
-from stepjepa.training.options import RunOptions
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.sampling import DrawnExamples, EpochSampler
 from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
 
