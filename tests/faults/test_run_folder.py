@@ -102,6 +102,7 @@ def test_the_python_trainer_trains_nothing_after_the_last_step(tmp_path, tokeniz
     first, second = (trainer_for(tmp_path, tokenizer, rows, objective="step_jepa", **options) for _ in range(2))
     expected, found = first.train(), second.train(resume_from_checkpoint=True)
     assert found.global_step == expected.global_step == 3
+    assert expected.metrics["train_loss"] > 1 and "train_loss" not in found.metrics
     weights = dict(causal_lm(second.model).named_parameters())
     assert all(torch.equal(weights[name], value) for name, value in causal_lm(first.model).named_parameters())
     assert not (tmp_path / "out" / "checkpoint-4").exists()

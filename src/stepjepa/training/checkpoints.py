@@ -261,6 +261,9 @@ class CheckpointedTrainer(Trainer):
             self._view.close()
             self.remove_callback(loads)
             self.args.eval_on_start = evaluates
+        if self.state.global_step == state.global_step:  # of no step there is no mean loss
+            for record in (result.metrics, self.state.log_history[-1]):
+                record.pop("train_loss", None)
         self._check_finite()
         if not self._watch.broken_step and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
