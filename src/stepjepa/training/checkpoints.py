@@ -238,6 +238,7 @@ class CheckpointedTrainer(Trainer):
             ConfigError, RunError: as `train`.
         """
         on_main(lambda: self._folder.check_checkpoints(checkpoint))
+        # First what must be known before the Trainer loads anything: that it may resume, and how many steps it takes.
         state = TrainerState() if checkpoint is None else self.check_resumable(checkpoint)
         if self.at_equal_compute:
             self.args.max_steps = self.requested_steps
@@ -253,7 +254,7 @@ class CheckpointedTrainer(Trainer):
         self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
         loads, evaluates = LoadedCheckpoints(checkpoint), self.args.eval_on_start
         self.add_callback(loads)
-        self.args.eval_on_start = evaluates and checkpoint is None
+        self.args.eval_on_start = evaluates and checkpoint is None  # the start of a resumed run was its own
         try:
             with loading(checkpoint, lambda: not loads.loaded):
                 result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)

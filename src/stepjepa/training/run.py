@@ -110,6 +110,7 @@ def _run(
     rules = [name for name, value in run.stop_rules.items() if value is not None]
     if rules and (config.eval_strategy == "no" or not config.metric_for_best_model):
         raise ConfigError(f"--{rules[0]} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
+    # Whether the run may go on is known once its data and model are read; until then nothing is written.
     trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None:
@@ -136,6 +137,7 @@ def _run(
             write_json(output / RECORD, record)  # the first: by it the folder is known as this run's
             dump_yaml((run, trainer.args), output / "resolved.yaml")
             _write_report(trainer, output)
+    # Train, evaluate, export; `metrics.json` comes last, and with it the run is complete.
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:

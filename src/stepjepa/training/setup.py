@@ -91,6 +91,7 @@ def set_up_model(
     if inner is not model and tokenizer is not None:
         warn_of_untrained(model, tokenizer, options.chat_template_kwargs)
     own_configs(inner)
+    # Rows, head and modules are drawn by the seed alone, whatever was drawn before.
     vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
     if objective.predictors:
         names = predictor_names(1 if options.same_predictor else objective.predictors, objective.groups)

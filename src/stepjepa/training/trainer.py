@@ -156,6 +156,7 @@ class JEPATrainer(CheckpointedTrainer):
             )
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
+        # The model and its tokenizer, which a name brings along.
         name = str(model) if isinstance(model, (str, os.PathLike)) else None
         trained: Any = model
         adapter = peft_config is not None or hasattr(model, "get_base_model")
@@ -176,6 +177,7 @@ class JEPATrainer(CheckpointedTrainer):
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(trained)
+        # The data, which decides what a metric for the best model may be.
         vocabulary = vocabulary_size(causal_lm(trained))
         check_vocabulary(processing_class, vocabulary, name or "the model")
         reader = self._reader = ExampleReader(processing_class, args, max_positions(trained), vocabulary)
@@ -186,10 +188,11 @@ class JEPATrainer(CheckpointedTrainer):
         if kwargs.get("compute_metrics") is None:  # whose names are not known
             self._check_best_metric(args, evaluation)
         warn_beyond_positions(causal_lm(trained), reader.reports, args)
+        # What training adds to the model, tried on the device where it trains.
         device = args.device.type
         launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
         if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
-            trained.to(args.device)  # as the Trainer will: the start-up trial is run where the model trains
+            trained.to(args.device)  # as the Trainer will
         trained, self.setup = set_up_model(trained, args, args.seed, device, peft_config, processing_class)
         if args.keep_predictors:
             check_keeps_predictors(trained, processing_class)
@@ -530,6 +533,7 @@ class JEPATrainer(CheckpointedTrainer):
                 with torch.no_grad(), self.accelerator.autocast():
                     output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
                     meter.add(output, inputs)
+                    # What `compute_metrics` and `predict` get; a run without them asks for no ids.
                     if predictions is not None and output.predicted_ids is not None:
                         predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
                 self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
