@@ -323,8 +323,9 @@ class JEPATrainer(CheckpointedTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | None]:
-        """The micro-batches of one optimizer step and what each part of their loss is divided by, (parts,); none where the
-        training is to stop, as a run that is resumed at its last step: the Trainer asks after a step only."""
+        """The micro-batches of one optimizer step, from the collator, and what each of the L parts of their loss is divided
+        by, (L,); none where the training is to stop, as a run that is resumed at its last step: the Trainer asks after a
+        step only."""
         if self.control.should_training_stop:
             return [], None
         batches = list(islice(epoch_iterator, num_batches))
