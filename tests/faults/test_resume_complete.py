@@ -86,18 +86,10 @@ def other_tensors(change):
 
 CONTENTS = {
     "record": ("resume_record.json", other_json(lambda record: record.update(cut=5))),
-    "settings": ("resume_record.json", other_json(lambda record: record.update(settings=[1]))),
-    "no step": ("trainer_state.json", other_json(lambda record: record.pop("global_step"))),
     "step is text": ("trainer_state.json", other_json(lambda record: record.update(global_step="four"))),
-    "state": ("trainer_state.json", other_json(lambda record: record.update(what=1))),
     "tensor lost": ("model.safetensors", other_tensors(lambda tensors, name: tensors.pop(name))),
-    "tensor too many": (
-        "model.safetensors",
-        other_tensors(lambda tensors, name: tensors.update(more=tensors[name] * 1)),
-    ),
     "tensor cut": ("model.safetensors", other_tensors(lambda tensors, name: tensors.update({name: tensors[name][:1]}))),
     "predictors": ("predictors.safetensors", other_tensors(lambda tensors, name: tensors.pop(name))),
-    "no optimizer": ("optimizer.pt", lambda path: torch.save({}, path)),
     "scheduler": ("scheduler.pt", lambda path: path.write_bytes(b"words")),
     "generators": ("rng_state.pth", lambda path: torch.save({"python": 1}, path)),
 }
