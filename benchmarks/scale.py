@@ -33,7 +33,7 @@ from workload import read_chats, write_source
 
 from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.modeling.load import PRESETS, load_tokenizer
-from stepjepa.training.encoding import encode
+from stepjepa.training.datasets import encode
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 REGULAR: dict[str, Any] = {"objective": "regular"}

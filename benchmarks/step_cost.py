@@ -34,7 +34,7 @@ from workload import MAX_LENGTH, OBJECTIVES, TEMPLATES, Workload, load_workload,
 
 from stepjepa import JEPAConfig
 from stepjepa.forest.layout import build_forest, plan_rows
-from stepjepa.training.encoding import encode
+from stepjepa.training.datasets import encode
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MEMORY_STEPS = 2

@@ -17,8 +17,8 @@ from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.analysis.plots import legend_below, look, new_figure
 from stepjepa.data.tasks import generate_split, make_task
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.training.encoding import encode
-from stepjepa.training.meter import collapse_signs
+from stepjepa.training.datasets import encode
+from stepjepa.training.metrics import collapse_signs
 
 EASY = make_task("arithmetic", max_steps=3)
 STEPS, BATCH, HELD_OUT, EVERY = 200, 8, 128, 20

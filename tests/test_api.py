@@ -21,14 +21,21 @@ def test_options_by_name(name):
         getattr(stepjepa, name)(*given, overwrite_output_dirr=True)
 
 
-def test_what_is_public(monkeypatch):
+def test_what_is_public():
     public = {"JEPAConfig", "JEPATrainer", "RowView", "__version__", "show_row"}
     assert set(stepjepa.__all__) == {*public, *COMMANDS, "compare"} == {*public, *api.__all__} <= set(dir(stepjepa))
     with pytest.raises(AttributeError, match="no attribute 'JEPAConfg'"):
         stepjepa.JEPAConfg  # noqa: B018
-    monkeypatch.setattr(api, "study", lambda *args, **options: (args, options), raising=False)
-    assert stepjepa.study("s.yaml", jobs=2) == (("s.yaml",), {"jobs": 2})
-    assert import_module("stepjepa.study.spec") is stepjepa.study.spec and callable(stepjepa.study)
+    assert all(getattr(stepjepa, name) is getattr(api, name) for name in api.__all__)
+
+
+@pytest.mark.parametrize("name", ["inspect", "report", "study"])
+def test_a_command_is_a_function_also_where_a_package_has_its_name(name):
+    assert import_module(f"stepjepa.{name}") is sys.modules[f"stepjepa.{name}"]
+    code = (
+        f"import stepjepa; from stepjepa import {name}; from stepjepa.{name} import *; assert callable(stepjepa.{name})"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_functions_load_no_torch_before_they_are_called():

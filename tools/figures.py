@@ -47,7 +47,8 @@ _WORDS = re.compile(r"[a-z0-9_]+(\s+[a-z0-9_]+)+\s*")
 _STRUCTURE = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
 _NODES = (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.BinOp, ast.Compare)
 _DENSE_LINES, _DENSE_NODES = 6, 7.0
-_NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}  # public, in spite of their underscore
+# Documented, in spite of their underscore: of named tuples, and `os._exit`.
+_PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_exit"}
 
 
 @dataclass
@@ -164,7 +165,7 @@ def doubled_classes(sources: list[Source]) -> list[str]:
 
 def is_private(name: str) -> bool:
     """Whether a name has one underscore in front."""
-    return name.startswith("_") and not name.startswith("__") and name not in {"_", *_NAMED_TUPLE}
+    return name.startswith("_") and not name.startswith("__") and name not in {"_", *_PUBLIC}
 
 
 def defined_names(nodes: list[ast.AST]) -> set[str]:

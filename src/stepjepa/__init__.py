@@ -1,13 +1,13 @@
 """Train language models with joint-embedding predictive objectives (JEPA).
 
-Importing the package loads no torch. Its names are imported from their modules when first used.
+Importing the package loads no torch. Its names are imported from their modules when first used. `stepjepa.inspect`,
+`stepjepa.report` and `stepjepa.study` are functions, as for every other command; the packages of these names are imported
+from: ``from stepjepa.study import spec``.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.api import __all__ as _functions
@@ -28,12 +28,15 @@ _HOMES = {
     "RowView": "stepjepa.inspect.view",
     "show_row": "stepjepa.inspect.view",
 }
-_PACKAGES = ("inspect", "report", "study")  # with the name of a command
+
+# Python makes a package an attribute of this one when it is first imported. That is now, so that it is not in the place of
+# the function later.
+for _name in ("inspect", "report", "study"):
+    import_module(f"stepjepa.{_name}")
+    globals().pop(_name, None)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"stepjepa.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -43,22 +46,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Command(ModuleType):
-    """A package with the name of a command, which can be called: ``stepjepa.study(...)`` is `stepjepa.api.study`."""
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return getattr(import_module("stepjepa.api"), self.__name__.rpartition(".")[2])(*args, **options)
-
-
-class _Package(ModuleType):
-    """This package: the import system sets a subpackage as its attribute, which becomes callable where it is a command."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and name in _PACKAGES:
-            value.__class__ = _Command
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -110,7 +110,7 @@ def test_singular_values_and_their_rank():
     """Against SciPy and, centred, scikit-learn. Shares 3/4 and 1/4: entropy .5623, exp 1.7548; the rank is the log's."""
     import torch
 
-    from stepjepa.training.meter import collapse_signs as logged
+    from stepjepa.training.metrics import collapse_signs as logged
 
     rows = states(60, 12, cone=3.0)
     assert singular_values(rows) == pytest.approx(linalg.svdvals(rows.astype(np.float64)))

@@ -11,7 +11,7 @@ from stepjepa.analysis.prediction import prediction_errors, walks_of
 from stepjepa.analysis.states import States, Walks, load_states, read_states, save_states
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import TwoPassCollator
-from stepjepa.training.encoding import make_renderer, settings_for
+from stepjepa.training.datasets import make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions
 from support.models import tiny_model
 from support.rows import step_rows

@@ -45,8 +45,7 @@ def test_settings_are_tried_and_trained(only, capsys):
     assert flex["speed"] is None and min(one["speed"] for one in (default, short, eager)) > 0
     assert default["lm_loss"] == pytest.approx(eager["lm_loss"], rel=1e-4)
     assert 0 < abs(default["lm_loss"] - short["lm_loss"]) < 0.01 * default["lm_loss"]
-    model = 4 * 4 * (512 * 96 + 3 * (4 * 96**2 + 3 * 96 * 256)) / 2**20  # weights, gradients, two moments
-    assert model < default["mebibytes"] < eager["mebibytes"] < 20 * model
+    assert default["mebibytes"] is None  # memory is that of a GPU
     assert found["recommended"].startswith("stepjepa train --train_file FILE --model_name tiny")
 
 

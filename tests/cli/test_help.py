@@ -11,7 +11,8 @@ import pytest
 
 from stepjepa.cli.main import COMMANDS, main
 from stepjepa.config.option import options_of
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import RunOptions, TrainerOptions
 from support.reports import write_run
 
 

@@ -204,8 +204,8 @@ def test_what_stands_in_the_folder_is_safe(tmp_path, capsys, refused):
 def test_a_run_killed_before_its_first_checkpoint_may_start_again(tmp_path, capsys):
     out = tmp_path / "out"
     (out / "checkpoint-1").mkdir(parents=True)
-    for name in ("resolved.yaml", "run.json", "data_report.json"):
-        (out / name).write_text("{}")
+    (out / "run.json").write_text('{"steps": 2}')
+    (out / "resolved.yaml").write_text("{}")
     assert train(tmp_path, "--resume_from_checkpoint", "true") == 0
     assert "no checkpoint to resume from; starting at step 0" in capsys.readouterr().out
 

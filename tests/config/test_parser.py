@@ -9,7 +9,7 @@ from stepjepa.config.parser import StrictParser, build
 from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.check import CheckOptions
-from stepjepa.report import ReportOptions
+from stepjepa.report.run import ReportOptions
 from stepjepa.training.options import JEPAOptions
 from support.options import ALIASES, Color, Options, Trainer
 

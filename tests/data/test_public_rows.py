@@ -15,7 +15,7 @@ from stepjepa.data.prepare.formats import read_example, recognise
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.report import DataReport
 from stepjepa.errors import DataError, RowError
-from stepjepa.training.encoding import encode as encode_for_training
+from stepjepa.training.datasets import encode as encode_for_training
 from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of
 from support.rows import write

@@ -312,7 +312,7 @@ FLAGS = [
     ),
     (
         "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",
-        "training.options:RunOptions",
+        "training.run_options:RunOptions",
         "debug_level",
     ),
 ]

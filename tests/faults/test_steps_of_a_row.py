@@ -12,7 +12,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
-from stepjepa.training.encoding import encode, settings_for
+from stepjepa.training.datasets import encode, settings_for
 from stepjepa.training.options import JEPAOptions
 from support.encoding import views_of
 from support.rows import lines, write
@@ -254,7 +254,7 @@ def test_several_turns_thoughts_and_introductions(bpe_tokenizer):
 
 def test_files_streams_and_caches_give_the_same_steps(tmp_path, bpe_tokenizer):
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.encoding import ExampleReader, Sources
+    from stepjepa.training.datasets import ExampleReader, Sources
 
     own = [chat(NUMBERED, steps=TWO_OF_THREE)] * 3
     files = [write(tmp_path / "own.jsonl", own), write(tmp_path / "items.jsonl", [chat(ITEMS)] * 3)]

@@ -11,9 +11,9 @@ from stepjepa.inspect.record import FIELDS
 from stepjepa.inspect.rows import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.batches import Draw, DrawnExamples
-from stepjepa.training.encoding import encode
+from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import Draw, DrawnExamples
 from stepjepa.training.setup import ModelSetup, make_collator
 from support.rows import step_rows, write
 

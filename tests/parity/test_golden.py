@@ -12,7 +12,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import encode
+from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
 
 

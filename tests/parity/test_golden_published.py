@@ -66,7 +66,7 @@ def test_gradients(golden, trainer_for):
         gamma, lbd = weights[case["what"]]
         trainer = trainer_for("llm_jepa", views="standalone", predictors=1, gamma=gamma, lbd=lbd, last_token=-2)
         batch = trainer.data_collator(list(trainer.eval_dataset.store))
-        counts = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
+        counts = trainer._step_counts([batch])
         # The reference labels are the answer without its end of turn: 74 of our 82 labelled tokens.
         ids = trainer.processing_class.convert_tokens_to_ids("<|eot_id|>")
         kept = batch.label_ids != ids

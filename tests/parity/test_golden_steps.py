@@ -4,7 +4,7 @@ import json
 
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
-from stepjepa.training.encoding import settings_for
+from stepjepa.training.datasets import settings_for
 from stepjepa.training.options import JEPAOptions
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from stepjepa.data.types import Example
 from stepjepa.losses import lm
-from stepjepa.training.encoding import encode
+from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
 from support.objectives import SEED, Run, assert_same_direction_and_size, gradient, in_one_row, losses, name_of, prepare
 from support.rows import step_rows

@@ -6,9 +6,9 @@ import os
 import random
 import re
 
-from stepjepa.report import chosen, cut, report_page, settings_table
 from stepjepa.report.charts import duration, mean_points
 from stepjepa.report.reading import read_folders
+from stepjepa.report.run import chosen, cut, report_page, settings_table
 from support.pages import Reader
 from support.reports import (
     TABLES,

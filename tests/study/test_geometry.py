@@ -14,7 +14,7 @@ from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.reading import read_study
 from stepjepa.study.stages import GEOMETRY, score_model
 from stepjepa.study.tree import parse_tree
-from stepjepa.training.encoding import encode
+from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
 from support.encoding import views_of
 from support.rows import step_rows, write

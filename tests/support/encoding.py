@@ -11,7 +11,7 @@ from stepjepa.data.encode import EncodeOptions, TokenChat
 from stepjepa.data.steps import StepRules, StepSplitter
 from stepjepa.data.types import Example, PairsFound, Turn
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import settings_for
+from stepjepa.training.datasets import settings_for
 from stepjepa.training.options import JEPAOptions
 
 

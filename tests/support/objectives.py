@@ -12,9 +12,9 @@ from stepjepa.forest.collate import ForestCollator
 from stepjepa.modeling.extras import TargetEncoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
-from stepjepa.training.batches import Draw, DrawnExamples
-from stepjepa.training.encoding import encode
+from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import Draw, DrawnExamples
 from stepjepa.training.setup import ModelSetup, make_collator, set_up_model
 from support.models import tiny_model
 from support.rows import step_rows

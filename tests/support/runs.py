@@ -51,10 +51,12 @@ def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Weights, metrics and log of a finished run, without times and speeds."""
+    """Weights, metrics and log of a finished run, without times, speeds and its mean loss, which covers the steps since a
+    resume."""
 
     def timeless(entry: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in entry.items() if "runtime" not in name and "per_second" not in name}
+        varying = ("runtime", "per_second", "train_loss")
+        return {name: value for name, value in entry.items() if not any(word in name for word in varying)}
 
     record = json.loads((folder / "metrics.json").read_text(), parse_constant=lambda word: f"no JSON: {word}")
     return {

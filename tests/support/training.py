@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from stepjepa.data.types import Batch
-from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.sampling import Draw
 from stepjepa.training.trainer import JEPATrainer
 from support.models import tiny_model
 from support.rows import step_rows

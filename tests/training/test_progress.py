@@ -15,7 +15,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from stepjepa.cli.main import main
-from stepjepa.training.meter import RunDisplay, clock, short
+from stepjepa.training.display import RunDisplay, clock, short
 from stepjepa.utils.terminal import only_results
 from support.rows import step_rows, write
 

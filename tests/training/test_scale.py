@@ -13,7 +13,7 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 from stepjepa.modeling.flops import KINDS
-from stepjepa.training.meter import lbd_at
+from stepjepa.training.loss import lbd_at
 from stepjepa.training.options import JEPAOptions
 from support.rows import step_rows, write
 from support.sharding import launch

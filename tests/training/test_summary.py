@@ -10,7 +10,7 @@ import pytest
 from stepjepa.modeling.flops import batch_tokens
 from stepjepa.modeling.load import load_model
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import RunOptions
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.summary import (
     checkpoints_line,
     conclusion,

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
-from stepjepa.training.batches import Draw
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.sampling import Draw
 from stepjepa.training.trainer import JEPATrainer
 from support.models import tiny_model
 from support.rows import step_rows

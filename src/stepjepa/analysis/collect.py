@@ -39,7 +39,7 @@ from stepjepa.generation.place import Place, find_model
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import make_renderer, settings_for
+from stepjepa.training.datasets import make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.utils.files import remove_tree, write_json
 from stepjepa.utils.terminal import Bar, show_log

@@ -21,7 +21,7 @@ from stepjepa.generation.place import Place, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_names, trained_extras
 from stepjepa.modeling.forward import causal_lm, known_layers
 from stepjepa.objectives.base import objective_of, trained_pairs
-from stepjepa.training.encoding import chat_tokenizer
+from stepjepa.training.datasets import chat_tokenizer
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.training.setup import placed_predictors
 

@@ -8,13 +8,12 @@ example: stepjepa doctor --model_name mini --data train.jsonl
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 
 from stepjepa.api import doctor
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
-from stepjepa.training.options import DoctorOptions
+from stepjepa.training.run_options import DoctorOptions
 from stepjepa.utils.terminal import print_json, print_text
 
 
@@ -22,7 +21,6 @@ def run(argv: list[str]) -> int:
     """Print what was found. Exit status 0."""
     values = StrictParser((DoctorOptions,), __doc__, aliases={"data": Names(DoctorOptions).train_file}).values(argv)
     as_json = values.pop("json", False)
-    os.environ |= {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # else the profiler prints what it does
     found = doctor(**values)
     if as_json:
         print_json(asdict(found))

@@ -47,15 +47,17 @@ QUIET = "--quiet"
 _SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
-# torch and transformers are a million objects: Python's last collection would look through them for a second.
-atexit.register(gc.freeze)
+def command() -> int:
+    """`main` in a process of its own, whose garbage collector is set for torch and transformers, a million objects."""
+    gc.set_threshold(100_000)  # at 700, a quarter of the time in which they start goes into it
+    atexit.register(gc.freeze)  # Python's last collection would look through them for a second
+    return main()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return the process's exit status: 0 done, 1 a run that broke or the system's trouble, 2 the user's
     mistake, 130 interrupted, 141 where the reader of standard output has gone."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    gc.set_threshold(100_000)  # at 700, a quarter of the time in which torch and transformers start goes into it
     open_missing_streams()
     status = 0
     try:

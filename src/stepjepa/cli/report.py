@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from stepjepa.api import report
 from stepjepa.config.parser import StrictParser
-from stepjepa.report import ReportOptions
+from stepjepa.report.run import ReportOptions
 from stepjepa.utils.terminal import print_text
 
 

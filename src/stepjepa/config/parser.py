@@ -24,6 +24,7 @@ from stepjepa.errors import ConfigError
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _BARE = object()  # the value of a flag that was written without one
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
+_HELP, _CONFIG = "show this help message and exit", "a YAML file of options; flags win over it"
 _FOOTER = (
     "--some_flag and --some-flag are the same. A true/false option is switched on by --flag alone and off by --no_flag. "
     "'none' empties an option that may be empty. --quiet prints errors and the result only."
@@ -215,24 +216,28 @@ class StrictParser:
 
     def format_help(self) -> str:
         """The help text."""
-        layout = argparse.ArgumentParser(prog=self.prog, formatter_class=argparse.HelpFormatter)
-        layout.add_argument("--config", metavar="FILE", help="a YAML file of options; flags win over it")
-        formatter = layout._get_formatter()
+        layout = argparse.ArgumentParser(prog=self.prog, add_help=False)
+        formatter = argparse.HelpFormatter(self.prog)
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
         formatter.add_text(self.description)
         known = self.groups()
         brought = [title for title in known if self._brought & {option.name for option in known[title]}]
         for title in dict.fromkeys([*self.headings, *brought]) if self.headings else known:
-            section: Any = layout._optionals if title == "options" else layout.add_argument_group(title)
+            section = layout.add_argument_group(title)
+            actions = []
+            if title == "options":
+                actions.append(section.add_argument("-h", "--help", action="help", help=_HELP))
+                actions.append(section.add_argument("--config", metavar="FILE", help=_CONFIG))
             for option in known[title]:
-                section.add_argument(
+                action = section.add_argument(
                     f"--{option.name}",
                     nargs="+" if option.many else None if option.bare is MISSING else "?",
                     metavar=option.metavar(),
                     help=option.help_text(self.spellings(option.name)),
                 )
+                actions.append(action)
             formatter.start_section(title)
-            formatter.add_arguments(section._group_actions)
+            formatter.add_arguments(actions)
             formatter.end_section()
         formatter.add_text(_FOOTER)
         formatter.add_text(self.epilog)

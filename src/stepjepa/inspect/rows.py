@@ -21,7 +21,7 @@ from stepjepa.errors import ConfigError, DataError, no_rows
 from stepjepa.inspect.layout import NamedSpan, RowForm, packing_line, row_records
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.encoding import chat_tokenizer, make_renderer, settings_for
+from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions, summary
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def show_rows(
         ConfigError: no such row, or a template that cannot be used.
         DataError: training would skip the first row, or stop at one.
     """
-    from stepjepa.training.batches import ExampleDraw
+    from stepjepa.training.sampling import ExampleDraw
 
     encoder, objective = encoder_for(RowSource(source), tokenizer, method), objective_of(method)
     sample = ExampleDraw(objective, seed, method.jepa_ratio)
@@ -179,7 +179,7 @@ def show_rows(
 
 def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, report: DataReport) -> Iterator[str]:
     """What training does with an example and its picture does not show; `sampled` is the example as training samples it."""
-    from stepjepa.training.batches import keeps_pairs
+    from stepjepa.training.sampling import keeps_pairs
 
     method, objective, pairs = shown.method, objective_of(shown.method), example.view_pairs
     epoch = f"epoch 0 with seed {shown.seed}"

@@ -250,13 +250,14 @@ def add_extras(
 
 def release(inner: PreTrainedModel) -> None:
     """Take off a causal LM what an earlier training has added."""
-    inner._modules.pop(_EXTRAS, None)
+    if hasattr(inner, _EXTRAS):
+        delattr(inner, _EXTRAS)
     inner.__dict__.pop(_ENCODER, None)
 
 
 def trained_extras(inner: PreTrainedModel) -> TrainedExtras:
     """What training adds to a causal LM; without any part where it adds nothing."""
-    return inner._modules.get(_EXTRAS, _NOTHING)  # type: ignore[return-value]
+    return getattr(inner, _EXTRAS, _NOTHING)
 
 
 def trained_names(inner: PreTrainedModel) -> list[str]:

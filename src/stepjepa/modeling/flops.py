@@ -57,11 +57,12 @@ def _attention(*shapes: Any, backward: bool = False, **_: object) -> int:
 # Kernels that torch's counter has no formula for: attention on CPU, and with fewer keys than queries before torch 2.12; and
 # the product of several experts at once.
 _ATEN = torch.ops.aten
+_EXPERTS = "_grouped_mm"
 _KINDS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 KERNELS: dict[Any, Callable[..., int]] = {
     **{getattr(_ATEN, f"_scaled_dot_product_{kind}"): _attention for kind in _KINDS},
     **{getattr(_ATEN, f"_scaled_dot_product_{kind}_backward"): partial(_attention, backward=True) for kind in _KINDS},
-    _ATEN._grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
+    getattr(_ATEN, _EXPERTS): lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
 }
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import register_dataclass
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -41,9 +40,7 @@ from stepjepa.modeling.parts import (
 from stepjepa.objectives.base import ModelView, Objective
 
 # FSDP and DDP look for the tensors in what a forward returns.
-register_dataclass(
-    ForestOutput, field_names=["parts", "source_states", "target_states", "predicted_ids"], drop_field_names=[]
-)
+torch.export.register_dataclass(ForestOutput)
 
 
 def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
@@ -88,7 +85,7 @@ def attach_forest_forward(
             return own_forward(self)(*args, **kwargs)  # of this object: a copy of the model has its own
         return _forest_forward(self, vocabulary, objective, batch, step, predict_ids, noise)
 
-    inner._own_forward = own
+    vars(inner)["_own_forward"] = own
     inner.forward = types.MethodType(forward, inner)
 
 

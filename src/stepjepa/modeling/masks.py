@@ -14,12 +14,14 @@ Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segmen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from torch._functorch import config as functorch
+from torch.compiler import config as compiler
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.flex_attention import flex_attention_forward
@@ -128,8 +130,7 @@ def attention_forward(
         kind = query.device.type
         if torch.is_autocast_enabled(kind):  # rotary positions make float32 of queries and keys
             query, key, value = (one.to(torch.get_autocast_dtype(kind)) for one in (query, key, value))
-        # Compiling for a trial alone is not worth the time.
-        with torch.compiler.set_stance("force_eager") if forward_only(FLEX, kind) else nullcontext():
+        with _flex_settings(kind):
             return flex_attention_forward(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
             )
@@ -147,11 +148,25 @@ def attention_forward(
     return output.transpose(1, 2).contiguous(), None
 
 
+@contextmanager
+def _flex_settings(device: str) -> Iterator[None]:
+    """Within this context FlexAttention is compiled as training needs it, on a type of device.
+
+    By default torch compiles no ninth form of it, and what it compiles fails in a second backward pass.
+    """
+    if torch.compiler.is_compiling():  # the model around it
+        yield
+    elif forward_only(FLEX, device):  # compiling for a trial alone is not worth the time
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        limit, patch = max(_FORMS, compiler.recompile_limit), cast(Any, compiler).patch
+        with patch(recompile_limit=limit), functorch.patch(donated_buffer=False):
+            yield
+
+
 def use_attention(model: PreTrainedModel, implementation: str) -> None:
     """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another."""
-    if is_flex(implementation):  # its ninth form would not be compiled, and a second backward pass would fail
-        torch._dynamo.config.cache_size_limit = max(_FORMS, torch._dynamo.config.cache_size_limit)
-        torch._functorch.config.donated_buffer = False
     if implementation in OWN:
         AttentionInterface.register(implementation, attention_forward)
         AttentionMaskInterface.register(implementation, sdpa_mask)

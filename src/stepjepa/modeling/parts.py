@@ -158,8 +158,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
     buffers = [
         (module, name, buffer, buffer.clone() if buffer.is_floating_point() and buffer.numel() < 2**20 else None)
         for module in modes
-        for name, buffer in module._buffers.items()
-        if buffer is not None
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
@@ -174,7 +173,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
             if value is not None:
                 with torch.no_grad():
                     buffer.copy_(value)
-            module._buffers[name] = buffer
+            setattr(module, name, buffer)
 
 
 # Sliding windows

@@ -14,11 +14,9 @@ from itertools import count, takewhile
 from statistics import fmean
 from typing import Any
 
-from stepjepa.modeling.card import NO_RESULT
-from stepjepa.modeling.collapse import logged_collapse
+from stepjepa.modeling.card import NO_RESULT, logged_collapse
 from stepjepa.report.reading import Run, number
 from stepjepa.training.options import GRADIENT_COSINE, LAYER_COSINE
-from stepjepa.utils.series import series_style
 from stepjepa.utils.text import scaled
 
 WIDTH, HEIGHT = 440, 270
@@ -34,6 +32,7 @@ _REGULARIZER = "regularizer"
 _BY_LAYER = "cosine of the gradients by layer, mean over the run"
 MOST_POINTS = 400  # of a line
 MOST_ROWS = 24  # of the table below a chart
+COLOURS = 7  # classes ``c0``, ``c1``, .. of the page's style
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
 Point = tuple[float, float]  # step, value
 PointsOf = Callable[[str], list[Point]]  # from a key of the log
@@ -112,9 +111,8 @@ class Chart:
 
 
 def look(index: int) -> tuple[int, str]:
-    """Number of the colour (classes ``c0``, ``c1``, .. of the page's style) and dashes of series `index`."""
-    colour, dashes = series_style(index)
-    return colour, DASHES[dashes]
+    """Number of the colour and dashes of series `index`; 49 of them differ, the first 7 in both."""
+    return index % COLOURS, DASHES[(index + index // COLOURS) % len(DASHES)]
 
 
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:

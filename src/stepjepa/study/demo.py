@@ -243,8 +243,8 @@ def run_arm(arm: str, options: DemoOptions) -> None:
     from stepjepa.data.chat import ChatRenderer
     from stepjepa.generation.local import generate_batch
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.options import RunOptions
     from stepjepa.training.run import run_training
+    from stepjepa.training.run_options import RunOptions
 
     disable_progress_bar()
     output = Path(options.output_dir)
@@ -297,8 +297,8 @@ def _held_out(trainer: Any, tokenizer: Any, test: list[dict[str, Any]], method: 
     import torch.nn.functional as F
 
     from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.encoding import encode
-    from stepjepa.training.meter import collapse_signs
+    from stepjepa.training.datasets import encode
+    from stepjepa.training.metrics import collapse_signs
 
     own = {**method, _NAME.predictors: method[_NAME.predictors] if trainer.setup.predictor_ids else 0}
     store, _ = encode(test, tokenizer, JEPAConfig(output_dir=trainer.args.output_dir, report_to="none", **own))

@@ -27,7 +27,7 @@ from stepjepa.data.sources import RowSource, file_rows
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, evaluates_on_the_way, possible_runs
-from stepjepa.training.options import RunOptions
+from stepjepa.training.run_options import RunOptions
 from stepjepa.utils.files import (
     LOCK,
     check_writable,

@@ -29,8 +29,9 @@ from stepjepa.errors import ConfigError, DataError, StepJepaError
 from stepjepa.objectives.base import JEPA
 from stepjepa.study.records import CIRCUMSTANCES, StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Evaluation, Study, Values
-from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
+from stepjepa.training.run_options import TrainerOptions
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error, print_text
@@ -333,7 +334,7 @@ def score_model(
     from stepjepa.evaluation.run import evaluate_model
     from stepjepa.generation.place import Place
     from stepjepa.modeling.load import check_finite
-    from stepjepa.training.encoding import chat_tokenizer
+    from stepjepa.training.datasets import chat_tokenizer
 
     method = JEPAOptions(**(chat or {}))
     method.check()
@@ -397,7 +398,7 @@ def _geometry(
     from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
-    from stepjepa.training.encoding import make_renderer, settings_for
+    from stepjepa.training.datasets import make_renderer, settings_for
 
     method.check()
     settings = settings_for(rows, method, max_positions(causal_lm(model)))

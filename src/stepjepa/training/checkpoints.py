@@ -1,4 +1,9 @@
-"""What a trainer writes and reads: checkpoints, how a run resumes from one, the final model and its upload."""
+"""What a trainer writes and reads: checkpoints, how a run resumes from one, the final model and its upload.
+
+Weights, optimizer, schedule, random states and log are the files of transformers' `Trainer`. A checkpoint also has the
+predictors, the EMA target encoder, the position in a stream, the record of what a resumed run must share with it, and a
+manifest, which is written last.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
 from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
 from stepjepa.config.option import Names, options_of, public_values
@@ -34,24 +39,24 @@ from stepjepa.modeling.load import is_preset
 from stepjepa.modeling.sharding import whole_weights
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
-from stepjepa.training.encoding import StreamedExamples
-from stepjepa.training.meter import FiniteWatch, LossMeter, weights_are_finite
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
+from stepjepa.training.datasets import StreamedExamples
+from stepjepa.training.finite import FiniteWatch, weights_are_finite
+from stepjepa.training.metrics import LossMeter
+from stepjepa.training.options import JEPAOptions, loss_line
 from stepjepa.training.run_folder import (
     BROKEN,
-    LOG_STATE,
     Cut,
     ResumeRecord,
     RunFolder,
     begin_checkpoint,
     loading,
     on_main,
-    recorded_steps,
     remove_checkpoint,
 )
+from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import read_json, remove_tree, share, write_json, write_manifest, write_whole
+from stepjepa.utils.files import remove_tree, share, write_json, write_manifest, write_whole
 from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
@@ -59,24 +64,65 @@ _NAME = Names(JEPAConfig, RunOptions)
 _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
-class LastStep(NamedTuple):
-    """What the Trainer logs of an optimizer step, and whether what happens at an epoch's end has happened after it."""
+class SavesAtEpochEnds(TrainerCallback):
+    """Lets a checkpoint of the last step of an epoch, or of the run, wait for what happens when the epoch ends.
 
-    step: int = 0
-    grad_norm: Any = None
-    learning_rate: float | None = None
-    epoch_ended: bool = False
+    The Trainer would write it before the epoch's evaluation and log entry, and a run that is resumed from it begins with the
+    next epoch: they would be lost. A run that is resumed at its last step repeats neither of them.
+    """
 
-
-class ResumeLog(TrainerCallback):
-    """Lets a resumed trainer continue its log, once the Trainer has set its own sums to 0."""
-
-    def __init__(self, trainer: CheckpointedTrainer, checkpoint: Path):
-        self.trainer, self.checkpoint = trainer, checkpoint
+    def __init__(self) -> None:
+        self.first_step, self.save_waits = 0, False
 
     def on_train_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
-        self.trainer.resume_log(self.checkpoint)
+        self.first_step, self.save_waits = state.global_step, False
+        if state.global_step >= state.max_steps:
+            control.should_training_stop = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        epoch_ends = control.should_training_stop or float(state.epoch).is_integer()
+        if control.should_save and epoch_ends:
+            control.should_save, self.save_waits = False, True
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        if state.global_step == self.first_step:
+            control.should_log = control.should_evaluate = control.should_save = False
+        if self.save_waits:
+            control.should_save, self.save_waits = True, False
+
+
+class LoadedCheckpoints(TrainerCallback):
+    """Completes what the Trainer loads from checkpoints: from the one that a run resumes from, and from the best one.
+
+    Attributes:
+        checkpoint: that the run resumes from, None where it starts at step 0.
+        loaded: whether all of it is loaded, and the first step begins.
+    """
+
+    def __init__(self, checkpoint: Path | None):
+        self.checkpoint, self.loaded = checkpoint, False
+
+    def on_train_begin(self, args, state, control, model=None, lr_scheduler=None, **kwargs):
+        """See `TrainerCallback`."""
+        if self.checkpoint is None:
+            return
+        load_extras(model, self.checkpoint)
+        if isinstance(lr_scheduler, torch.optim.lr_scheduler.LambdaLR):
+            # The rate that was loaded is the old schedule's, which may have ended at another step.
+            lr_scheduler.last_epoch -= 1
+            lr_scheduler.step()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.loaded = True
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        """See `TrainerCallback`."""
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            load_extras(model, state.best_model_checkpoint)
 
 
 class StopAtEvaluation(TrainerCallback):
@@ -105,11 +151,11 @@ class StopAtEvaluation(TrainerCallback):
             return ""
         name = str(args.metric_for_best_model).removeprefix("eval_")
         if f"eval_{name}" not in evaluations[-1]:
-            known = ", ".join(name.removeprefix("eval_") for name in evaluations[-1] if name.startswith("eval_"))
+            known = ", ".join(key.removeprefix("eval_") for key in evaluations[-1] if key.startswith("eval_"))
             raise ConfigError(f"metric_for_best_model is {name}; an evaluation has {known}")
         better = operator.gt if args.greater_is_better else operator.lt
-        # A checkpoint keeps NaN as None.
-        values = [math.nan if entry.get(f"eval_{name}") is None else entry[f"eval_{name}"] for entry in evaluations]
+        logged = [entry.get(f"eval_{name}") for entry in evaluations]
+        values = [math.nan if value is None else value for value in logged]  # up to version 0.2 NaN was kept as None
         if self.value is not None and (values[-1] == self.value or better(values[-1], self.value)):
             return f"{args.metric_for_best_model} has reached --{_NAME.stop_at} {self.value:g}"
         best = waited = 0
@@ -125,16 +171,14 @@ class StopAtEvaluation(TrainerCallback):
 
 def last_evaluation(state: TrainerState) -> dict[str, float]:
     """The metrics of the evaluation at the last step of a run; none where there was no evaluation."""
-    found = [entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == state.global_step]
-    return found[-1] if found else {}
+    step = state.global_step
+    evaluations = [entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step]
+    return evaluations[-1] if evaluations else {}
 
 
 class CheckpointedTrainer(Trainer):
-    """A `Trainer` that ends, after a checkpoint, where it would have ended without: weights, log and number of steps.
-
-    Checkpoints and the final model are plain ones. Next to them are the predictors; in checkpoints the EMA encoder and the
-    position in a stream as well.
-    """
+    """A `Trainer` that ends, after a kill and a resume, with the weights and the number of steps that it would have ended
+    with."""
 
     args: JEPAConfig
     setup: ModelSetup
@@ -143,7 +187,6 @@ class CheckpointedTrainer(Trainer):
     _meter: LossMeter
     _watch: FiniteWatch
     _view: Any
-    _last_step = LastStep()
 
     @property
     def at_equal_compute(self) -> bool:
@@ -195,66 +238,41 @@ class CheckpointedTrainer(Trainer):
             ConfigError, RunError: as `train`.
         """
         on_main(lambda: self._folder.check_checkpoints(checkpoint))
+        # First what must be known before the Trainer loads anything: that it may resume, and how many steps it takes.
+        state = TrainerState() if checkpoint is None else self.check_resumable(checkpoint)
+        if self.at_equal_compute:
+            self.args.max_steps = self.requested_steps
         if checkpoint is not None:
+            self._note_changes(checkpoint, state)
+            if last_evaluation(state) and self.stop_reason(state):  # only the final model was not written
+                self.args.max_steps = state.global_step
+        if isinstance(self.train_dataset, StreamedExamples):
             with loading(checkpoint):
-                self._follow(checkpoint)
-        else:
-            steps = self.requested_steps
-            if self.at_equal_compute:
-                self.args.max_steps = steps
-            if isinstance(self.train_dataset, StreamedExamples):
-                self.train_dataset.resume(None)
+                self.train_dataset.resume(checkpoint, state.global_step)
         if self.args.should_save:
             (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
         self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
-        evaluated = self.args.eval_on_start
-        if checkpoint is not None:
-            self.add_callback(ResumeLog(self, checkpoint))
-            self.args.eval_on_start = False  # its start was that of the run
+        loads, evaluates = LoadedCheckpoints(checkpoint), self.args.eval_on_start
+        self.add_callback(loads)
+        self.args.eval_on_start = evaluates and checkpoint is None  # the start of a resumed run was its own
         try:
-            result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
+            with loading(checkpoint, lambda: not loads.loaded):
+                result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
             self._view.close()
-            self.remove_callback(ResumeLog)
-            self.args.eval_on_start = evaluated
+            self.remove_callback(loads)
+            self.args.eval_on_start = evaluates
+        if self.state.global_step == state.global_step:  # of no step there is no mean loss
+            for record in (result.metrics, self.state.log_history[-1]):
+                record.pop("train_loss", None)
         self._check_finite()
-        if self._watch.found is None and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+        if not self._watch.broken_step and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
-        return result._replace(training_loss=result.metrics["train_loss"])
+        return result
 
-    def _follow(self, checkpoint: Path) -> None:
-        """Check and set up what must be known of a checkpoint before the Trainer loads it.
-
-        Raises:
-            ConfigError: as `check_resumable`.
-        """
-        done, planned = self.check_resumable(checkpoint)
-        steps = self.requested_steps
-        if self.at_equal_compute:
-            self.args.max_steps = steps
-        if self._was_to_stop(checkpoint):
-            self.args.max_steps = steps = planned = done
-        before = ResumeRecord.read(checkpoint).cut
-        if before != self.cut and self.is_world_process_zero():
-            logger.warning(
-                "%s was written with %s examples a step, this run takes %s: the same examples in the same order, but "
-                "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
-                *(checkpoint, before, self.cut),
-            )
-        if planned != steps and self.is_world_process_zero():
-            logger.warning(
-                "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
-                "and of the target encoder are recomputed",
-                *(checkpoint, planned, steps),
-            )
-        if self.args.should_save:
-            self._folder.rotate(checkpoint, self.args.save_total_limit, resumed=True)
-        if isinstance(self.train_dataset, StreamedExamples):
-            self.train_dataset.resume(checkpoint, done)
-
-    def check_resumable(self, checkpoint: Path) -> tuple[int, int]:
-        """The step of a checkpoint, and how many its run was to have. With other micro-batches or another number of
-        processes `args.gradient_accumulation_steps` becomes what keeps the batch of the optimizer step.
+    def check_resumable(self, checkpoint: Path) -> TrainerState:
+        """The state of the run at a checkpoint. With other micro-batches or another number of processes
+        `args.gradient_accumulation_steps` becomes what keeps the batch of the optimizer step.
 
         Raises:
             ConfigError: its run had other settings, other data or another batch, or it has more steps than are asked for.
@@ -262,24 +280,38 @@ class CheckpointedTrainer(Trainer):
         with loading(checkpoint):
             before = ResumeRecord.read(checkpoint)
             self.args.gradient_accumulation_steps = self.resume_record.check_same(before, checkpoint)
-            done, planned = recorded_steps(checkpoint)
-            TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        if done > self.requested_steps:
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            has_more = state.global_step > self.requested_steps
+        if has_more:
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {done} steps and only {self.requested_steps} are "
-                f"asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an older checkpoint"
+                f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {state.global_step} steps and only "
+                f"{self.requested_steps} are asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an "
+                "older checkpoint"
             )
-        return done, planned
+        return state
 
-    def _was_to_stop(self, checkpoint: Path) -> bool:
-        """Whether the evaluation at a checkpoint ends the training, and only the final model was not written."""
-        state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-        return bool(last_evaluation(state) and self.stop_reason(state))
+    def _note_changes(self, checkpoint: Path, state: TrainerState) -> None:
+        """Warn of what a resumed run does differently from the one that was in this state at its checkpoint."""
+        if not self.is_world_process_zero():
+            return
+        before, steps = ResumeRecord.read(checkpoint).cut, self.requested_steps
+        if before != self.cut:
+            logger.warning(
+                "%s was written with %s examples a step, this run takes %s: the same examples in the same order, but "
+                "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
+                *(checkpoint, before, self.cut),
+            )
+        if state.max_steps != steps:
+            logger.warning(
+                "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
+                "and of the target encoder are recomputed",
+                *(checkpoint, state.max_steps, steps),
+            )
 
     def stop_reason(self, state: TrainerState) -> str:
         """Why the last evaluation in a log ends the training, empty where it does not."""
         stops = [one for one in self.callback_handler.callbacks if isinstance(one, StopAtEvaluation)]
-        return "".join(one.reason(self.args, state) for one in stops)
+        return "".join(stop.reason(self.args, state) for stop in stops)
 
     @property
     def cut(self) -> Cut:
@@ -299,7 +331,8 @@ class CheckpointedTrainer(Trainer):
             adapter = model.peft_config[model.active_adapter].to_dict()
             names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules")
             settings = {f"peft.{name}": adapter[name] for name in names if name in adapter}
-        settings |= {name: value for name, value in public_values(self.args).items() if name in fixed_on_resume()}
+        values = public_values(self.args)
+        settings |= {name: values[name] for name in fixed_on_resume() if name in values}
         settings |= objective_of(self.args).code
         data = {name: one.fingerprint for name, one in self.data_reports.items() if not name.startswith("eval")}
         return ResumeRecord(plain_settings(settings), data, self.cut)
@@ -311,7 +344,7 @@ class CheckpointedTrainer(Trainer):
         if run is not None:
             name = "" if run.pretrain or is_preset(run.model_name) else run.model_name
         own = {**options_of(JEPAOptions), **options_of(TrainerOptions)}
-        settings = {one: value for one, value in public_values(self.args).items() if one in own and own[one].dumped}
+        settings = {key: value for key, value in public_values(self.args).items() if key in own and own[key].dumped}
         settings = {**(public_values(run) if run else {}), **settings}
         sources = [one.source for split, one in self.data_reports.items() if split.startswith("train")]
         return {
@@ -330,108 +363,38 @@ class CheckpointedTrainer(Trainer):
             "data": {split: report.fingerprint for split, report in self.data_reports.items()},
         }
 
-    def resume_log(self, checkpoint: Path) -> None:
-        """Continue the log where the checkpoint left it."""
-        with loading(checkpoint):
-            processes = ResumeRecord.read(checkpoint).cut.processes
-            paths = [checkpoint / LOG_STATE.format(number) for number in range(processes)]
-            states = [torch.load(path, map_location=self.args.device.type, weights_only=True) for path in paths]
-            own, state = slice(self.args.process_index, None, self.args.world_size), states[0]
-            self._meter = LossMeter.of_states(self._meter.names, states, own)
-            # The Trainer takes the mean over the processes.
-            loss = sum(one["loss"] for one in states[own]) * (self.args.world_size / len(states))
-            self._tr_loss = torch.tensor(loss, device=self.args.device)
-            self._total_loss_scalar, self._globalstep_last_logged = state["total_loss"], state["last_logged"]
-            last = self._last_step = LastStep(*state["last_step"])
-        at_end = self.state.global_step >= self.state.max_steps
-        if not last.epoch_ended and (at_end or float(self.state.epoch or 0).is_integer()):
-            # The checkpoint was written at the last step of an epoch, before what happens when an epoch ends.
-            self.control._new_step()
-            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
-            rest: Any = (self.state.epoch, None, time.time(), last.learning_rate)
-            self._maybe_log_save_evaluate(self._tr_loss, last.grad_norm, self.model_wrapped, None, *rest)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        with loading(Path(checkpoint)):
-            super()._load_optimizer_and_scheduler(checkpoint)
-            check_moments(cast(torch.optim.Optimizer, self.optimizer))
-        scheduler = self.lr_scheduler
-        if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
-            return
-        if recorded_steps(Path(checkpoint))[1] != self.state.max_steps:
-            # The rates that were loaded are those of the old schedule.
-            bases = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-            rates = [rate * at(scheduler.last_epoch) for rate, at in bases]
-            for group, rate in zip(cast(Any, self.optimizer).param_groups, rates, strict=True):
-                group["lr"] = rate
-            scheduler._last_lr = rates
-
     # Checkpoints
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """As `Trainer._save_checkpoint`, but a manifest is its last file, and older checkpoints go after that. Weights that
         are not finite are not saved."""
-        begin = time.perf_counter()
-        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        begin, step = time.perf_counter(), self.state.global_step
+        folder = self._folder.path / f"checkpoint-{step}"
         if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
-            self._stop_or_warn(self.state.global_step, f"the weights are not finite, so {folder.name} is not written")
+            self._stop_or_warn(step, f"the weights are not finite, so {folder.name} is not written")
             return
-        if self.args.should_save:
-            with writing(folder, _RESUME):
-                begin_checkpoint(folder, self.resume_record)
-        self.accelerator.wait_for_everyone()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None  # the Trainer removes none
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # the Trainer would remove too early
         try:
             with writing(folder, _RESUME):
-                super()._save_checkpoint(model, trial)
-                self.accelerator.wait_for_everyone()
-                self.args.save_total_limit = limit
                 if self.args.should_save:
-                    torch.save(self.args, folder / TRAINING_ARGS_NAME)
-                    state = folder / TRAINER_STATE_NAME
-                    write_json(state, read_json(state))  # a loss that is NaN is null
+                    begin_checkpoint(folder, self.resume_record)
+                self.accelerator.wait_for_everyone()
+                super()._save_checkpoint(model, trial)
+                if isinstance(self.train_dataset, StreamedExamples):
+                    self.train_dataset.save(folder, step)
+                self.accelerator.wait_for_everyone()
+                if self.args.should_save:
                     write_manifest(folder)
         except BaseException:
-            if self.args.should_save:
+            if self.args.should_save:  # what is left of it would keep the disk full
                 remove_checkpoint(folder)
             raise
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
-            RunFolder(folder.parent).rotate(folder, limit)
+            self._folder.rotate(folder, limit)
         self.accelerator.wait_for_everyone()
         self._meter.since += time.perf_counter() - begin
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        if isinstance(self.train_dataset, StreamedExamples):
-            self.train_dataset.save(output_dir, self.state.global_step)
-        last = self._last_step
-        norm = None if last.grad_norm is None else float(last.grad_norm)
-        log = {
-            "loss": float(self._tr_loss),
-            "total_loss": float(self._total_loss_scalar),
-            "last_logged": int(self._globalstep_last_logged),
-            "last_step": tuple(last._replace(grad_norm=norm)),
-        }
-        torch.save({**self._meter.state(), **log}, Path(output_dir) / LOG_STATE.format(self.args.process_index))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with loading(Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            load_extras(self.accelerator.unwrap_model(self.model), resume_from_checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            with loading(Path(checkpoint)):
-                super()._load_rng_state(checkpoint)
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        if self.state.best_model_checkpoint:
-            load_extras(self.accelerator.unwrap_model(self.model), self.state.best_model_checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse weights that are not those of the model, which the Trainer only warns of. Tied weights are saved once under
@@ -440,39 +403,44 @@ class CheckpointedTrainer(Trainer):
         Raises:
             ConfigError: tensors are missing, or not the model's.
         """
-        missing = load_result.missing_keys
-        tensors = dict(cast(torch.nn.Module, self.model).named_parameters(remove_duplicate=False))
-        loaded = {id(tensor) for name, tensor in tensors.items() if name not in missing}
-        missing = [name for name in missing if id(tensors.get(name)) not in loaded]
-        for what, names in (("lacks", missing), ("has a tensor that is not the model's:", load_result.unexpected_keys)):
+        model = cast(torch.nn.Module, self.model)
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        absent = set(load_result.missing_keys)
+        loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
+        missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
+        problems = {
+            "lacks": missing,
+            "has a tensor that is not the model's:": load_result.unexpected_keys,
+        }
+        for problem, names in problems.items():
             if names:
-                raise ConfigError(f"the checkpoint {what} {names[0]} ({len(names)} in all); resume from another one")
+                raise ConfigError(f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one")
 
     # What is not finite
 
     def _check_finite(self) -> None:
-        """End a run that broke, or say so once where it is to continue. Every process must call it."""
-        found = self._watch.first_broken(self.accelerator)
-        if found is not None:
-            self._stop_or_warn(found[0], f"the {found[1]} is not finite (NaN or infinite)")
+        """End a run whose loss broke, or say so once where it is to continue. Every process must call it."""
+        step = self._watch.first_broken(self.accelerator)
+        if step is not None:
+            self._stop_or_warn(step, "the loss is not finite (NaN or infinite)")
 
-    def _stop_or_warn(self, step: int, what: str) -> None:
+    def _stop_or_warn(self, step: int, problem: str) -> None:
         """End a run that broke at a step, unless it is to continue.
 
         Raises:
             RunError: `terminate_on_nan` is set.
         """
         if not self.args.terminate_on_nan:
-            logger.warning("step %d: %s", step, what)
+            logger.warning("step %d: %s", step, problem)
             return
         folder = self._folder
         if self.args.should_save:
             with writing(folder.path / BROKEN, _RESUME):
-                write_json(folder.path / BROKEN, {"step": step, "what": what})
+                write_json(folder.path / BROKEN, {"step": step, "what": problem})
         kept = on_main(lambda: folder.checkpoint)
         where = f"the last good checkpoint is {kept}" if kept else "no checkpoint was written before"
         raise RunError(
-            f"step {step}: {what}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
+            f"step {step}: {problem}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
             f"(docs/troubleshooting.md), or train on with --{_NAME.terminate_on_nan} false"
         )
 
@@ -592,19 +560,6 @@ def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
         yield
     except Exception as error:  # huggingface_hub's, httpx's, the system's
         raise RunError(f"{failed}: {said(error)}{then}") from None
-
-
-def check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Check that the moments that an optimizer was given have the shapes of its parameters.
-
-    Raises:
-        ValueError: one has another shape.
-    """
-    for parameter, state in optimizer.state.items():
-        for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-            moment = state.get(name)
-            if isinstance(moment, torch.Tensor) and moment.shape != parameter.shape:
-                raise ValueError(f"{name} has shape {tuple(moment.shape)} for a parameter of {tuple(parameter.shape)}")
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import accumulate, islice, product
+from itertools import islice, product
 from math import isnan, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
@@ -26,18 +26,16 @@ from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.modeling.masks import FLEX, forward_only
 from stepjepa.modeling.trial import Verdict, exactness
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
+from stepjepa.training.run_options import DoctorOptions, RunOptions
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, only_results
 from stepjepa.utils.text import PAGE, text_table, wrapped, written
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 4
-# Steps that are trained; at most so many, as end within the time. The first two are profiled, as the optimizer's moments
-# are there from the second.
-_STEPS, _MOST, _SECONDS = 4, 20, 0.5
-_PROFILED = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+_STEPS, _MOST, _SECONDS = 4, 20, 0.5  # that are trained; more, up to the second number, within so many seconds
+_DEFAULT = "(default)"
 _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the share by which its loss may differ
 
 
@@ -45,7 +43,7 @@ _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the s
 class Tried:
     """What came of one setting: flags of ``stepjepa train``, the attention or forward that served, what is wrong with it
     (empty for nothing), the largest relative distance of its logits, loss and states from the model's own, tokens a second
-    (median of the steps), MiB of tensors at most, and the LM loss at the fourth step. NaN where there is no such number."""
+    (median of the steps), MiB of tensors on a GPU at most, and the LM loss at the fourth step. NaN for no such number."""
 
     flags: str
     attention: str = ""
@@ -68,15 +66,24 @@ class Diagnosis:
     def __str__(self) -> str:
         rows = []
         for one in self.tried:
-            figures = ((one.off, ".0e"), (one.speed, ",.0f"), (one.mebibytes, ",.1f"), (one.lm_loss, ".4f"))
-            numbers = [written(None if isnan(value) else value, form) for value, form in figures]
             name = one.attention.removeprefix("stepjepa_")
-            rows.append([one.flags or "(default)", name, "no" if one.fault else "yes", *numbers])
+            exact = "no" if one.fault else "yes"
+            figures = {"off": ".0e", "speed": ",.0f", "mebibytes": ",.1f", "lm_loss": ".4f"}
+            numbers = [getattr(one, figure) for figure in figures]
+            shown = [
+                written(None if isnan(value) else value, form)
+                for value, form in zip(numbers, figures.values(), strict=True)
+            ]
+            rows.append([one.flags or _DEFAULT, name, exact, *shown])
         table = text_table(["setting", "attention", "exact", "off by", "tok/s", "MiB", "LM loss"], rows)
-        notes = [f"{topic}: {', '.join(f'{k} {v}' for k, v in one.items())}" for topic, one in self.about.items()]
-        notes += [f"{one.flags or '(default)'}: {one.fault}" for one in self.tried if one.fault]
+        notes = []
+        for topic, values in self.about.items():
+            words = [f"{name} {value}" for name, value in values.items()]
+            notes.append(f"{topic}: {', '.join(words)}")
+        notes += [f"{one.flags or _DEFAULT}: {one.fault}" for one in self.tried if one.fault]
         notes.append(f"recommended: {self.recommended}")
-        return "\n".join([*table, "", *(line for note in notes for line in wrapped(note, PAGE, "", "  "))])
+        lines = [line for note in notes for line in wrapped(note, PAGE, "", "  ")]
+        return "\n".join([*table, "", *lines])
 
 
 def doctor(options: DoctorOptions) -> Diagnosis:
@@ -110,41 +117,49 @@ def doctor(options: DoctorOptions) -> Diagnosis:
                 error.args = (str(error).replace(str(file), options.train_file or file.name),)
                 raise
             bar.step(1)
-    # A few steps do not show that weights in bfloat16 lose small updates.
+    return Diagnosis(_about(), tried, _recommended(tried, options))
+
+
+def _recommended(tried: Sequence[Tried], options: DoctorOptions) -> str:
+    """A command with the fastest of the settings that train like the first one that trains exactly."""
     trained = [one for one in tried if one.lm_loss > 0 and not one.fault]
     near = [one for one in trained if abs(1 - one.lm_loss / trained[0].lm_loss) < _NEAR]
+    # A few steps do not show that weights in bfloat16 lose small updates.
     near = [one for one in near if _NAME.dtype not in one.flags]
-    recommended = "nothing, as no setting trains with exact numbers"
-    if near:
-        best = max(near, key=lambda one: one.speed)
-        flags = best.flags if best.speed > _FASTER * near[0].speed else near[0].flags
-        words = ("stepjepa train", f"--{_NAME.train_file}", options.train_file or "FILE", f"--{_NAME.model_name}")
-        recommended = " ".join((*words, options.model_name, flags)).strip()
-    return Diagnosis(_about(), tried, recommended)
+    if not near:
+        return "nothing, as no setting trains with exact numbers"
+    best = max(near, key=lambda one: one.speed)
+    if best.speed <= _FASTER * near[0].speed:
+        best = near[0]
+    command = f"stepjepa train --{_NAME.train_file} {options.train_file or 'FILE'} --{_NAME.model_name}"
+    return f"{command} {options.model_name} {best.flags}".strip()
 
 
 def _about() -> dict[str, dict[str, Any]]:
     packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "datasets")
     devices = {"cpu": f"{torch.get_num_threads()} threads"}
     for number in range(torch.cuda.device_count()):
-        free, total = (f"{size / 2**30:.1f}" for size in torch.cuda.mem_get_info(number))
-        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {free} of {total} GiB free"
-    machine = circumstances(None, torch.device("cpu"))["machine"]
-    return {"versions": {name: version(name) for name in packages}, "machine": machine, "devices": devices}
+        free, total = torch.cuda.mem_get_info(number)
+        memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {memory}"
+    return {
+        "versions": {name: version(name) for name in packages},
+        "machine": circumstances(None, torch.device("cpu"))["machine"],
+        "devices": devices,
+    }
 
 
-class _Steps(TrainerCallback):
-    """Counts the optimizer steps for a profiler, and ends the training once they are enough."""
+class _EnoughSteps(TrainerCallback):
+    """Ends a training once it has taken enough steps to time them."""
 
-    def __init__(self, profiler: profile):
-        self.profiler, self.end = profiler, 0.0
+    end = 0.0
 
     def on_step_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
-        self.profiler.step()
         now = time.perf_counter()
         self.end = self.end or now + _SECONDS
-        control.should_training_stop |= state.global_step >= _STEPS and now > self.end
+        if state.global_step >= _STEPS and now > self.end:
+            control.should_training_stop = True
 
 
 def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
@@ -170,18 +185,13 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
             served = trainer.setup.forward
         if untrained:
             return Tried(flags, served, verdict.fault, verdict.off)
-        actions = [*_PROFILED, *[ProfilerAction.NONE] * _MOST]
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, schedule=actions.__getitem__) as seen:
-            trainer.add_callback(_Steps(seen))
-            trainer.train()
-        profiled: Any = seen.profiler
-        changes = [one for one in profiled.kineto_results.events() if one.name() == "[memory]"]
-        held = accumulate(one.nbytes() for one in sorted(changes, key=lambda one: one.start_ns()))
-        peak = torch.cuda.max_memory_allocated() if kind == "cuda" else max(held) + model.get_memory_footprint()
+        trainer.add_callback(_EnoughSteps())
+        trainer.train()
+        peak = torch.cuda.max_memory_allocated() if kind == "cuda" else nan
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
         return Tried(flags, fault=said(error, lines=1)[:200])
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
-    speed = statistics.median(entry["tokens_per_second"] for entry in log[len(_PROFILED) :])
+    speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])  # the first step warms up
     return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[_STEPS - 1]["lm_loss"])

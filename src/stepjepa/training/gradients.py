@@ -29,10 +29,14 @@ class GradientCosine:
     def __init__(self, model: torch.nn.Module):
         inner = causal_lm(model)
         layers = re.escape(name_of(inner, decoder_layers(backbone(inner))))
-        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        found = [re.search(rf"(?:^|\.){layers}\.(\d+)\.", name) for name, _ in trained]
-        self._layers = [0 if one is None else 1 + int(one[1]) for one in found]  # 0 of what is in none
-        self._weights = [weight for _, weight in trained]
+        number = re.compile(rf"(?:^|\.){layers}\.(\d+)\.")
+        self._layers: list[int] = []  # 1 of the first, 0 of what is in none
+        self._weights: list[torch.nn.Parameter] = []
+        for name, weight in model.named_parameters():
+            if weight.requires_grad:
+                match = number.search(name)
+                self._layers.append(0 if match is None else 1 + int(match[1]))
+                self._weights.append(weight)
         self._sums: list[torch.Tensor] = []
 
     def add(self, jepa: torch.Tensor) -> None:
@@ -50,9 +54,17 @@ class GradientCosine:
         products_L3 = torch.zeros(1 + max(self._layers), 3, device=accelerator.device)
         for layer, weight, own in zip(self._layers, self._weights, self._sums, strict=True):
             jepa = accelerator.reduce(own, reduction="mean").float().flatten()
-            language = -lbd * jepa if weight.grad is None else weight.grad.float().flatten() - lbd * jepa
-            products_L3[layer] += torch.stack([jepa @ language, jepa @ jepa, language @ language])
+            # What the step's gradient has besides lambda times the JEPA part's is the LM loss's.
+            language = -lbd * jepa
+            if weight.grad is not None:
+                language += weight.grad.float().flatten()
+            products = [jepa @ language, jepa @ jepa, language @ language]
+            products_L3[layer] += torch.stack(products)
         products_L3[0] = products_L3.sum(dim=0)
-        names = GRADIENT_COSINE, *(f"{LAYER_COSINE}{layer}" for layer in range(len(products_L3) - 1))
-        found = zip(names, products_L3.tolist(), strict=True)
-        return {name: ab / (aa * bb) ** 0.5 for name, (ab, aa, bb) in found if aa * bb > 0}
+        cosines = {}
+        for number, (both, jepa_square, language_square) in enumerate(products_L3.tolist()):
+            square = jepa_square * language_square
+            name = f"{LAYER_COSINE}{number - 1}" if number else GRADIENT_COSINE
+            if square > 0:
+                cosines[name] = both / square**0.5
+        return cosines

@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -28,9 +29,9 @@ from stepjepa.modeling.lora import token_rows
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import Sources
-from stepjepa.training.options import RunOptions
+from stepjepa.training.datasets import Sources
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
+from stepjepa.training.run_options import RunOptions
 from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
@@ -109,6 +110,7 @@ def _run(
     rules = [name for name, value in run.stop_rules.items() if value is not None]
     if rules and (config.eval_strategy == "no" or not config.metric_for_best_model):
         raise ConfigError(f"--{rules[0]} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
+    # Whether the run may go on is known once its data and model are read; until then nothing is written.
     trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
     if checkpoint is not None:
@@ -132,9 +134,10 @@ def _run(
         if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
+            write_json(output / RECORD, record)  # the first: by it the folder is known as this run's
             dump_yaml((run, trainer.args), output / "resolved.yaml")
-            write_json(output / RECORD, record)
             _write_report(trainer, output)
+    # Train, evaluate, export; `metrics.json` comes last, and with it the run is complete.
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
@@ -190,12 +193,19 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
 
 def _check_not_inside(output: Path, run: RunOptions) -> None:
     """Refuse to overwrite a folder that the run reads from."""
-    files = [(_NAME.train_file, path) for path in run.train_file or ()]
-    for name, path in [(_NAME.model_name, run.model_name), (_NAME.eval_file, run.eval_file), *files]:
-        if path and Path(path).exists() and output.resolve() in (Path(path).resolve(), *Path(path).resolve().parents):
-            raise ConfigError(
-                f"--{_NAME.overwrite_output_dir}: --{name} {path} lies in {output}, which would be cleared; write elsewhere"
-            )
+    folder = output.resolve()
+    inputs: dict[str, Sequence[str | None]] = {
+        _NAME.model_name: [run.model_name],
+        _NAME.eval_file: [run.eval_file],
+        _NAME.train_file: run.train_file or (),
+    }
+    for name, paths in inputs.items():
+        for path in paths:
+            if path and Path(path).exists() and Path(path).resolve().is_relative_to(folder):
+                raise ConfigError(
+                    f"--{_NAME.overwrite_output_dir}: --{name} {path} lies in {output}, which would be cleared; write "
+                    "elsewhere"
+                )
 
 
 def make_trainer(

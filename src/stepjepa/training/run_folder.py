@@ -19,13 +19,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, RunError, StepJepaError, said
 from stepjepa.modeling.card import CARD, is_card
-from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import TrainerOptions
 from stepjepa.utils.failures import is_out_of_memory
 from stepjepa.utils.files import (
     LOCK,
     MANIFEST,
     check_writable,
-    listed_files,
     locked,
     mismatch,
     read_json,
@@ -37,12 +37,9 @@ from stepjepa.utils.files import (
 _NAME = Names(TrainerOptions, JEPAOptions)
 RECORD, METRICS = "run.json", "metrics.json"
 BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what
-# In every checkpoint: the state of each process's log, and what a resumed run must share.
-LOG_STATE, RESUME_RECORD = "log_state_{}.pt", "resume_record.json"
-_STATE = "trainer_state.json"
+RESUME_RECORD = "resume_record.json"  # in every checkpoint: what a resumed run must share
+_STATE, _SCHEDULE = "trainer_state.json", "scheduler.pt"  # the Trainer's
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-# What a run that was killed before its first checkpoint leaves.
-_BEGUN = ("resolved.yaml", RECORD, BROKEN, "data_report.json", "runs", ".export", ".upload", LOCK)
 # In the order in which they are removed: first those by which a run is complete.
 _OWN_FILES = [METRICS, MANIFEST, BROKEN]
 _OWN_FILES += (
@@ -123,6 +120,8 @@ class ResumeRecord:
     def _unfit(self, old: Cut) -> str:
         """Why this run's micro-batches do not make the optimizer steps of a run that was cut as `old`; empty if they do."""
         size, accumulation, processes = self.cut
+        if self.settings.get(_NAME.streaming) and processes != old.processes:
+            return f"and a stream is resumed on as many processes: start {old.processes}"
         if size * processes == old.size * old.processes:
             return "" if accumulation == old.accumulation else f"not {self.cut.batch}; resume with as many"
         if self.settings.get("dataloader_drop_last"):
@@ -250,10 +249,10 @@ class RunFolder:
         unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
         if again and (unfinished or self.finished_steps is not None):
             return
-        entries = [entry for entry in self.path.iterdir() if entry.name != LOCK and not (again and _left_over(entry))]
+        entries = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
         if entries:
             raise ConfigError(
-                f"--{_NAME.output_dir} {self.path}: the folder is not empty ({entries[0].name}); give another one, resume "
+                f"--{_NAME.output_dir} {self.path}: the folder is not empty ({entries[0]}); give another one, resume "
                 f"with --{_NAME.resume_from_checkpoint} true, or start over with --{_NAME.overwrite_output_dir}"
             )
 
@@ -321,7 +320,8 @@ class RunFolder:
             if problem is None:
                 return folder, passed
             passed.append(f"{folder}: {problem}")
-            lost += [] if _cut_short(folder) else [passed[-1]]
+            if not _is_incomplete(folder):
+                lost.append(passed[-1])
         if lost:
             more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
             raise ConfigError(
@@ -337,28 +337,20 @@ class RunFolder:
             return self.newest()[0]
         return None
 
-    def rotate(self, checkpoint: Path, limit: int | None, resumed: bool = False) -> None:
-        """Remove what was cut short among the checkpoints older than this one of the same folder, and complete ones until
-        `limit` are left (None and numbers below 1 are no limit), the oldest first, but neither this one nor the best.
-
-        Args:
-            resumed: the run resumes from it, and a kill may have come before the others were removed; those after it stay.
-                Else it was just written, and those with a higher number are of an earlier start: they go first.
+    def rotate(self, checkpoint: Path, limit: int | None) -> None:
+        """Remove the oldest checkpoints with a manifest beyond `limit` (None and numbers below 1 are no limit), but neither
+        `checkpoint`, which was just written, nor the best one, and nothing through a link. Those with a higher number are
+        of an earlier start: they go first.
         """
-        numbers = {folder.name: number for number, folder in self._numbered() if _is_own(folder)}
-        step = numbers.get(checkpoint.name) if self._holds(checkpoint) else None
-        if step is None:
+        if limit is None or limit < 1:
             return
-        for name in [name for name, number in numbers.items() if number < step and _cut_short(self.path / name)]:
-            del numbers[name]
-            remove_checkpoint(self.path / name)
-        if limit is None or limit < 1 or (resumed and max(numbers.values()) > step):
-            return
-        best = read_json(checkpoint / _STATE).get("best_model_checkpoint")
-        kept = {checkpoint.name, *([Path(best).name] if best else [])}
-        others = sorted((number <= step, number, name) for name, number in numbers.items() if name not in kept)
-        room = max(limit - len(kept.intersection(numbers)), 0)
-        for _, _, name in others[: max(len(others) - room, 0)]:
+        complete = {folder.name: step for step, folder in self._numbered() if _is_complete(folder)}
+        best = read_json(checkpoint / _STATE).get("best_model_checkpoint") or ""
+        written = complete[checkpoint.name]
+        others = complete.keys() - {checkpoint.name, Path(best).name}
+        by_age = sorted(others, key=lambda name: (complete[name] <= written, complete[name]))
+        surplus = min(len(complete) - limit, len(others))
+        for name in by_age[: max(surplus, 0)]:
             remove_checkpoint(self.path / name)
 
     def _holds(self, checkpoint: Path) -> bool:
@@ -377,8 +369,9 @@ def recorded_steps(checkpoint: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def loading(checkpoint: Path) -> Iterator[None]:
-    """Within this context, files that fit the manifest of a checkpoint and cannot be resumed from are one line.
+def loading(checkpoint: Path | None, is_loading: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Within this context, while `is_loading`, files that fit the manifest of a checkpoint and cannot be resumed from are
+    one line; None is no checkpoint.
 
     Raises:
         ConfigError: something in the checkpoint cannot be used.
@@ -388,7 +381,7 @@ def loading(checkpoint: Path) -> Iterator[None]:
     except StepJepaError:
         raise
     except Exception as error:  # json's, pickle's, safetensors', torch's, and those of code that meets other content
-        if is_out_of_memory(error):
+        if checkpoint is None or not is_loading() or is_out_of_memory(error):
             raise
         raise ConfigError(
             f"--{_NAME.resume_from_checkpoint} {checkpoint}: what its files hold cannot be resumed from "
@@ -415,26 +408,34 @@ def on_main(work: Callable[[], T]) -> T:
     return shared[0]
 
 
-def _cut_short(folder: Path) -> bool:
-    """Whether a kill has cut a checkpoint short while it was written or removed."""
-    if (folder / MANIFEST).exists() or not folder.is_dir():
-        return False
-    return not (folder / _STATE).exists() or any(folder.glob(LOG_STATE.format("*")))
+def _is_old(folder: Path) -> bool:
+    """Whether version 0.1 wrote a checkpoint, which has another record and no manifest."""
+    return (folder / _STATE).exists() and "cut" not in read_object(folder / RESUME_RECORD)
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a run of this library has written all of a checkpoint, which is not a link to elsewhere."""
+    return _is_own(folder) and (folder / MANIFEST).exists()
+
+
+def _is_incomplete(folder: Path) -> bool:
+    """Whether a kill came while a checkpoint was written or removed."""
+    return folder.is_dir() and not (folder / MANIFEST).exists() and not _is_old(folder)
 
 
 def _problem(folder: Path) -> str | None:
     """Why a checkpoint cannot be resumed from, None where it can. Reads all of it."""
     if not folder.is_dir():
         return "there is no such checkpoint"
-    if _cut_short(folder):
-        return "cut short by a kill while it was written"
+    if _is_incomplete(folder):
+        return f"it has no {MANIFEST}: cut short by a kill while it was written"
     if not (folder / MANIFEST).exists():
         return f"written by version 0.1, without {MANIFEST}; this version cannot resume from it"
-    problem, files = mismatch(folder), listed_files(folder) or {}
-    if problem is None and "cut" not in read_object(folder / RESUME_RECORD):
-        problem = f"written by an earlier version, whose {RESUME_RECORD} is another; this version cannot resume from it"
-    if problem is None and LOG_STATE.format(0) not in files:
-        problem = "written with save_only_model, without the optimizer's state; no run can resume from it"
+    problem = mismatch(folder)
+    if problem is None and _is_old(folder):
+        return f"written by an earlier version, whose {RESUME_RECORD} is another; this version cannot resume from it"
+    if problem is None and not (folder / _SCHEDULE).exists():
+        return "written with save_only_model, without the optimizer's state; no run can resume from it"
     return problem
 
 
@@ -456,12 +457,12 @@ def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
 def remove_checkpoint(checkpoint: Path) -> None:
     """Remove a checkpoint that a run of this library has begun; anything else, and what a link points to, stays.
 
-    The manifest goes first, so that a checkpoint that is removed in part is not taken for a damaged one. The record goes
-    last, so that the rest is still known as a run's own.
+    The manifest goes first, so that one that is removed in part is known as incomplete, and the record last, so that the
+    rest is still known as a run's own.
     """
     if not _is_own(checkpoint):
         return
-    entries = sorted(checkpoint.iterdir(), key=lambda entry: (entry.name != MANIFEST, entry.name != _STATE, entry.name))
+    entries = sorted(checkpoint.iterdir(), key=lambda entry: (entry.name != MANIFEST, entry.name))
     with suppress(OSError):  # what cannot be removed stays, and keeps the record
         for entry in entries:
             if entry.name != RESUME_RECORD:
@@ -471,18 +472,9 @@ def remove_checkpoint(checkpoint: Path) -> None:
 
 
 def _is_own(checkpoint: Path) -> bool:
-    """Whether a run of this library has begun the folder of a checkpoint: it has a file that only such a run writes, or was
-    made by one that was killed before it wrote the first."""
+    """Whether a run of this library has begun the folder of a checkpoint: it has the record, or a kill came before that."""
     if checkpoint.is_symlink() or not checkpoint.is_dir():
         return False
-    if (checkpoint / RESUME_RECORD).is_file() or (checkpoint / LOG_STATE.format(0)).is_file():
+    if (checkpoint / RESUME_RECORD).is_file():
         return True
     return all(entry.name == f".{RESUME_RECORD}.tmp" for entry in checkpoint.iterdir())
-
-
-def _left_over(entry: Path) -> bool:
-    """Whether a run that was killed before its first checkpoint has left this."""
-    if entry.name in _BEGUN or entry.name.startswith(".stepjepa-"):
-        return True
-    temporary = entry.name.startswith(".") and entry.name.endswith(".tmp")
-    return temporary or (_CHECKPOINT.match(entry.name) is not None and _is_own(entry) and _cut_short(entry))

@@ -26,10 +26,10 @@ from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
-from stepjepa.training.batches import DrawnExamples
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import Sources, StreamedExamples
+from stepjepa.training.datasets import Sources, StreamedExamples
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import DrawnExamples
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -91,6 +91,7 @@ def set_up_model(
     if inner is not model and tokenizer is not None:
         warn_of_untrained(model, tokenizer, options.chat_template_kwargs)
     own_configs(inner)
+    # Rows, head and modules are drawn by the seed alone, whatever was drawn before.
     vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
     if objective.predictors:
         names = predictor_names(1 if options.same_predictor else objective.predictors, objective.groups)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from stepjepa.config.option import Names, options_of, unread_options
 from stepjepa.data.report import MEANINGS as DATA_WORDS
@@ -26,8 +26,10 @@ from stepjepa.modeling.flops import batch_tokens
 from stepjepa.modeling.load import is_preset
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
-from stepjepa.training.meter import clock, meanings, short
-from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
+from stepjepa.training.display import clock, meanings, short
+from stepjepa.training.options import JEPAOptions, loss_line, without_effect
+from stepjepa.training.run_options import RunOptions
+from stepjepa.training.sampling import DrawnExamples
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.text import counted, legend
 
@@ -65,11 +67,16 @@ def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
     plain = RunOptions()
     changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
     lines = []
-    for name, files in ((_NAME.dataset_split, run.train_file or []), (_NAME.eval_split, [run.eval_file])):
-        local = [one for one in files if one and Path(one).suffix.lower() in FILE_SUFFIXES and Path(one).is_file()]
-        if name in changed and any(files) and len(local) == len(files):
+    splits = {_NAME.dataset_split: run.train_file, _NAME.eval_split: [run.eval_file] if run.eval_file else []}
+    for name, files in splits.items():
+        if name in changed and files and all(map(_is_local, files)):
             lines.append(f"--{name} has no effect: the files have no splits")
     return [*lines, *map(str, unread_options(run, changed))]
+
+
+def _is_local(file: str) -> bool:
+    """Whether it is a file of rows here, and not a data set of the Hub."""
+    return Path(file).suffix.lower() in FILE_SUFFIXES and Path(file).is_file()
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
@@ -133,20 +140,10 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = f", {median(speeds):,.0f} tokens/s (median of the log)" if speeds else ""
     parts: list[tuple[str, Sequence[str]]] = []
-    if trainer.args.streaming:  # only now is known what the rows hold
-        for name, report in trainer.data_reports.items():
-            if name.startswith("train"):
-                parts.append(
-                    (
-                        "data",
-                        [
-                            f"{report.source}: {report.rows_read:,} rows read",
-                            *report.row_lines(),
-                            *report.steps.lines(),
-                            *report.prompts.lines(),
-                        ],
-                    )
-                )
+    trained = [report for name, report in trainer.data_reports.items() if name.startswith("train")]
+    for report in trained if trainer.args.streaming else ():  # only now is known what the rows hold
+        read = f"{report.source}: {report.rows_read:,} rows read"
+        parts.append(("data", [read, *report.row_lines(), *report.steps.lines(), *report.prompts.lines()]))
     done = [f"{counted(trainer.state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
     if stopped:
         done.append(stopped)
@@ -156,14 +153,18 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     files = "metrics.json, run.json, data_report.json, resolved.yaml"
     parts.append(("output", [f"{output}: model and records ({files})"]))
     lines = ["", *labelled(parts)]
-    names = ("lm_loss", "jepa_loss")
-    losses = [(entry["step"], entry[name]) for entry in trainer.state.log_history for name in names if name in entry]
-    # A checkpoint keeps a loss that is not finite as None.
-    broken = next((step for step, loss in losses if loss is None or not math.isfinite(loss)), None)
-    if broken is not None:
+    losses = [
+        (entry["step"], entry[name])
+        for entry in trainer.state.log_history
+        for name in ("lm_loss", "jepa_loss")
+        if name in entry
+    ]
+    # Checkpoints up to version 0.2 keep a loss that is not finite as None.
+    broken = [step for step, loss in losses if loss is None or not math.isfinite(loss)]
+    if broken:
         lines.append(
-            f"warning: the loss is not a finite number from step {broken} on (of those in the log), so the model is of no "
-            f"use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
+            f"warning: the loss is not a finite number from step {broken[0]} on (of those in the log), so the model is of "
+            f"no use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
         )
     return "\n".join([*lines, f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})"])
 
@@ -183,16 +184,19 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
 
 def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
     """What the words of the summary, which is `said` by then, and of the log that follows mean."""
-    objective, options = trainer.setup.objective, options_of(JEPAOptions)
-    given = {"K": _NAME.predictors, str(trainer.args.jepa_loss): _NAME.jepa_loss}
-    given |= {name: name for name in (_NAME.views, _NAME.forward)}
-    helps = {word: re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ") for word, name in given.items()}
-    known = {**DATA_WORDS, **{word: text[:1].lower() + text[1:] for word, text in helps.items()}, **POSITIONS}
+    options = options_of(JEPAOptions)
+    named = {"K": _NAME.predictors, str(trainer.args.jepa_loss): _NAME.jepa_loss}
+    named |= {name: name for name in (_NAME.views, _NAME.forward)}
+    known = dict(DATA_WORDS)
+    for word, name in named.items():
+        # The first sentence of an option's help, which may begin with the word itself.
+        text = re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ")
+        known[word] = text[:1].lower() + text[1:]
+    known |= POSITIONS
     said = said.replace(f"{trainer.args.predictor_head} head", "")  # which is not the output head
     printed = {word: text for word, text in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
-    return printed | meanings(
-        objective.makes_pairs, trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
-    )
+    evaluates, compares = trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
+    return printed | meanings(trainer.setup.objective.makes_pairs, evaluates, compares)
 
 
 def rate_line(args: JEPAConfig, run: RunOptions) -> str:
@@ -226,11 +230,11 @@ def mixing_lines(trainer: JEPATrainer) -> list[str]:
 
 def first_batches(trainer: JEPATrainer) -> list[Batch]:
     """The first micro-batches of the first epoch; none of a stream, which is not read before it is trained on."""
-    args, dataset = trainer.args, trainer.train_dataset
+    args, dataset = trainer.args, cast(DrawnExamples, trainer.train_dataset)
     batches: list[Batch] = []
     if args.streaming or dataset is None:
         return batches
-    draws, begin = iter(trainer._order(dataset)), time.perf_counter()
+    draws, begin = iter(trainer.order_of(dataset)), time.perf_counter()
     while len(batches) < _BATCHES and time.perf_counter() - begin < _SECONDS:
         examples = [dataset[draw] for draw in islice(draws, args.train_batch_size)]  # type: ignore[index]
         if not examples:
@@ -242,12 +246,15 @@ def first_batches(trainer: JEPATrainer) -> list[Batch]:
 def steps_line(trainer: JEPATrainer) -> str:
     """``1,000 of 32 examples (8 x 2 accumulated x 2 processes), 4.3 epochs``."""
     args, cut = trainer.args, trainer.cut
-    batch, how = cut.batch, f" ({cut})" if cut.batch > cut.size else ""
+    size = f"{cut.batch:,} examples"
+    if cut.batch > cut.size:
+        size += f" ({cut})"
     if args.streaming:
-        return f"{args.max_steps:,} of {batch:,} examples{how}"
+        return f"{args.max_steps:,} of {size}"
+    dataset: Any = trainer.train_dataset
     steps = trainer.requested_steps
-    epochs = f"{steps * batch / len(trainer.train_dataset):.3g}"  # type: ignore[arg-type]
-    return f"{steps:,} of {batch:,} examples{how}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
+    epochs = f"{steps * cut.batch / len(dataset):.3g}"
+    return f"{steps:,} of {size}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 
 def tokens_line(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:

@@ -11,7 +11,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -23,9 +23,9 @@ import transformers
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, TrainerControl
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
@@ -35,27 +35,26 @@ from stepjepa.modeling.extras import TargetEncoder, momentum_at, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_positions
-from stepjepa.modeling.parts import has_experts, vocabulary_size
+from stepjepa.modeling.parts import has_experts, is_sharded, vocabulary_size
 from stepjepa.modeling.sharding import gathered
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.batches import EpochSampler
-from stepjepa.training.checkpoints import CheckpointedTrainer, LastStep
+from stepjepa.training.checkpoints import CheckpointedTrainer, SavesAtEpochEnds
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
-from stepjepa.training.encoding import ExampleReader, StreamedExamples, chat_tokenizer
+from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
+from stepjepa.training.display import RunDisplay
+from stepjepa.training.finite import FiniteWatch
 from stepjepa.training.gradients import GradientCosine
-from stepjepa.training.meter import (
+from stepjepa.training.loss import lbd_at, total_loss
+from stepjepa.training.metrics import (
     MEANS,
-    FiniteWatch,
     LossMeter,
     Predictions,
-    RunDisplay,
     evaluation_names,
-    lbd_at,
     over_processes,
     precise_dtype,
-    total_loss,
 )
-from stepjepa.training.options import RunOptions
+from stepjepa.training.run_options import RunOptions
+from stepjepa.training.sampling import DrawnExamples, EpochSampler
 from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
 
 if TYPE_CHECKING:
@@ -81,6 +80,25 @@ class TargetEncoderCallback(TrainerCallback):
         """See `TrainerCallback`."""
         done = (state.global_step + 1) / max(state.max_steps, 1)
         self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
+
+
+class StepEvents(TrainerCallback):
+    """What a `JEPATrainer` does besides the Trainer when an epoch begins and when a step or an epoch ends."""
+
+    def __init__(self, trainer: JEPATrainer):
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.trainer.begin_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.trainer.end_step(control)
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.trainer.end_step(control)
 
 
 class JEPATrainer(CheckpointedTrainer):
@@ -138,6 +156,7 @@ class JEPATrainer(CheckpointedTrainer):
             )
         if args.n_gpu > 1:
             raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
+        # The model and its tokenizer, which a name brings along.
         name = str(model) if isinstance(model, (str, os.PathLike)) else None
         trained: Any = model
         adapter = peft_config is not None or hasattr(model, "get_base_model")
@@ -158,6 +177,7 @@ class JEPATrainer(CheckpointedTrainer):
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(trained)
+        # The data, which decides what a metric for the best model may be.
         vocabulary = vocabulary_size(causal_lm(trained))
         check_vocabulary(processing_class, vocabulary, name or "the model")
         reader = self._reader = ExampleReader(processing_class, args, max_positions(trained), vocabulary)
@@ -168,10 +188,11 @@ class JEPATrainer(CheckpointedTrainer):
         if kwargs.get("compute_metrics") is None:  # whose names are not known
             self._check_best_metric(args, evaluation)
         warn_beyond_positions(causal_lm(trained), reader.reports, args)
+        # What training adds to the model, tried on the device where it trains.
         device = args.device.type
         launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
         if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
-            trained.to(args.device)  # as the Trainer will: the start-up trial is run where the model trains
+            trained.to(args.device)  # as the Trainer will
         trained, self.setup = set_up_model(trained, args, args.seed, device, peft_config, processing_class)
         if args.keep_predictors:
             check_keeps_predictors(trained, processing_class)
@@ -206,7 +227,8 @@ class JEPATrainer(CheckpointedTrainer):
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
         self._view = RunDisplay(bool(args.disable_tqdm), metrics, args.keep_losses)
-        self.add_callback(self._view)
+        for callback in (self._view, SavesAtEpochEnds(), StepEvents(self)):
+            self.add_callback(callback)
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
@@ -216,14 +238,13 @@ class JEPATrainer(CheckpointedTrainer):
             ConfigError: see above.
         """
         scored = () if self.score_answers is None else getattr(self.score_answers, "metrics", None)
-        if args.metric_for_best_model is None or args.eval_strategy == "no" or evaluation is None or scored is None:
+        evaluates = args.eval_strategy != "no" and evaluation is not None
+        if args.metric_for_best_model is None or not evaluates or scored is None:
             return
-        objective, known = objective_of(args), list[str]()
-        sets = {f"{key}_": f"eval_{key}" for key in evaluation} if type(evaluation) is dict else {"": "eval"}
-        for prefix, name in sets.items():
-            report = self.data_reports.get(name)
-            parts = objective.part_names if objective.makes_pairs and (report is None or report.pairs) else ()
-            known += [f"{prefix}{one}" for one in evaluation_names(parts, scored)]
+        objective = objective_of(args)
+        parts = objective.part_names if objective.makes_pairs else ()
+        prefixes = [f"{key}_" for key in evaluation] if type(evaluation) is dict else [""]
+        known = [f"{prefix}{metric}" for prefix in prefixes for metric in evaluation_names(parts, scored)]
         name = str(args.metric_for_best_model).removeprefix("eval_")
         if name not in known:
             raise ConfigError(f"{_NAME.metric_for_best_model} is {name}; an evaluation has {', '.join(known)}")
@@ -252,9 +273,16 @@ class JEPATrainer(CheckpointedTrainer):
         if plugin.mixed_precision_policy is not None:  # the parts of the loss stay in float32
             plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
         trained_extras(inner).in_state_dict = True
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # that nothing writes to
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)
+
+    def train_from(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """See `CheckpointedTrainer`."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="FSDP2-wrapped module .* returned a view"
+            )  # that nothing writes to
+            return super().train_from(*args, **kwargs)
 
     # Order of examples
 
@@ -265,30 +293,43 @@ class JEPATrainer(CheckpointedTrainer):
         return self.train_dataset.loader(self._train_batch_size, self.data_collator)  # type: ignore[arg-type]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:  # type: ignore[override]
-        self._sampler = self._order(self.train_dataset if train_dataset is None else train_dataset)
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        self._sampler = self.order_of(dataset)
         return self._sampler
 
-    def _order(self, dataset: Any) -> EpochSampler:
-        """The order of training; `_run_epoch` sets its epoch, whatever loaders are wrapped around it."""
-        args, examples = self.args, self._train_batch_size * self.accelerator.num_processes
-        seed = args.seed if args.data_seed is None else args.data_seed
-        strategy = args.train_sampling_strategy
-        lengths = dataset.lengths if strategy == "group_by_length" else None
-        multiple, window = 1 if args.dataloader_drop_last else examples, examples * args.gradient_accumulation_steps
-        return EpochSampler(dataset.mixture, multiple, seed, strategy != "sequential", lengths, window)
+    def order_of(self, dataset: DrawnExamples) -> EpochSampler:
+        """The order of training; `begin_epoch` sets its epoch, whatever loaders are wrapped around it."""
+        args = self.args
+        examples = self._train_batch_size * self.accelerator.num_processes
+        by_length = args.train_sampling_strategy == "group_by_length"
+        return EpochSampler(
+            dataset.mixture,
+            multiple=1 if args.dataloader_drop_last else examples,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            shuffle=args.train_sampling_strategy != "sequential",
+            lengths=dataset.lengths if by_length else None,
+            window=examples * args.gradient_accumulation_steps,
+        )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
         return EpochSampler(len(eval_dataset), multiple, self.args.seed, shuffle=False)
 
-    def _run_epoch(self, model: Any, epoch: int, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:  # the Trainer asks after a step only
-            self.control.should_training_stop = True
-            return
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the examples of this epoch."""
         if not isinstance(self.train_dataset, StreamedExamples):
             self._sampler.epoch = epoch
-        self._last_step = LastStep()
-        super()._run_epoch(model, epoch, *args, **kwargs)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], torch.Tensor | None]:
+        """The micro-batches of one optimizer step, from the collator, and what each of the L parts of their loss is divided
+        by, (L,); none where the training is to stop, as a run that is resumed at its last step: the Trainer asks after a
+        step only."""
+        if self.control.should_training_stop:
+            return [], None
+        batches = list(islice(epoch_iterator, num_batches))
+        return batches, self._step_counts(batches)
 
     # The loss
 
@@ -304,10 +345,10 @@ class JEPATrainer(CheckpointedTrainer):
         sums = [sum(one[name] for one in counts) for name in self._meter.names]
         return torch.tensor(sums, device=self.args.device, dtype=precise_dtype(self.args.device))
 
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
+    def _step_counts(self, batches: Sequence[Batch]) -> torch.Tensor:
         """What each part of the loss is divided by, (parts,): of all micro-batches of one optimizer step on all
         processes."""
-        counts = self._counts(batch_samples).to(device)
+        counts = self._counts(batches)
         # What was not finite in earlier steps is summed along, so that all processes stop together.
         sums = self.accelerator.reduce(torch.cat([counts, self._watch.flag.to(counts)]), reduction="sum")
         self._watch.copy_to_host(sums[-1])
@@ -332,7 +373,7 @@ class JEPATrainer(CheckpointedTrainer):
         """
         counts = num_items_in_batch
         if counts is None:
-            counts = self._get_num_items_in_batch([inputs], self.args.device)
+            counts = self._step_counts([inputs])
         output = self.forward(model, inputs, self.state.global_step)
         if model.training:
             self._meter.add(output, inputs)
@@ -352,37 +393,22 @@ class JEPATrainer(CheckpointedTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the Trainer's, the loss, (); after the last backward pass of an optimizer step its gradients are compared."""
         loss = super().training_step(*args, **kwargs)
-        if self._gradients is not None and self.accelerator.sync_gradients:
+        self._watch.add(self.state.global_step + 1, loss)
+        gradients = self._gradients
+        if gradients is not None and self.accelerator.sync_gradients:
             lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
-            self._cosines, self._gradients = self._gradients.cosines(lbd, self.accelerator), None
+            self._cosines = gradients.cosines(lbd, self.accelerator)
+            self._gradients = None
         return loss
 
-    def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: Any,
-        model: Any,
-        trial: Any,
-        epoch: float,
-        ignore_keys_for_eval: list[str] | None,
-        start_time: float,
-        learning_rate: float | None = None,
-    ) -> None:
-        """As the Trainer's, after every step and epoch; what is not finite ends the run before anything is written."""
-        step = self.state.global_step
-        self._last_step = LastStep(step, grad_norm, learning_rate, epoch_ended=self._last_step.step == step)
-        if not self.accelerator.optimizer_step_was_skipped:  # by a gradient scaler
-            self._watch.end_step(step, tr_loss, grad_norm)
-        waits = self.control.should_log or self.control.should_save or self.control.should_evaluate
+    def end_step(self, control: TrainerControl) -> None:
+        """End a run whose loss broke before anything is written, and log the gradients' cosines where no other entry has
+        them."""
+        waits = control.should_log or control.should_save or control.should_evaluate
         if waits or self._watch.broken_before():
             self._check_finite()
-        if self._cosines and not self.control.should_log:  # else they are part of the entry that follows
+        if self._cosines and not control.should_log:
             self.log({})
-        super()._maybe_log_save_evaluate(
-            tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate
-        )
-        if self._globalstep_last_logged == step:
-            tr_loss.zero_()  # the Trainer subtracts it from itself, and NaN stays
 
     # Compute
 
@@ -407,7 +433,7 @@ class JEPATrainer(CheckpointedTrainer):
         one: over the first batches, padding included, each with and without its pairs."""
         dataset: Any = self.train_dataset
         collate: Any = self.data_collator
-        draws = iter(self._order(dataset))
+        draws = iter(self.order_of(dataset))
         own = regular = 0.0
         for _ in range(SAMPLED_BATCHES):
             examples = [dataset[draw] for draw in islice(draws, self.args.train_batch_size)]
@@ -447,10 +473,9 @@ class JEPATrainer(CheckpointedTrainer):
             self.store_flos()
             examples = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
             logs = {**logs, "examples": self.state.global_step * examples, "total_flos": self.state.total_flos}
-        if "train_loss" in logs:  # the Trainer's is of this process, over the steps since the run was resumed
-            broken, processes = self._watch.found is not None, self.accelerator.num_processes
-            total = over_processes([self._total_loss_scalar], self.accelerator)[0] / processes
-            logs["train_loss"] = math.nan if broken else total / max(self.state.global_step, 1)
+        norm = logs.get("grad_norm", 0.0)
+        if self.args.terminate_on_nan and not math.isfinite(norm) and not self.accelerator.optimizer_step_was_skipped:
+            self._stop_or_warn(self.state.global_step, "the gradient norm is not finite (NaN or infinite)")
         super().log(logs, start_time)
 
     def recent_losses(self) -> dict[str, float]:
@@ -496,11 +521,9 @@ class JEPATrainer(CheckpointedTrainer):
         Means over all labels and all pairs, whatever the batches and processes are; but for InfoNCE and the regularizers,
         which compare the pairs of a batch.
         """
-        model: Any = self._wrap_model(self.model, training=False)  # type: ignore[arg-type]
-        if not self.accelerator._models and model is self.model:
-            if self.is_fsdp_enabled:
-                raise ConfigError(f"--{_NAME.fsdp} shards the weights when a training begins; evaluate without it")
-            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model: Any = self.model
+        if self.is_fsdp_enabled and not any(map(is_sharded, model.parameters())):
+            raise ConfigError(f"--{_NAME.fsdp} shards the weights when a training begins; evaluate without it")
         model.eval()
         self.callback_handler.eval_dataloader = dataloader
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
@@ -508,9 +531,10 @@ class JEPATrainer(CheckpointedTrainer):
         try:
             for batch in dataloader:
                 inputs = self._prepare_inputs(batch)
-                with torch.no_grad(), self.compute_loss_context_manager():
+                with torch.no_grad(), self.accelerator.autocast():
                     output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
                     meter.add(output, inputs)
+                    # What `compute_metrics` and `predict` get; a run without them asks for no ids.
                     if predictions is not None and output.predicted_ids is not None:
                         predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
                 self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
@@ -534,7 +558,7 @@ class JEPATrainer(CheckpointedTrainer):
             return {}
         args, model = self.args, self.accelerator.unwrap_model(self.model)
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        with self.compute_loss_context_manager(), gathered(model, bool(plugin and plugin.reshard_after_forward)):
+        with self.accelerator.autocast(), gathered(model, bool(plugin and plugin.reshard_after_forward)):
             scores = self.score_answers(model, self.processing_class, args.process_index, args.world_size)
         sums = over_processes([value for pair in scores.values() for value in pair], self.accelerator)
         return {

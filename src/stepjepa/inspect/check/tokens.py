@@ -130,7 +130,7 @@ def _count_kinds(
     found: TokenStatistics, rows: Sequence[PlacedRow], encoder: RowEncoder, method: JEPAOptions, seed: int
 ) -> None:
     """Count the kinds of tokens in the examples of `rows`, as training samples them in epoch 0."""
-    from stepjepa.training.batches import ExampleDraw
+    from stepjepa.training.sampling import ExampleDraw
 
     encoded = encoder(rows)
     row_of_each = list[object]()

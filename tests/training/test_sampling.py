@@ -15,10 +15,10 @@ from stepjepa.data.encode import encode_dataset
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.batches import FILLER, Draw, DrawnExamples, EpochSampler, Mixture, keeps_pairs
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.encoding import ExampleReader, Sources, encode, settings_for
+from stepjepa.training.datasets import ExampleReader, Sources, encode, settings_for
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import FILLER, Draw, DrawnExamples, EpochSampler, Mixture, keeps_pairs
 from support.rows import step_rows
 from support.training import logs_of, trainer_for
 
@@ -248,3 +248,7 @@ def test_a_stream_resumes_after_the_batches_that_were_trained_on(tmp_path, strea
     assert json.loads((tmp_path / "stream_0.json").read_text())["first_step"] == 3
     again.resume(None)
     assert keys(islice(again.batches(4), 5)) == keys(taken), "from the start"
+    record = json.loads((tmp_path / "stream_0.json").read_text())
+    (tmp_path / "stream_0.json").write_text(json.dumps({**record, "shares": 2}))
+    with pytest.raises(ConfigError, match="began on 2 processes, and is resumed on as many only"):
+        again.resume(tmp_path, 4)

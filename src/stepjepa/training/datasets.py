@@ -19,8 +19,9 @@ from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamSt
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.batches import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator
-from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.sampling import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator
 from stepjepa.utils.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -137,11 +138,8 @@ class Sources(NamedTuple):
 
 
 class StreamedExamples:
-    """What `DrawnExamples` is for a stream: micro-batches without end, shuffled window by window.
-
-    The rows are dealt out into as many shares as the run had processes when it began. Each share gives its part of every
-    optimizer step, and a process reads the shares that its own examples of the step are from: which examples a step has, and
-    in which order, stays when a run is resumed on another number of processes.
+    """What `DrawnExamples` is for a stream: micro-batches without end, shuffled window by window. Each process reads its own
+    share of the rows, so a run is resumed on as many processes as it began on.
 
     Args:
         stream: the examples.
@@ -151,11 +149,10 @@ class StreamedExamples:
 
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
         self.stream, self.draw, self.args = stream, draw, args
-        self._seen, self._shares = 0, args.world_size
         self._unread = copy.deepcopy(stream.reports)
-        # Of each share: steps before a window -> where the window begins.
-        self._resumed: dict[int, tuple[int, StreamStart]] = {}
-        self._starts: dict[int, dict[int, StreamStart]] = {}
+        self._done = 0  # optimizer steps that the resumed run has trained on
+        self._resumed: tuple[int, StreamStart | None] = (0, None)  # steps before a window, and where it begins
+        self._starts: dict[int, StreamStart] = {}  # the same of the last windows
 
     def batches(self, size: int) -> Iterator[list[Example] | None]:
         """Micro-batches of `size` examples; None for those that the resumed run has trained on.
@@ -163,57 +160,55 @@ class StreamedExamples:
         Raises:
             DataError: not a single pair in the first window.
         """
-        seen, accumulation, process = self._seen, self.args.gradient_accumulation_steps, self.args.process_index
+        accumulation = self.args.gradient_accumulation_steps
+        yield from [None] * (self._done * accumulation)
         own = size * accumulation  # examples of a step
-        shares, each = self._own_shares(own)
-        skipped = process * own - shares.start * each  # of the first share, which other processes take
-        self._starts.clear()
-        for number, parts in enumerate(zip(*(self._steps(share, each) for share in shares), strict=True), 1):
-            if number <= seen:
-                yield from [None] * accumulation
-                continue
-            examples = [
-                self.draw(one.example, one.passes, one.row, one.source)
-                for one in [one for part in parts for one in part][skipped : skipped + own]
-            ]
-            yield from (examples[first : first + size] for first in range(0, own, size))
-
-    def _own_shares(self, own: int) -> tuple[range, int]:
-        """The shares that this process reads for its `own` examples of an optimizer step, and the examples of each."""
-        first, each = self.args.process_index * own, own * self.args.world_size // self._shares
-        return range(first // each, (first + own - 1) // each + 1), each
-
-    def _steps(self, share: int, size: int) -> Iterator[list[Streamed]]:
-        """What a share gives to every optimizer step: `size` examples, nothing before the window where it resumes."""
-        number, start = self._resumed.get(share, (0, None))
-        yield from [[]] * number
-        starts = self._starts[share] = {}
-        window_size = -(-self.args.shuffle_buffer // size) * size
-        for begin, window in self.stream.part(share, self._shares).windows(window_size, start, size):
-            if self.draw.objective.makes_pairs and not any(report.pairs for report in self.stream.reports):
-                read = max(self.stream.reports, key=lambda report: report.examples)
-                raise without_pairs(self.args, read, f"none of the first {read.examples} examples has")
-            starts[number] = begin
-            while len(starts) > _KEPT_STARTS:
-                del starts[min(starts)]
-            window = self._ordered(window, share, begin.window, size)
-            for first in range(0, len(window), size):
+        number, start = self._resumed
+        self._starts = {}
+        share = self.stream.part(self.args.process_index, self.args.world_size)
+        window_size = -(-self.args.shuffle_buffer // own) * own
+        for begin, window in share.windows(window_size, start, own):
+            self._check_pairs()
+            self._starts[number] = begin
+            while len(self._starts) > _KEPT_STARTS:
+                del self._starts[min(self._starts)]
+            window = self._ordered(window, begin.window, own)
+            for first in range(0, len(window), own):
                 number += 1
-                yield window[first : first + size]
+                if number <= self._done:
+                    continue
+                step = window[first : first + own]
+                examples = [self.draw(one.example, one.passes, one.row, one.source) for one in step]
+                yield from (examples[at : at + size] for at in range(0, own, size))
 
-    def _ordered(self, window: list[Streamed], share: int, number: int, step: int) -> list[Streamed]:
-        """The examples of a share's window, `step` of them an optimizer step, in the order of training."""
+    def _check_pairs(self) -> None:
+        """Refuse data whose first window has no pair.
+
+        Raises:
+            DataError: see above.
+        """
+        reports = self.stream.reports
+        if self.draw.objective.makes_pairs and not any(report.pairs for report in reports):
+            largest = max(reports, key=lambda report: report.examples)
+            raise without_pairs(self.args, largest, f"none of the first {largest.examples} examples has")
+
+    def _ordered(self, window: list[Streamed], number: int, step: int) -> list[Streamed]:
+        """The examples of a window, `step` of them an optimizer step, in the order of training."""
         strategy = self.args.train_sampling_strategy
         if strategy == "sequential":
             return window
-        order = generator(self.draw.seed, number, share, WINDOW).permutation(len(window)).tolist()
-        if strategy == "group_by_length":
-            groups = [order[first : first + step] for first in range(0, len(order), step)]
-            order = [i for group in groups for i in sorted(group, key=lambda i: -len(window[i].example.trunk))]
-        return [window[index] for index in order]
+        random = generator(self.draw.seed, number, self.args.process_index, WINDOW)
+        window = [window[index] for index in random.permutation(len(window)).tolist()]
+        if strategy != "group_by_length":
+            return window
+        ordered: list[Streamed] = []
+        for first in range(0, len(window), step):
+            ordered += sorted(window[first : first + step], key=lambda one: -len(one.example.trunk))
+        return ordered
 
     def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:
-        """Collated micro-batches of `size` examples, those of this process; None for those to pass over."""
+        """Collated micro-batches of `size` examples, those of this process; None for those to pass over. Its length is that
+        of the run: one epoch."""
         from torch.utils.data import DataLoader, IterableDataset
 
         class Batches(IterableDataset):
@@ -222,6 +217,9 @@ class StreamedExamples:
             def __iter__(_) -> Iterator[list[Example] | None]:
                 return self.batches(size)
 
+            def __len__(_) -> int:
+                return self.args.max_steps * self.args.gradient_accumulation_steps
+
         def collate(examples: list[Example] | None) -> Any:
             return None if examples is None else collator(examples)
 
@@ -229,30 +227,34 @@ class StreamedExamples:
 
     # Where a run resumes
 
-    def save(self, folder: str | Path, steps: int) -> None:
-        """Write where the shares are after so many optimizer steps, those whose first example this process takes."""
-        for share, starts in self._starts.items():
-            if share * self.args.world_size // self._shares == self.args.process_index:
-                first = max(number for number in starts if number <= steps)
-                record = {"shares": self._shares, "first_step": first, "start": list(starts[first])}
-                write_json(Path(folder) / _STREAM.format(share), record, indent=None)
+    def save(self, folder: Path, steps: int) -> None:
+        """Write where this process's share is after so many optimizer steps."""
+        first = max(number for number in self._starts if number <= steps)
+        record = {"shares": self.args.world_size, "first_step": first, "start": list(self._starts[first])}
+        write_json(folder / _STREAM.format(self.args.process_index), record, indent=None)
 
-    def resume(self, folder: str | Path | None, steps: int = 0) -> None:
+    def resume(self, folder: Path | None, steps: int = 0) -> None:
         """Begin after so many optimizer steps of the run that wrote the checkpoint `folder`; None begins at the first. The
-        reports count on from those of that run."""
-        self._seen, self._shares, self._resumed = steps, self.args.world_size, {}
+        reports count on from those of that run.
+
+        Raises:
+            ConfigError: version 0.2 wrote it, in a run that had gone on from another number of processes.
+        """
+        self._done, self._resumed = steps, (0, None)
         for report, unread in zip(self.stream.reports, self._unread, strict=True):
             vars(report).update(vars(copy.deepcopy(unread)))
-        if folder is not None:
-            self._shares = read_json(Path(folder) / _STREAM.format(0))["shares"]
-            records = [read_json(Path(folder) / _STREAM.format(share)) for share in range(self._shares)]
-            self._resumed = {
-                n: (one["first_step"], StreamStart.of_record(one["start"])) for n, one in enumerate(records)
-            }
-            shares, _ = self._own_shares(self._shares)  # the same for any number of examples
-            for share in shares:
-                for report, record in zip(self.stream.reports, self._resumed[share][1].counted, strict=False):
-                    report.add(DataReport.from_dict(record))
+        if folder is None:
+            return
+        record = read_json(folder / _STREAM.format(self.args.process_index))
+        if record["shares"] != self.args.world_size:
+            raise ConfigError(
+                f"--{_NAME.resume_from_checkpoint} {folder}: its stream began on {record['shares']} processes, and is "
+                "resumed on as many only"
+            )
+        start = StreamStart.of_record(record["start"])
+        self._resumed = record["first_step"], start
+        for report, counted in zip(self.stream.reports, start.counted, strict=False):
+            report.add(DataReport.from_dict(counted))
 
 
 class ExampleReader:

@@ -1,0 +1,173 @@
+"""The numbers of a run: what is summed between two log entries and over an evaluation.
+
+Shapes: P pairs, D width; B examples of a batch, N labelled tokens of it, L those of the example that has most, E examples of
+a data set; 2 stands for the predicted and the true id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch.nn.utils.rnn import pad_sequence
+
+from stepjepa.data.types import LM, Batch, ForestOutput
+from stepjepa.modeling.collapse import effective_rank
+from stepjepa.modeling.flops import KINDS
+
+# Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
+KEPT_TARGETS = 256
+# What does not grow with the number of batches that it was taken over, besides the parts of the loss.
+MEANS = ("cosine_similarity", "target_std", "effective_rank")
+IGNORED = -100  # fills the rows of predicted and of true ids
+
+
+def evaluation_names(parts: Sequence[str], scored: Sequence[str]) -> list[str]:
+    """What an evaluation is called by in the log, without ``eval_``.
+
+    Args:
+        parts: of the loss besides the LM loss; none where no pairs are compared.
+        scored: metrics of answers.
+    """
+    pairs = (*parts, "num_pairs", *MEANS) if parts else ()
+    answers = (*scored, "did_not_stop") if scored else ()
+    return ["loss", LM, *pairs, *answers, "runtime", "samples_per_second", "steps_per_second"]
+
+
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelerator) -> list[float]:
+    """The sums over all processes of some numbers (N,). Every process must call it."""
+    device = accelerator.device
+    totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
+    return accelerator.reduce(totals, reduction="sum").tolist()
+
+
+@dataclass
+class LossMeter:
+    """Sums over micro-batches, kept on the device until they are asked for.
+
+    Attributes:
+        names: of the parts of the loss.
+        sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens.
+        targets: (P, D) target states of some micro-batches.
+        flops: by kind, of this process.
+        since: the start of the time that the speed is taken over.
+        tokens: of all processes, once `metrics` was called.
+        weights: constant factors of the parts.
+    """
+
+    names: tuple[str, ...] = (LM,)
+    sums: torch.Tensor | None = None
+    targets: list[torch.Tensor] = field(default_factory=list)
+    flops: Counter[str] = field(default_factory=Counter)
+    since: float = field(default_factory=time.perf_counter)
+    tokens: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def add(self, output: ForestOutput, batch: Batch) -> None:
+        """Count one micro-batch."""
+        source, target = output.source_states.detach(), output.target_states.detach()
+        cosines = F.cosine_similarity(source.float(), target.float(), dim=-1)
+        row: list[Any] = []
+        for name in self.names:
+            part = output.parts[name]
+            self.weights[name] = part.weight
+            row += [part.sum.detach(), part.count]
+        tokens = sum(rows.filled.sum() for rows in batch.every_rows)  # without padding
+        row += [len(source), cosines.sum(), tokens]
+        dtype = precise_dtype(source.device)
+        new = torch.stack([torch.as_tensor(value, device=source.device).to(dtype) for value in row])
+        self.sums = new if self.sums is None else self.sums + new
+        if len(source) and sum(map(len, self.targets)) < KEPT_TARGETS:
+            self.targets.append(target.float())
+
+    def metrics(self, makes_pairs: bool, accelerator: Accelerator) -> dict[str, float]:
+        """Means over the labels and pairs of all processes, by the names of the log. Every process must call it.
+
+        Args:
+            makes_pairs: whether pairs are compared at all.
+        """
+        empty = [0.0] * (2 * len(self.names) + 3)
+        *parts, pairs, cosine, self.tokens = over_processes(empty if self.sums is None else self.sums, accelerator)
+        metrics = {}
+        for name, total, count in zip(self.names, parts[::2], parts[1::2], strict=True):
+            if name == LM or count:
+                metrics[name] = total / (count or 1.0)
+        if makes_pairs:
+            metrics |= {"cosine_similarity": cosine / pairs} if pairs else {}
+            metrics["num_pairs"] = int(pairs)
+            metrics |= collapse_signs(self.targets)
+        return metrics
+
+    def speed(self) -> dict[str, float]:
+        """Tokens a second of all processes since `since`; `metrics` has counted them."""
+        return {"tokens_per_second": round(self.tokens / (time.perf_counter() - self.since), 1)}
+
+    def flops_by_kind(self, accelerator: Accelerator) -> dict[str, float]:
+        """FLOPs of all processes, by kind. Every process must call it."""
+        totals = over_processes([self.flops[kind] for kind in KINDS], accelerator)
+        return {f"flops_{kind}": value for kind, value in zip(KINDS, totals, strict=True)}
+
+
+def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
+    """Numbers that show whether all targets become one vector.
+
+    ``target_std``: standard deviation of the unit-length targets over the batch, times the root of the width (1 for
+    targets spread evenly in all directions, 0 for a single point). ``effective_rank``: exponential of the entropy of
+    their normalised singular values (RankMe, arXiv:2210.02885, Eq. 1; uncentred), 1 at collapse.
+
+    Args:
+        targets: (P, D) tensors.
+    """
+    if sum(map(len, targets)) < 2:
+        return {}
+    kept = torch.cat(targets)[:KEPT_TARGETS].cpu().double()
+    states = F.normalize(kept, dim=-1)
+    if not states.isfinite().all():
+        return {"target_std": float("nan"), "effective_rank": float("nan")}
+    rank = effective_rank(torch.linalg.svdvals(states).numpy())
+    mean_square = states.std(dim=0).square().mean()
+    spread = mean_square.sqrt() * states.shape[1] ** 0.5
+    return {"target_std": float(spread), "effective_rank": rank}
+
+
+class Predictions:
+    """The most likely and the true ids of labelled tokens, batch by batch in the order of the data set: what
+    ``compute_metrics`` and ``predict`` of the Trainer's interface give."""
+
+    def __init__(self) -> None:
+        self._rows: list[torch.Tensor] = []  # (L, 2) of each example
+
+    def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Accelerator) -> None:
+        """Add a batch of every process. Every process must call it.
+
+        Args:
+            batch: a collator's, of this process.
+            predicted_N: (N,) int64, the most likely next token at each labelled position.
+            size: B, the same on every process.
+        """
+        examples_N = batch.label_positions // batch.rows.input_ids.shape[1]
+        if batch.rows.example is not None:  # packed rows hold several
+            examples_N = batch.rows.example.flatten()[batch.label_positions]
+        counts = torch.bincount(examples_N, minlength=size).tolist()
+        both_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
+        both_BL2 = pad_sequence(both_N2.split(counts), batch_first=True, padding_value=IGNORED)
+        both_BL2 = accelerator.pad_across_processes(both_BL2, dim=1, pad_index=IGNORED)
+        self._rows += accelerator.gather(both_BL2).cpu()
+
+    def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Predicted and true ids, (E, L) int64 each, of the first `size` examples; `IGNORED` where a row has no more."""
+        both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=IGNORED).numpy()
+        predicted_EL, labels_EL = both_EL2[:, : int((both_EL2[..., 1] != IGNORED).sum(1).max()), :].transpose(2, 0, 1)
+        return predicted_EL, labels_EL
