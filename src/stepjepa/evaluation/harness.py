@@ -20,10 +20,10 @@ from stepjepa.config.option import Names
 from stepjepa.config.values import did_you_mean
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, said
-from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import EvaluationResult, Prediction, record_lines
 from stepjepa.evaluation.run import open_model, open_output, output_paths, record_of
+from stepjepa.evaluation.statistics import normal
 from stepjepa.generation import digest_of, local
 from stepjepa.generation.store import reading_record
 from stepjepa.utils.failures import library

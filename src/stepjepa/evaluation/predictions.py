@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
-from stepjepa.evaluation.intervals import mean, share
 from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL, Metric, Verdict
+from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation import Reply
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.store import json_line

@@ -1,0 +1,265 @@
+"""Accuracies of runs, what two of them differ by on the same questions, and their answers side by side."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepjepa.errors import StepJepaError
+from stepjepa.evaluation.compare import PairedMetric, paired_metrics
+from stepjepa.evaluation.metrics import NLL
+from stepjepa.evaluation.predictions import Prediction, read_predictions
+from stepjepa.evaluation.statistics import conclusion, mcnemar_p
+from stepjepa.objectives.base import trained_pairs
+from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table
+from stepjepa.utils.text import written
+
+_TEXT_ROOM = 1_200_000  # characters of all texts
+_LONGEST, _SHORTEST = 6000, 400  # of one text, however many there are
+_BLANK = re.compile(r"\n(?:[^\S\n]*\n){3,}")
+_LETTERS = {True: "r", False: "w", None: "u"}
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """A metric of an evaluation of a run; `bar` has value, low and high in percent."""
+
+    evaluation: str
+    metric: str
+    run: str
+    value: str
+    interval: str
+    of: str
+    did_not_stop: str
+    skipped: str
+    bar: list[float] | None = None
+
+
+def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[AccuracyRow]:
+    """A row for each evaluation, metric and run, those of one evaluation and metric together."""
+    for name in evaluation_names(runs):
+        results = {run.label: run.evaluations[name].result for run in runs if name in run.evaluations}
+        metrics = dict.fromkeys(metric for result in results.values() for metric in table(result, "metrics"))
+        for metric in metrics:
+            for label, result in results.items():
+                summary = table(result, "metrics", metric)
+                if summary:
+                    yield _accuracy_row(name, metric, label, summary, result)
+
+
+def evaluation_names(runs: Sequence[ReportedRun]) -> list[str]:
+    """The names of the runs' evaluations."""
+    return list(dict.fromkeys(name for run in runs for name in run.evaluations))
+
+
+def _accuracy_row(
+    name: str, metric: str, label: str, summary: Mapping[str, Any], result: Mapping[str, Any]
+) -> AccuracyRow:
+    value, low, high = (number(summary, key) for key in ("value", "low", "high"))
+    n = summary.get("n")
+    interval, bar = "", None
+    if summary.get("kind") == "accuracy":
+        text = written(value, ".1%")
+        of = f"{summary.get('correct')} of {n} right"
+        if value is not None and low is not None and high is not None:
+            interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
+            bar = [round(100 * end, 1) for end in (value, low, high)]
+    else:
+        text = written(value, ".4f")
+        of = f"mean of {n} answers"
+        if low is not None and high is not None:
+            interval = f"[{low:.4f}, {high:.4f}]"
+    if "perplexity" in summary:  # the value is over all tokens, the interval that of the rows' mean
+        row_mean = written(number(summary, "row_mean"), ".4f")
+        of, interval = f"nats per token; mean of {n} rows {row_mean} {interval}".strip(), ""
+
+    stop = table(result, "generation", "did_not_stop")
+    did_not_stop = f"{stop.get('count')} of {stop.get('n')}" if stop else "-"
+    skipped = 0.0
+    for count in table(result, "rows", "skipped").values():
+        skipped += number(count) or 0
+    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, f"{skipped:g}", bar)
+
+
+@dataclass(frozen=True)
+class PairedRow:
+    """Two models in one metric on the same questions.
+
+    Attributes:
+        names: evaluation and metric, model a, model b.
+        cells: the difference, its interval, and of a metric that says right or wrong McNemar's p, and how many questions
+            both, only a, only b and neither answered right.
+        n: questions.
+        why_not: why two cannot be compared; empty where they are.
+        headline: its paragraph of the answer, empty where it has none.
+    """
+
+    names: list[str]
+    cells: list[str] = field(default_factory=list)
+    n: int = 0
+    why_not: str = ""
+    headline: str = ""
+
+
+def control_of(run: ReportedRun) -> str:
+    """Which control a run is, empty for none."""
+    kind = str(run.settings.get("control") or "none")
+    return kind if kind != "none" and trained_pairs(run.settings) else ""
+
+
+def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
+    """Each model against the first, plain training if there is any, and each method against its controls, on the same
+    questions, in every metric that two share. The first metric and the likelihood of the reference answers are headlines."""
+    ordered = sorted(runs, key=lambda run: (trained_pairs(run.settings), not control_of(run)))
+    for name in evaluation_names(runs):
+        before: list[ReportedRun] = []
+        for b in ordered:
+            if name not in b.evaluations or not _answers(b.evaluations[name]):
+                continue
+            for a in before:
+                if a is before[0] or (control_of(a) and not control_of(b)):
+                    yield from _paired(name, a, b, ordered)
+            before.append(b)
+
+
+def _answers(evaluation: StoredEvaluation) -> Path | None:
+    return evaluation.predictions or evaluation.likelihoods
+
+
+def _paired(name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
+    stale = a.evaluations[name].stale
+    first, second = _answers(a.evaluations[name]), _answers(b.evaluations[name])
+    if first is None or second is None:
+        return
+    try:
+        metrics = paired_metrics(first, second)
+    except StepJepaError as error:
+        yield PairedRow([name, a.label, b.label], why_not=str(error))
+        return
+    for paired in metrics:
+        cells = list(difference_cells(paired))
+        if paired.counts is not None:
+            cells += [f"{mcnemar_p(*paired.counts[1:3]):.3g}", *map(str, paired.counts)]
+        headline = ""
+        if not stale and (paired is metrics[0] or paired.metric == NLL):
+            headline = _headline(name, paired, a, b, cells, any(control_of(run) == "shuffled" for run in runs))
+        yield PairedRow([f"{name}, {paired.metric}", a.label, b.label], cells, paired.n, headline=headline)
+
+
+def _headline(
+    name: str, paired: PairedMetric, a: ReportedRun, b: ReportedRun, cells: Sequence[str], controlled: bool
+) -> str:
+    value, interval = cells[:2]
+    if interval:
+        value += f" ({interval[1:-1].replace(', ', ' to ')})"
+    difference = f"{b.label} - {a.label}: {value}, 95 % interval; {paired.metric} of {paired.n} questions ({name})\n"
+    if control_of(b):
+        return f"{difference}{b.label} is a control: only what a run gains over it can come from its pairs."
+    return difference + conclusion(
+        paired.difference,
+        a.label,
+        b.label,
+        controlled,
+        bool(b.settings.get("same_flop")),
+        counts=paired.counts,
+        lower_is_better=paired.metric == NLL,
+    )
+
+
+def difference_cells(paired: PairedMetric) -> tuple[str, str]:
+    """A difference with its unit, and its interval."""
+    unit, scale, form = "", 1, "+.4f"
+    if paired.counts is not None:
+        unit, scale, form = " points", 100, "+.1f"
+    elif paired.metric == NLL:
+        unit = " nats per token"
+    value, low, high = paired.difference
+    if value is None:
+        return "-", ""
+    interval = "" if low is None or high is None else f"[{scale * low:{form}}, {scale * high:{form}}]"
+    return f"{scale * value:{form}}{unit}", interval
+
+
+# Answers side by side
+
+
+def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> list[dict[str, Any]]:
+    """The answers of every evaluation.
+
+    Of each: ``name``; ``models`` (label, metric, and a letter for every question: ``r`` right, ``w`` wrong, ``u`` neither,
+    ``-`` not asked), so that counts are of all questions; ``rows``, at most `most` questions with all texts, the same number
+    of each pattern of right and wrong as far as there are.
+    """
+    sets: dict[str, dict[str, list[Prediction]]] = {}
+    texts = 0
+    for name in evaluation_names(runs):
+        answers = {}
+        for run in runs:
+            file = run.evaluations[name].predictions if name in run.evaluations else None
+            if file is not None:
+                try:
+                    answers[run.label] = read_predictions(file)
+                except StepJepaError as error:
+                    reader.problems.append(str(error))
+        if answers:
+            sets[name] = answers
+            texts += min(most, max(map(len, answers.values()))) * (2 + len(answers))
+    longest = min(_LONGEST, max(_SHORTEST, _TEXT_ROOM // max(texts, 1)))
+    return [_prediction_set(name, answers, most, longest) for name, answers in sets.items()]
+
+
+def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most: int, longest: int) -> dict[str, Any]:
+    by_question = [{(one.index, one.question): one for one in predictions} for predictions in answers.values()]
+    questions = sorted({question for known in by_question for question in known})
+    models = []
+    for (label, predictions), known in zip(answers.items(), by_question, strict=True):
+        letters = "".join(_LETTERS[known[one].correct] if one in known else "-" for one in questions)
+        metric = next(iter(predictions[0].scores), "")
+        models.append({"label": label, "metric": metric, "letters": letters})
+    rows = []
+    for place in chosen([str(model["letters"]) for model in models], most):
+        given = [known.get(questions[place]) for known in by_question]
+        first = next(one for one in given if one is not None)
+        reference = first.ground_truth if first.gt_answer is None else first.gt_answer
+        rows.append(
+            {
+                "place": place,
+                "index": first.index,
+                "question": cut(first.question, longest),
+                "reference": cut(reference or "", longest),
+                "answers": [one and _answer(one, longest) for one in given],
+            }
+        )
+    return {"name": name, "models": models, "rows": rows}
+
+
+def _answer(one: Prediction, longest: int) -> dict[str, str]:
+    return {
+        "text": cut(one.generated_response, longest),
+        "found": cut(one.gen_answer or "", longest),
+        "stop": str(one.stop_reason or ""),
+    }
+
+
+def chosen(letters: Sequence[str], most: int) -> list[int]:
+    """Positions of at most `most` questions: of every pattern of right and wrong the first ones, in turns."""
+    places = defaultdict[tuple[str, ...], list[int]](list)
+    for place, pattern in enumerate(zip(*letters, strict=True)):
+        places[pattern].append(place)
+    turns = []
+    for group in places.values():
+        turns += [(turn, group[0], place) for turn, place in enumerate(group)]
+    return sorted(place for _, _, place in sorted(turns)[:most])
+
+
+def cut(text: str, longest: int) -> str:
+    """A text, with its middle left out where it is longer, and of many blank lines their number."""
+    text = _BLANK.sub(lambda blank: f"\n[... {blank[0].count(chr(10)) - 1} blank lines ...]\n", text)
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters are left out here ...]\n{text[-half:]}"
