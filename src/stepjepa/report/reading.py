@@ -26,7 +26,7 @@ _ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticE
 T = TypeVar("T")
 
 
-def value_at(value: object, *keys: str) -> Any:
+def _at(value: object, *keys: str) -> Any:
     """What is at a path of keys, None where there is nothing."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -35,13 +35,13 @@ def value_at(value: object, *keys: str) -> Any:
 
 def table(value: object, *keys: str) -> dict[str, Any]:
     """The object at a path of keys, an empty one for anything else."""
-    inner = value_at(value, *keys)
+    inner = _at(value, *keys)
     return inner if isinstance(inner, dict) else {}
 
 
 def number(value: object, *keys: str) -> float | None:
     """The finite number at a path of keys, None for anything else."""
-    inner = value_at(value, *keys)
+    inner = _at(value, *keys)
     if isinstance(inner, (int, float)) and not isinstance(inner, bool) and math.isfinite(inner):
         return inner
     return None

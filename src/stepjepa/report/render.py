@@ -17,16 +17,19 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from stepjepa.config.option import Names
 from stepjepa.inspect.html import base_style, page_policy, script_json
 from stepjepa.modeling.card import collapse_words, logged_collapse
 from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number
 from stepjepa.report.settings import plain, settings_table, versions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 
-_HEADLINE = ("objective", "seed", "train_file")  # settings that tell what a run is
+_NAME = Names(RunOptions, JEPAOptions, TrainerOptions)
+_HEADLINE = (_NAME.objective, _NAME.seed, _NAME.train_file)  # settings that tell what a run is
 _MOST_ARMS = 8  # in a chart
 _SIGNS = ("target_std", "effective_rank", "num_pairs")  # of collapse, in a log
 
@@ -205,7 +208,7 @@ def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, 
         if "effective_rank" not in last and "target_std" not in last:
             continue
         if control_of(run) == "random":
-            yield name, "one vector by design (--control random)", [], False
+            yield name, f"one vector by design (--{_NAME.control} random)", [], False
             continue
         texts, low = logged_collapse(last)
         yield name, collapse_words(low, bool(texts)), texts, low
