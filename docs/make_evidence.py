@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.analysis.plots import forest_figure, save_figure
-from stepjepa.study.compare import ComparedArm, Comparison, Kind
+from stepjepa.study.compare import ArmComparison, ComparedArm, Kind
 from stepjepa.study.reading import read_study
-from stepjepa.study.results import RunRecord, Table, p_text, study_tables
+from stepjepa.study.records import RunRecord
+from stepjepa.study.results import Table, p_text, study_tables
 from stepjepa.study.tree import open_study
 from stepjepa.utils.text import scaled
 
@@ -159,7 +160,7 @@ def _level(arm: ComparedArm, percent: bool) -> list[str]:
     return ["-" if value is None else f"{100 * value:.1f}" if percent else f"{value:.4f}" for value in values]
 
 
-def _difference(found: Comparison | None, percent: bool) -> str:
+def _difference(found: ArmComparison | None, percent: bool) -> str:
     if found is None or found.result.mean is None:
         return ""
     result = found.result

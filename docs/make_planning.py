@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from stepjepa.analysis.plots import draw_lines, legend_below, new_figure, save_figure
-from stepjepa.study.compare import holm
+from stepjepa.evaluation.statistics import holm
 from stepjepa.study.reading import read_study
 from stepjepa.study.spec import all_runs
 from stepjepa.study.tree import open_study

@@ -362,15 +362,16 @@ def demo(**options: Any) -> DemoResult:
         options: those of ``stepjepa demo`` by name, such as ``output_dir="runs/demo"``.
 
     Raises:
-        ConfigError: the folder holds something.
+        ConfigError: the folder holds something else.
         StepJepaError: an arm failed.
     """
-    from stepjepa.report.run import report
     from stepjepa.study.demo import DemoOptions
 
     checked = _options(DemoOptions, options)
+    from stepjepa.report.run import report
     from stepjepa.study.demo import demo as run
 
     result = run(checked)
-    result.page = report(folders=[checked.output_dir], overwrite=True).path
+    page = report(folders=[checked.output_dir], overwrite=True)
+    result.answer, result.page = page.answer, page.path
     return result

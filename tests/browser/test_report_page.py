@@ -4,7 +4,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from support.browsing import barriers, brightness, settled
-from support.reports import write_demo, write_evaluation, write_geometry, write_pair, write_run, write_study
+from support.reports import write_evaluation, write_pair, write_run, write_study
 
 RTL = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd abc"
 HOSTILE = {
@@ -22,7 +22,7 @@ def made(*words):
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    made(*write_pair(folder, **HOSTILE), "--geometry", write_geometry(folder / "geometry"))
+    made(*write_pair(folder, **HOSTILE))
     return folder / "regular" / "report.html"
 
 
@@ -35,9 +35,9 @@ def pages(tmp_path_factory, pair):
     (folder / "begun").mkdir()
     (folder / "begun" / "run.json").write_text("{}")
     made(*several)
-    for place in (write_study(folder / "study"), write_demo(folder / "demo"), folder / "begun"):
+    for place in (write_study(folder / "study", answers=True), write_study(folder / "old"), folder / "begun"):
         made(place)
-    places = {"three": "regular", "study": "study", "demo": "demo", "begun": "begun"}
+    places = {"three": "regular", "study": "study", "old": "old", "begun": "begun"}
     return {"pair": pair, **{name: folder / place / "report.html" for name, place in places.items()}}
 
 
@@ -141,7 +141,7 @@ def test_themes(open_page, pair):
 
 def test_text_of_the_data_is_text(open_page, pair):
     page = open_page(pair)
-    assert page.locator("script").count() == 2 and page.locator("img").count() == 2
+    assert page.locator("script").count() == 2 and page.locator("img").count() == 0
     for place, text in enumerate(HOSTILE.values()):
         card = page.locator(".card").nth(place)
         assert card.locator(".question").inner_text() == f"question {text}"
@@ -190,7 +190,7 @@ def test_on_paper(open_page, pages, name):
 
 CUT = """() => [...document.querySelectorAll("h1, h2, h3, p, li, .card .text")].filter((e) =>
     !e.closest(".scroll") && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
-LOOKS = [("pair", "dark"), ("three", "light"), ("study", "light"), ("demo", "dark"), ("begun", "light")]
+LOOKS = [("pair", "dark"), ("three", "light"), ("study", "light"), ("old", "dark"), ("begun", "light")]
 
 
 @pytest.mark.parametrize(("name", "scheme"), LOOKS)

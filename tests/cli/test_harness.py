@@ -12,7 +12,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.reading import read_study
-from stepjepa.study.stages import score_model
+from stepjepa.study.score import score_model
 from stepjepa.study.tree import parse_tree
 from support.answers import SYSTEM, TEST, TRAIN, harness_stand_in
 from support.rows import lines, write
@@ -133,7 +133,7 @@ def test_a_study_tabulates_them(home, monkeypatch):
     (block,) = read_study(parse_tree(yaml.safe_dump(study), "study.yaml"), "study.yaml").blocks
     metrics = {metric.name: metric.options for metric in block.metrics}
     assert block.metrics[1].higher_is_better
-    values = score_model(home / "a", RowSource("rows.jsonl"), metrics, max_examples=4, max_new_tokens=2)
+    values = score_model(home / "a", RowSource("rows.jsonl"), metrics, max_examples=4, max_new_tokens=2).values
     assert values == {"exact": 0.0, "harness:sums": 0.5}
     assert (seen[0]["num_fewshot"], seen[0]["limit"]) == (1, 4)
     for name, said in (

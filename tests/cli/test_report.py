@@ -8,7 +8,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.run import run_training
 from stepjepa.training.run_options import RunOptions
-from support.reports import page_data, write, write_geometry, write_pair, write_run
+from support.reports import page_data, write, write_pair, write_run
 from support.rows import step_rows
 
 
@@ -30,11 +30,10 @@ def test_a_page_of_two_runs(tmp_path, capsys):
         stepjepa.report(folders=[str(a)])
 
 
-def test_another_file_geometry_and_a_limit(tmp_path):
-    runs, geometry = write_pair(tmp_path), write_geometry(tmp_path / "geometry")
-    out = tmp_path / "new" / "page.html"
-    assert report(*runs, "--geometry", geometry, "--output_file", out, "--max_predictions", 2) == 0
-    assert len(page_data(out.read_text())["predictions"][0]["rows"]) == 2 and "data:image/png" in out.read_text()
+def test_another_file_and_a_limit(tmp_path):
+    runs, out = write_pair(tmp_path), tmp_path / "new" / "page.html"
+    assert report(*runs, "--output_file", out, "--max_predictions", 2) == 0
+    assert len(page_data(out.read_text())["predictions"][0]["rows"]) == 2
     assert not (runs[0] / "report.html").exists()
 
 
@@ -56,11 +55,12 @@ def test_nothing_is_written_over(tmp_path, capsys):
 def test_what_is_no_run(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for words, said in (
-        ([tmp_path / "empty"], "is no folder of a run, a study or a demo"),
+        ([tmp_path / "empty"], "is no folder of a run or a study"),
         ([tmp_path / "nothing"], "no such folder"),
         ([], "no folder given; write: stepjepa report RUN_OR_STUDY"),
         ([tmp_path / "empty", "--max_predictions", "-1"], "max_predictions is -1; it must be at least 0"),
-        ([tmp_path / "empty", "--geomtry", "x"], "did you mean --geometry?"),
+        ([tmp_path / "empty", "--overwrit"], "did you mean --overwrite?"),
+        ([tmp_path / "empty", "--geometry", "x"], "--geometry: the report no longer shows geometry; stepjepa analyze"),
     ):
         assert report(*words) == 2
         error = capsys.readouterr().err

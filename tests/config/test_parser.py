@@ -178,7 +178,7 @@ def test_help(capsys):
         ("folders", "a --overwrite b", {"folders": ["a", "b"], "overwrite": True}),
         ("folders", "--overwrite true a", {"folders": ["a"], "overwrite": True}),
         ("folders", "--output-file=x a b", {"folders": ["a", "b"], "output_file": "x"}),
-        ("folders", "a --geometry g h --overwrite", {"folders": ["a"], "geometry": ["g", "h"], "overwrite": True}),
+        ("folders", "a --max_predictions 3 --overwrite", {"folders": ["a"], "max_predictions": 3, "overwrite": True}),
         ("folders", "--folders a b", {"folders": ["a", "b"]}),
     ],
 )

@@ -189,8 +189,6 @@ def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
                 (Path(run[0]) / "metrics.json").write_text('{"log_history": []}')
             if "--analyze" in words:
                 main(f"evaluate {run[0]} test.jsonl --metric gsm8k --max_new_tokens 2".split())
-    if "--geometry" in words:
-        main("analyze test.jsonl --models runs/step --output_dir runs/geometry".split())
     if words[0] in ("prepare", "generate"):
         Path(words[words.index("--output_file") + 1]).unlink(missing_ok=True)
         for made_too in ("train.valid.jsonl", "solved.unsolved.jsonl"):

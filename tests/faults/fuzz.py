@@ -41,7 +41,7 @@ data: {builtin: {train_rows: 6, select_rows: 2, test_rows: 2}}
 base: {model_name: tiny, max_steps: 4, learning_rate: 1e-3}
 arms:
   regular: {objective: regular}
-  step_jepa: {objective: step_jepa, lbd: 0.5, grid: {predictors: [1, 2]}}
+  step_jepa: {objective: step_jepa, lbd: 0.5, tune: {predictors: [1, 2]}}
 tune: {learning_rate: [1e-3, 1e-2]}
 seeds: [1, 2, 3]
 controls: [shuffled]

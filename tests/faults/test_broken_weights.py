@@ -19,7 +19,7 @@ from stepjepa.evaluation.predictions import read_predictions, record_lines
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
-from stepjepa.study.stages import score_model
+from stepjepa.study.score import score_model
 from support.answers import TEST
 from support.rows import write
 

@@ -1,7 +1,5 @@
 """Curves: places, ticks, and what is drawn of long logs."""
 
-from functools import partial
-
 import pytest
 
 from stepjepa.inspect.record import luminance
@@ -12,7 +10,6 @@ from stepjepa.report.charts import (
     RIGHT,
     TOP,
     history_points,
-    layer_charts,
     log_ticks,
     look,
     make_chart,
@@ -45,18 +42,8 @@ def test_places():
     assert chart.description == (
         "a (training): 0 at step 0, 1 at step 10; b (evaluation): 0.5 at step 5, 0.5 at step 5"
     )
-    assert chart.table() == (["step", "a", "b (evaluation)"], [["0", "0", ""], ["5", "", "0.5"], ["10", "1", ""]], 3)
-
-
-def test_gradients_by_layer_are_means_over_the_run():
-    history = [
-        {"step": 5, "gradient_cosine": 0.1, "gradient_cosine_layer_0": 0.2, "gradient_cosine_layer_1": -0.5},
-        {"step": 10, "gradient_cosine": 0.1, "gradient_cosine_layer_0": 0.4, "gradient_cosine_layer_1": -0.1},
-    ]
-    (chart,) = layer_charts([("a", partial(history_points, history)), ("b", partial(history_points, []))])
-    assert chart.description == "a (training): 0.3 at layer 0, -0.3 at layer 1"
-    assert chart.table() == (["layer", "a"], [["0", "0.3"], ["1", "-0.3"]], 2)
-    assert layer_charts([("b", partial(history_points, []))]) == []
+    assert [line.label for line in chart.lines] == ["a", "b (evaluation)"]
+    assert chart.rows == [["0", "0", ""], ["5", "", "0.5"], ["10", "1", ""]]
 
 
 def test_a_logarithmic_axis_needs_positive_values():
@@ -71,7 +58,7 @@ def test_a_logarithmic_axis_needs_positive_values():
 def test_one_point_and_none():
     chart = make_chart("k", "K", [(0, "a", "training", [(7, -2.0)])])
     assert chart.lines[0].marks and chart.y_ticks
-    assert make_charts([("a", lambda key: [])], [("k", "K")]) == []
+    assert list(make_charts([("a", lambda key: [])], {"k": "K"})) == []
 
 
 def test_ticks():
@@ -88,8 +75,8 @@ def test_a_spike_in_a_long_log_is_not_lost():
     assert len(thinned) <= MOST_POINTS and {(0, 1.0), (4321, 9.0), (8765, -3.0), (9999, 1.0)} <= set(thinned)
     assert thinned == sorted(thinned)
     chart = make_chart("k", "K", [(0, "a", "training", points)])
-    _, rows, steps = chart.table()
-    assert chart.thinned and len(rows) == 24 and rows[0][0] == "0" and rows[-1][0] == "9999" and steps == len(thinned)
+    assert chart.thinned and len(chart.steps) == len(thinned)
+    assert len(chart.rows) == 24 and chart.rows[0][0] == "0" and chart.rows[-1][0] == "9999"
 
 
 LIGHT, DARK = zip(*COLOURS, strict=True)

@@ -2,34 +2,25 @@
 
 import copy
 import json
-import os
 import random
 import re
+import shutil
 
-from stepjepa.report.charts import duration, mean_points
+from stepjepa.report.charts import mean_points
+from stepjepa.report.comparison import chosen, cut
 from stepjepa.report.reading import read_folders
-from stepjepa.report.run import chosen, cut, report_page, settings_table
+from stepjepa.report.render import duration, report_page
+from stepjepa.report.settings import settings_table
 from support.pages import Reader
-from support.reports import (
-    TABLES,
-    page_data,
-    write,
-    write_demo,
-    write_evaluation,
-    write_geometry,
-    write_pair,
-    write_run,
-    write_study,
-)
+from support.reports import page_data, study_record, write, write_evaluation, write_pair, write_run, write_study
 
 HOSTILE = (
     "</script><script>alert(1)</script> <img src=x onerror=alert(2)> \u05e9\u05dc\u05d5\u05dd &lt; \u202e {{ 7 * 7 }}"
 )
 
 
-def page_of(*folders, geometry=(), most=200):
-    found = read_folders(list(folders), list(geometry))
-    return report_page(found, most)
+def page_of(*folders, most=200):
+    return report_page(read_folders(list(folders)), most).html
 
 
 def test_what_was_run(tmp_path):
@@ -53,9 +44,8 @@ def test_the_answer_comes_first(tmp_path):
         write(run / "run.json", {**record, "date": day, "machine": machine, "command": None, "device": "cpu"})
     read = Reader(page_of(b, a))
     text = read.text("answer")
-    assert list(read.sections) == "answer accuracy signs losses predictions run geometry cost".split()
+    assert list(read.sections) == "answer accuracy curves predictions run".split()
     assert "Compared: step (objective=step_jepa, seed=0, train_file=train.jsonl); regular (objective=regular, " in text
-    assert "Run on 2026-11-19 to 2026-11-20; Linux-6, 2 CPUs." in text
     assert "step - regular: +37.5 points (" in text and "95 % interval; gsm8k of 8 questions (test) On these" in text
     assert text.endswith(
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
@@ -89,9 +79,10 @@ def test_results_of_another_model_are_marked(tmp_path):
 
     write(b / "run.json", {**record, "steps": 50})
     assert "Stale" not in Reader(page_of(a, b)).text("answer")
-    (b / "model.safetensors").write_bytes(b"")  # of a version that recorded no digest
-    os.utime(b / "evaluation-test" / "metrics.json", (1, 1))
-    assert "older than the weights" in Reader(page_of(a, b)).text("answer")
+    (b / "model.safetensors").write_bytes(b"")
+    result = json.loads((b / "evaluation-test" / "metrics.json").read_text())
+    write(b / "evaluation-test" / "metrics.json", {**result, "model_folder": "of another model"})
+    assert "is of an earlier model in this folder" in Reader(page_of(a, b)).text("answer")
 
 
 def test_settings_by_their_metadata():
@@ -141,40 +132,15 @@ def test_losses(tmp_path):
 
 
 def test_collapse_signs(tmp_path):
-    text = Reader(page_of(*write_pair(tmp_path))).text("signs")
+    text = Reader(page_of(*write_pair(tmp_path))).text("curves")
     # target_std .02 at the end: the mean cosine of two targets is 1 - .0004; the rank is 1 + 8 / 50
-    assert "target states have an effective rank of 1.16 (below 2.0)" in text
+    assert "step collapse" in text and "target states have an effective rank of 1.16 (below 2.0)" in text
     assert (
         "two targets have a cosine of 0.9996 on average, from target_std 0.020 (from 0.98; plain models .76 to .96)"
         in text
     )
-    assert (
-        "step collapse" in text and "regular has logged no pairs to compare" in text and "--regularizer vicreg" in text
-    )
-    assert "target_std 0.1 \u2192 0.02" in text
-
-
-def test_the_log_and_the_states_of_a_run_do_not_contradict_each_other(tmp_path):
-    """The log has no sign, the states of the same run have: both sections call it collapse, in the same words."""
-    a, b = write_pair(tmp_path)
-    metrics = json.loads((b / "metrics.json").read_text())
-    for entry in metrics["log_history"]:
-        entry |= {"target_std": 0.5, "effective_rank": 9.0} if "target_std" in entry else {}
-    write(b / "metrics.json", metrics)
-    assert "step no sign of collapse in the log" in Reader(page_of(a, b)).text("signs")
-    geometry = write_geometry(tmp_path / "geometry")
-    numbers = json.loads((geometry / "numbers.json").read_text())
-    numbers["models"]["step"]["model"] = str(b)
-    write(geometry / "numbers.json", numbers)
-    read = Reader(page_of(a, b, geometry=[geometry]))
-    assert "step collapse By its states" in read.text("signs") and "no sign of collapse in the log" in read.text(
-        "signs"
-    )
-    assert "step collapse target states have no rank" in read.text("geometry")
-
-
-def test_a_control_with_one_random_target_is_no_collapse(tmp_path):
-    text = Reader(page_of(write_run(tmp_path / "run", control="random"))).text("signs")
+    assert "regular collapse" not in text and "regular no sign" not in text
+    text = Reader(page_of(write_run(tmp_path / "run", control="random"))).text("curves")
     assert "run one vector by design (--control random)" in text and "effective rank of 1.16" not in text
 
 
@@ -276,61 +242,49 @@ def test_long_texts_lose_their_middle(tmp_path):
     assert len(page_of(run)) < 3_000_000
 
 
-def test_geometry(tmp_path):
-    run, folder = write_run(tmp_path / "run"), write_geometry(tmp_path / "geometry")
-    read = Reader(page_of(run, geometry=[folder]))
-    assert read.rows("Geometry")[1:] == [
-        ["step", "0.9900", "0.9899", "0.10", "5.0 %", "3.2", "1.5"],
-        ["chance", "", "", "", "2.5 %", "", ""],
-    ]
-    assert "40 pairs of test.jsonl, states after the final norm" in read.text("geometry")
-    assert "step collapse" in read.text("geometry") and "target states have no rank" in read.text("geometry")
-    pictures = [attrs for tag, attrs in read.elements if tag == "img"]
-    assert [one["alt"] for one in pictures] == ["Cosines of matched and of shuffled pairs", "PCA of both views: step"]
-    assert all(one["src"].startswith("data:image/png;base64,iVBOR") for one in pictures)
-
-
-def test_pictures_have_a_limit(tmp_path):
-    found = read_folders([write_run(tmp_path / "run")])
-    found.reader.room, file = 100, write_geometry(tmp_path / "geometry") / "cosine.png"
-    assert found.reader.picture(file, "one") and found.reader.picture(file, "two") is None
-    assert found.reader.problems == [f"{file}: is left out, so that the page stays small"]
-
-
 def test_a_study(tmp_path):
-    """Its section is table.md as the study has written it."""
+    """The tables of table.json, also of version 0.2; curves are means over the seeds."""
     page = page_of(write_study(tmp_path / "study"))
     read = Reader(page)
     assert '<h1 dir="auto">A study</h1>' in page and '<h3 dir="auto">gsm8k (higher is better)</h3>' in page
-    heads, regular, step = read.rows("Table 4")
-    assert heads == ["arm", "seeds", "mean", "difference at equal examples [95 %]", "verdict"]
-    assert regular == ["regular", "2", "0.5000", "", "baseline"]
-    assert step[3:] == ["+0.0125 [-0.0075, +0.0325]", "not established (n=2, a | b)"]
-    text = read.text("study")
-    assert "The tables say what may be concluded." in read.text("answer")  # of a version that kept no verdicts
-    assert "Compared: regular; step_jepa; seed=0, train_file=train.jsonl; 3 trained and scored, 1 not" in read.text(
-        "answer"
-    )
-    assert "against regular where" in text
-    lines = ["gsm8k, against regular:", "  step_jepa: worse", "    at equal examples: -1", "nll, against regular:"]
-    write(tmp_path / "study" / "table.json", {"verdicts": lines})
-    said = Reader(page_of(tmp_path / "study")).text("answer")
-    assert said.endswith(
-        "not begun. gsm8k, against regular: step_jepa: worse at equal examples: -1 nll, against regular:"
-    )
-    assert "step_jepa: chose lbd=0.1. Validation means" in text
-    assert '<li dir="auto">step_jepa seed 2: exit status 2</li>' in page
-    assert "3 trainings: 1 min 30 s and 6 T FLOPs in all" in read.text("cost")
-    assert "A study keeps the scores of its runs" in read.text("predictions") and "accuracy" not in read.sections
-    assert "step_jepa (1 of 1 runs) collapse" in read.text("signs")
+    heads, regular, step = read.rows("gsm8k (higher is better)")
+    assert heads[:5] == ["arm", "seeds", "mean", "sd", "95 % interval"] and heads[-1] == "verdict"
+    assert regular[:3] == ["regular", "2", "0.5000"] and regular[-1] == "baseline"
+    assert "+0.0125 [-0.0075, +0.0325]" in step
+    assert step[-1] == "not established: n=2 seeds in common with regular; a | b"
+    text = read.text("answer")
+    assert "Compared: regular; step_jepa; 3 trained and scored, 1 not begun. gsm8k, against regular:" in text
+    assert "step_jepa seed 2: exit status 2" in read.text("study")
+    assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
+    assert read.rows("Cost")[1][1:] == ["50", "1 min 15 s", "160", "2.5 T"]
+    assert "a study keeps those of its runs since version 0.3" in read.text("accuracy")
     assert {row[0]: row[1:] for row in read.rows("Settings")}["objective differs"] == ["regular", "step_jepa"]
     (chart,) = [
         one for one in page_data(page)["charts"]["lm_loss"] if (one["name"], one["kind"]) == ("regular", "training")
     ]
     assert [point[:2] for point in chart["points"]][:2] == [[10, 2.0], [20, 1.0]]  # the mean of two equal runs
-
     logs = [(1, 2.0), (2, 4.0)], [(2, 6.0), (3, 1.0)], []  # the mean is over steps that all have
     assert mean_points([[{"step": step, "k": value} for step, value in log] for log in logs], "k") == [(2, 5.0)]
+
+
+def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
+    study = write_study(tmp_path / "study", answers=True)
+    page = page_of(study)
+    read = Reader(page)
+    assert "The runs of seed 1 on the test split" in read.text("accuracy")
+    (paired,) = read.rows("Paired differences")[1:]
+    assert paired[1:4] == ["regular", "step_jepa", "+25.0 points"]
+    assert "On these questions" not in read.text("answer")  # several seeds: the verdicts are the answer
+    (answers,) = page_data(page)["predictions"]
+    assert [model["letters"] for model in answers["models"]] == ["rrww", "rrrw"]
+
+
+def test_a_study_of_one_seed_is_read_as_two_models(tmp_path):
+    study = write_study(tmp_path / "study", answers=True)
+    for arm in ("regular", "step_jepa"):
+        shutil.rmtree(study / "runs" / arm / "seed-2")
+    text = Reader(page_of(study)).text("answer")
+    assert "step_jepa - regular: +25.0 points (" in text and "one seed of each" in text
 
 
 def test_a_study_that_is_unfinished(tmp_path):
@@ -340,33 +294,23 @@ def test_a_study_that_is_unfinished(tmp_path):
     assert [tag for tag, _ in read.elements].count("figure") == 6  # curves of what has been trained
 
 
-def test_a_demo(tmp_path):
-    read = Reader(page_of(write_demo(tmp_path / "demo")))
-    # Wilson's interval of 2 in 4
-    assert read.rows("Accuracy")[1][1:5] == ["final answer", "regular", "50.0 %", "[15.0, 85.0]"]
-    assert read.rows("Accuracy")[1][5:8] == ["", "2 of 4 right", "1 of 4"]
-    (paired,) = read.rows("Paired differences")[1:]
-    assert paired[3] == "+0.0 points" and paired[5:] == ["1", "1", "1", "1", "1"]
-    assert read.rows("Signs on the held-out problems")[1] == ["regular", "0.5000", "0.2500", "0.5000", "4.0000"]
-    assert "The demo keeps whether each answer was right" in read.text("predictions")
-
-
-def test_the_control_of_a_demo_is_no_rival(tmp_path):
-    read = Reader(page_of(write_demo(tmp_path / "demo", control=True)))
+def test_a_control_is_no_rival(tmp_path):
+    runs = [*write_pair(tmp_path, "rrww", "rwrw"), write_run(tmp_path / "shuffled", control="shuffled")]
+    write_evaluation(runs[2], "wwww")
+    read = Reader(page_of(*runs))
     text = read.text("answer")
     assert "shuffled (objective=step_jepa, seed=0, train_file=train.jsonl), a control: shuffled targets" in text
     assert "training of shuffled helps" not in text and text.count("shuffled is a control: only what a run gains") == 1
-    assert "step_jepa - shuffled: +50.0 points" in text and "no shuffled control was run" not in text
+    assert "step - shuffled: +50.0 points" in text and "no shuffled control was run" not in text
     paired = [row[1:3] for row in read.rows("Paired differences")[1:]]
-    assert paired == [["regular", "shuffled"], ["regular", "step_jepa"], ["shuffled", "step_jepa"]]
+    assert paired == [["regular", "shuffled"], ["regular", "step"], ["shuffled", "step"]]
 
 
 def test_cost(tmp_path):
     run = write_run(tmp_path / "run")
-    write_evaluation(run, "rw")
-    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "50", "1 min 15 s", "160", "1,000", "2.5 T", "4.5 s"]
-    write(run / "metrics.json", {"log_history": [{"step": 1, "flops_trunk": 3e9, "flops_head": 1e9}]})
-    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "1", "-", "-", "-", "4 G", "4.5 s"]
+    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "50", "1 min 15 s", "160", "2.5 T"]
+    write(run / "metrics.json", {"log_history": [{"step": 1}]})
+    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "1", "-", "-", "-"]
     assert [duration(s) for s in (0.12345, 59.99, 3599.6, 7384)] == ["0.123 s", "60 s", "1 h 0 min", "2 h 3 min"]
 
 
@@ -375,11 +319,9 @@ def test_what_is_missing_is_said_with_the_command_that_writes_it(tmp_path):
     read = Reader(page_of(tmp_path / "a run"))
     for section, words in (
         ("run", "No data report of a run (data_report.json). stepjepa train writes it"),
-        ("losses", "a run has no log (metrics.json, or a checkpoint's trainer_state.json). stepjepa train writes it."),
-        ("signs", "a run has logged no step of its training (--logging_steps), so no signs. stepjepa analyze"),
+        ("curves", "a run has no log (metrics.json, or a checkpoint's trainer_state.json). stepjepa train writes it."),
         ("accuracy", "No evaluation of a run yet. stepjepa evaluate writes one"),
         ("predictions", "No predictions (evaluation-NAME/predictions.jsonl). stepjepa evaluate writes them."),
-        ("geometry", "No geometry yet. stepjepa analyze"),
     ):
         assert words in read.text(section)
 
@@ -403,18 +345,19 @@ def test_text_of_the_data_is_text(tmp_path):
     assert {row[0]: row[1:] for row in read.rows("Settings")}["train_file"] == [" ".join(text.split())] * 2
     (made,) = page_data(page)["predictions"]
     assert made["rows"][1]["question"] == f"question {text}"
-    study = write_study(tmp_path / "study")
-    (study / "table.md").write_text(TABLES.replace("A study", text).replace("n=2", text))
+    study, record = write_study(tmp_path / "study"), study_record()
+    record["verdicts"] = record["tables"][0]["arms"][1]["verdict"]["reasons"] = [text]
+    write(study / "table.json", record)
     read = Reader(page_of(study))
-    assert " ".join(text.split()) in read.text("study")
+    assert " ".join(text.split()) in read.text("study") and " ".join(text.split()) in read.text("answer")
     assert sum(tag == "script" for tag, _ in read.elements) == 2
 
 
 def test_nothing_is_fetched(tmp_path):
-    page = page_of(*write_pair(tmp_path), geometry=[write_geometry(tmp_path / "geometry")])
+    page = page_of(*write_pair(tmp_path))
     assert not re.search(r"(src|href)=\"(?!data:|#)", page) and "url(" not in page and "@import" not in page
     assert " style=" not in page  # the policy forbids it
-    assert page == page_of(tmp_path / "regular", tmp_path / "step", geometry=[tmp_path / "geometry"])
+    assert page == page_of(tmp_path / "regular", tmp_path / "step")
 
 
 def leaves(value, before=()):
@@ -428,12 +371,9 @@ def test_odd_values_cost_no_more_than_themselves(tmp_path):
     """Old and foreign files: whatever stands where, there is a page."""
     run, study, draw = write_run(tmp_path / "run"), write_study(tmp_path / "study"), random.Random(0)
     write_evaluation(run, "rwu")
-    write_geometry(run / "geometry")
-    write_demo(tmp_path / "demo")
-    (tmp_path / "demo" / "regular" / "demo_result.json").rename(run / "demo_result.json")
-    names = ["run.json", "metrics.json", "data_report.json", "demo_result.json", "evaluation-test/metrics.json"]
-    files = [(run, run / name) for name in (*names, "geometry/numbers.json")]
-    files += [(study, study / "state.json")]
+    names = ["run.json", "metrics.json", "data_report.json", "evaluation-test/metrics.json"]
+    files = [(run, run / name) for name in names]
+    files += [(study, study / name) for name in ("state.json", "table.json")]
     for folder, file in files:
         text = file.read_text()
         for place in draw.sample(list(leaves(json.loads(text)))[1:], 4):

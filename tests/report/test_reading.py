@@ -1,10 +1,10 @@
-"""What a report finds in folders: runs, studies, demos, old and broken ones."""
+"""What a report finds in folders: runs, studies, old and broken ones."""
 
 import pytest
 
 from stepjepa.errors import ConfigError
 from stepjepa.report.reading import read_folders
-from support.reports import log, write, write_demo, write_evaluation, write_geometry, write_run, write_study
+from support.reports import log, write, write_evaluation, write_run, write_study
 
 
 def test_a_run(tmp_path):
@@ -19,7 +19,7 @@ def test_a_run(tmp_path):
     assert list(read.evaluations) == ["begun", "other", "test"]
     assert [one.result == {} for one in read.evaluations.values()] == [True, False, False]
     assert read.settings["max_steps"] == 50 and read.settings["lbd"] == 0.1  # what came of it is in run.json
-    assert found.reader.problems == [] and found.study is None and found.geometry == []
+    assert found.reader.problems == [] and found.study is None
 
 
 def test_predictions_with_a_name_of_their_own(tmp_path):
@@ -45,29 +45,23 @@ def test_runs_of_one_name_get_their_parents(tmp_path):
         read_folders([runs[0], tmp_path / "b" / ".." / "a" / "model"])
 
 
-def test_a_demo(tmp_path):
-    found = read_folders([write_demo(tmp_path / "demo")])
-    assert [run.label for run in found.runs] == ["regular", "step_jepa"]
-    assert found.runs[1].demo["correct"] == [True, False, True, False]
-    (tmp_path / "demo" / "metrics.json").unlink()  # it has not ended
-    assert [run.label for run in read_folders([tmp_path / "demo"]).runs] == ["regular", "step_jepa"]
-
-
 def test_a_study(tmp_path):
-    found = read_folders([write_study(tmp_path / "study")])
+    found = read_folders([write_study(tmp_path / "study", answers=True)])
     study, runs = found.study, found.runs
     assert [run.label for run in runs] == [f"{arm}/seed-{n}" for arm in ("regular", "step_jepa") for n in (1, 2)]
     assert [bool(run.history) for run in runs] == [True, True, True, False]
-    assert list(runs[2].stages) == ["trained", "scored-test"] and runs[3].stages == {}
-    assert study.tables.startswith("# A study") and study.figures == [tmp_path / "study" / "study.png"]
+    assert [(run.scored, bool(run.trained)) for run in runs] == [(True, True)] * 3 + [(False, False)]
+    assert list(runs[2].evaluations) == ["test"] and not found.reader.stale
+    (table,) = study.tables
+    assert (study.title, table.title, len(table.rows)) == ("A study", "gsm8k (higher is better)", 2)
 
 
-def test_geometry_inside_and_beside(tmp_path):
-    run = write_run(tmp_path / "run")
-    inner, other = write_geometry(run / "geometry"), write_geometry(tmp_path / "other")
-    assert read_folders([run], [other]).geometry == [other, inner]
-    with pytest.raises(ConfigError, match="run: holds nothing that stepjepa analyze has written"):
-        read_folders([run], [run])
+def test_a_run_that_was_restored_from_its_record_has_its_curves(tmp_path):
+    study = write_study(tmp_path / "study")
+    run = study / "runs" / "step_jepa" / "seed-2"
+    losses, history = [{"step": 5, "lm_loss": 1.0}], [{"step": 9, "eval_task": 0.5}]
+    write(run / "trained.json", {"steps": 9, "losses": losses, "history": history})
+    assert read_folders([study]).runs[3].history == [*losses, *history]
 
 
 def test_what_is_no_run(tmp_path):
@@ -75,7 +69,7 @@ def test_what_is_no_run(tmp_path):
     (tmp_path / "file").write_text("")
     run, study = write_run(tmp_path / "run"), write_study(tmp_path / "study")
     for names, words in (
-        (["empty"], "empty: is no folder of a run, a study or a demo"),
+        (["empty"], "empty: is no folder of a run or a study"),
         (["file"], "file: is a file; give the folder of a run"),
         (["nothing"], "nothing: no such folder"),
         (["run", "empty"], "empty: is no folder of a run"),
@@ -92,7 +86,7 @@ def test_broken_files_are_told_and_left_out(tmp_path):
     (run / "run.json").write_text("[1]")
     (run / "resolved.yaml").write_text("a: [")
     found = read_folders([run])
-    assert found.runs[0].data == found.runs[0].record == found.runs[0].settings == {} and found.runs[0].history
+    assert found.runs[0].record == found.runs[0].settings == {} and found.runs[0].data == [] and found.runs[0].history
     assert [problem.split(": ")[0] for problem in found.reader.problems] == [
         str(run / name) for name in ("run.json", "resolved.yaml", "data_report.json")
     ]

@@ -11,10 +11,11 @@ import pytest
 from stepjepa.errors import ConfigError
 from stepjepa.study import stages
 from stepjepa.study.reading import read_options
-from stepjepa.study.results import records_of, study_tables
+from stepjepa.study.results import study_tables
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions
 from support.rows import lines as lines_of
+from support.studies import records_of
 
 pytest.importorskip("statsmodels")
 CHOICE = ["tune={learning_rate: [1e-3, 2e-3]}", "tune_seeds=[11]", "seeds=[1, 2, 3]", "keep_models=false"]

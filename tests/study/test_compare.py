@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepjepa.study.compare import ArmRuns, compare_arms, holm, paired_difference
+from stepjepa.evaluation.statistics import holm, paired_difference
+from stepjepa.study.compare import ArmRuns, compare_arms
 
 stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")

@@ -12,7 +12,7 @@ from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.reading import read_study
-from stepjepa.study.stages import GEOMETRY, score_model
+from stepjepa.study.score import GEOMETRY, score_model
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_states(model, monkeypatch):
         geometry, "measure_states", lambda *views, **how: measured.append(views) or measure(*views, **how)
     )
     wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
-    found = score_model(model, RowSource(model / "test.jsonl"), wanted, max_new_tokens=2)
+    found = score_model(model, RowSource(model / "test.jsonl"), wanted, max_new_tokens=2).values
     assert list(found) == list(wanted) and all(np.isfinite(value) for value in found.values())
     ((source, target),) = measured
     for states, single in zip((source, target), by_hand(model, step_rows(ROWS)), strict=True):
@@ -78,7 +78,7 @@ def test_too_few_pairs_for_a_map_give_no_number(model, rows, none):
     """Below ten pairs there is no map; one through every row has no fitted error."""
     views = {"objective": "llm_jepa", "views": "standalone"}
     metrics = dict.fromkeys(("map_r2", "map_fitted_error", "retrieval_mrr"), views)
-    found = score_model(model, RowSource(model / "test.jsonl"), metrics, max_examples=rows)
+    found = score_model(model, RowSource(model / "test.jsonl"), metrics, max_examples=rows).values
     assert {name for name, value in found.items() if value is None} == none and 0 < found["retrieval_mrr"] <= 1
 
 
@@ -105,7 +105,7 @@ def test_directions_in_a_study():
         ("target_rank", "name the views that it compares"),
         ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown option 'step_spliter'; did you mean"),
         ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown option 'predictors'"),
-        ("{target_rank: {objective: step_jepa, step_splitter: line}}", "target_rank: step_splitter: expected one of"),
+        ("{target_rank: {objective: step_jepa, step_splitter: line}}", "step_splitter: expected one of"),
         ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
         ("{map_r2: {objective: step_jepa, higher_is_better: maybe}}", "expected true or false, got 'maybe'"),
         ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),

@@ -17,8 +17,9 @@ import torch
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.study import stages
-from stepjepa.study.records import StudyRunFolder, write_builtin, write_plan
-from stepjepa.study.run import Processes, Submitit, slurm_parameters
+from stepjepa.study.executors import Processes, Submitit, slurm_parameters
+from stepjepa.study.plan import write_builtin, write_plan
+from stepjepa.study.records import StudyRunFolder
 from stepjepa.study.spec import all_runs
 from stepjepa.study.stages import carry_out
 from support.rows import lines as lines_of

@@ -9,8 +9,9 @@ import yaml
 
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
+from stepjepa.study.plan import write_builtin, write_plan
 from stepjepa.study.reading import read_study
-from stepjepa.study.records import StudyRunFolder, write_builtin, write_plan
+from stepjepa.study.records import StudyRunFolder
 from stepjepa.study.spec import all_runs
 from stepjepa.study.tree import parse_tree, set_value
 
@@ -93,19 +94,6 @@ def test_a_variant_that_cannot_be_run_is_a_note():
     assert "without random: control=random gives every source the same target" in note
 
 
-def test_grids_become_arms():
-    text = STUDY + "grid: {lbd: [0.1, 2.0], objective: [llm_jepa]}\n"
-    text = text.replace("    lambda: 0.5\n", "    grid: {predictors: [1, 2]}\n")
-    arms = {arm.name: arm.settings for arm in read(text).blocks[0].arms}
-    assert arms == {
-        "regular": {"objective": "regular"},
-        "step_jepa,predictors=1": {"objective": "step_jepa", "predictors": 1},
-        "step_jepa,predictors=2": {"objective": "step_jepa", "predictors": 2},
-        "lbd=0.1,objective=llm_jepa": {"objective": "llm_jepa", "lbd": 0.1},
-        "lbd=2,objective=llm_jepa": {"objective": "llm_jepa", "lbd": 2.0},
-    }
-
-
 def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none():
     text = STUDY + "tune: {learning_rate: [1e-3, 2e-3], predictors: [1, 2]}\n"
     regular, jepa = read(text).blocks[0].arms
@@ -154,7 +142,8 @@ def test_a_seed_may_stand_in_a_name():
         ("metrics=[answer_nl]", ["metric is 'answer_nl'", "did you mean answer_nll?"]),
         ("metrics=[{gsm8k: {colunm: a}}]", ["no option 'colunm' of gsm8k"]),
         ("select=exact", ["'exact' is none of the study's metrics (answer_nll, gsm8k)"]),
-        ("select={metric: gsm8k, rule: best}", ["rule: expected one of lowest, highest", "'best'"]),
+        ("select={metric: gsm8k}", ["select: expected"]),
+        ("grid={lbd: [1, 2]}", ["unknown key 'grid': write out the arms", "tune: {option: [values]}"]),
         ("evaluate.batch_size=0", ["batch_size is 0; it must be at least 1"]),
         ("data={train_file: a.jsonl}", ["data: test_file is missing"]),
         ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from statistics import fmean, stdev
@@ -16,17 +14,16 @@ from safetensors.torch import load_file
 from stepjepa.data.sources import RowSource
 from stepjepa.study import stages
 from stepjepa.study.reading import read_options, read_study
-from stepjepa.study.results import write_results
 from stepjepa.study.run import run_study
+from stepjepa.study.score import score_model
 from stepjepa.study.spec import StudyOptions
-from stepjepa.study.stages import score_model
 from stepjepa.study.tree import parse_tree, recipe_files
 from support.rows import lines as lines_of
 from support.runs import run_here
+from support.studies import write_results
 
 stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")
-pytest.importorskip("matplotlib")
 
 # Recipes whose minis are run every time; those of all others are run by `make test_all`.
 QUICK = {"llm_jepa_table9_pretrain"}
@@ -67,13 +64,18 @@ def values(folder, arm, **wanted):
 def test_two_identical_arms_show_no_effect(results):
     folder, _, said = results
     assert values(folder, "twin") == values(folder, "regular")
-    (row,) = [line for line in table_rows(folder) if line["arm"] == "twin" and line["metric"] == "answer_nll"]
-    assert [float(row[f"examples_{name}"]) for name in ("mean", "sd", "t_p", "wilcoxon_p")] == [0, 0, 1, 1]
+    result = arm_of(folder, "twin")["examples"]["result"]
+    assert [result[name] for name in ("mean", "sd", "t_p", "wilcoxon_p")] == [0, 0, 1, 1]
     assert "  twin: not established: n=2 seeds in common with regular" in said  # a third would say more
 
 
-def table_rows(folder):
-    return list(csv.DictReader(io.StringIO((folder / "table.csv").read_text())))
+def arm_of(folder, name):
+    """An arm in the table of answer_nll."""
+    (table,) = [
+        one for one in json.loads((folder / "table.json").read_text())["tables"] if one["metric"] == "answer_nll"
+    ]
+    (arm,) = [one for one in table["arms"] if one["name"] == name]
+    return arm
 
 
 def test_the_table_is_that_of_the_records(results):
@@ -81,7 +83,11 @@ def test_the_table_is_that_of_the_records(results):
     regular, jepa = values(folder, "regular"), values(folder, "step_jepa")
     shuffled = values(folder, "step_jepa", control="shuffled")
     shorter = values(folder, "step_jepa", compute="equal compute")
-    (row,) = [line for line in table_rows(folder) if line["arm"] == "step_jepa" and line["metric"] == "answer_nll"]
+    arm = arm_of(folder, "step_jepa")
+    row = {name: arm["summary"][key] for name, key in (("mean", "estimate"), ("sd", "sd"), ("low", "low"))}
+    for kind in ("examples", "compute", "control"):
+        row |= {f"{kind}_{name}": value for name, value in arm[kind]["result"].items()}
+    row |= {"flops": arm["flops"], "examples_holm_p": arm["examples"]["holm_p"]}
     half = stats.t.ppf(0.975, 1) * stdev(jepa) / math.sqrt(2)
     expected = {
         "mean": fmean(jepa),
@@ -97,7 +103,7 @@ def test_the_table_is_that_of_the_records(results):
         "flops": fmean(r["flops"] for r in lines_of(folder / "results.jsonl") if r["settings"].get("lbd") == 1 and
                        r["control"] == "none" and r["compute"] == "equal examples"),
     }  # fmt: skip
-    assert {name: float(row[name]) for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert float(row["examples_holm_p"]) == pytest.approx(min(1, 2 * expected["examples_t_p"]), rel=1e-6)  # of two arms
     markdown = (folder / "table.md").read_text()
     assert (
@@ -108,7 +114,7 @@ def test_the_table_is_that_of_the_records(results):
 
 def test_what_is_written(results):
     folder, outcome, said = results
-    names = "results.jsonl state.json study.png study.svg study_gsm8k.png table.csv table.json table.md".split()
+    names = "results.jsonl state.json table.json table.md".split()
     assert all((folder / name).stat().st_size > 0 for name in names)
     whole = json.loads((folder / "table.json").read_text())
     assert [table["metric"] for table in whole["tables"]] == ["answer_nll", "gsm8k"] and whole["missing"] == []
@@ -142,10 +148,10 @@ def test_a_model_scored_again_has_the_numbers_of_its_record(results):
     folder, _, _ = results
     model, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
     metrics = {"answer_nll": {}, "exact": {}, "prefix": {"reference_column": "ground_truth"}}
-    found = score_model(model, RowSource(test), metrics, batch_size=4, max_new_tokens=4)
+    found = score_model(model, RowSource(test), metrics, batch_size=4, max_new_tokens=4).values
     assert list(found) == list(metrics) and found["exact"] == 0.0
     assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
-    few = score_model(model, RowSource(test), {"answer_nll": {}}, max_examples=2)
+    few = score_model(model, RowSource(test), {"answer_nll": {}}, max_examples=2).values
     assert few["answer_nll"] != found["answer_nll"]
 
 

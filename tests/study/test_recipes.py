@@ -16,6 +16,8 @@ from stepjepa.study.tree import open_study, parse_tree, recipe_files, recipe_lin
 PAPER_SEEDS = (82, 23, 37, 84, 4)
 OWN = (
     "builtin",
+    "demo",
+    "demo_path_star",
     "labels_or_jepa",
     "planning",
     "planning_grid",

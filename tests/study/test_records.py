@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.results import records_of, write_results
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.files import locked
 from support.rows import lines as lines_of
 from support.rows import step_rows, write
+from support.studies import records_of, write_results
 
 pytest.importorskip("statsmodels")
-pytest.importorskip("matplotlib")
 TUNED = ["seeds=[1, 2]", "tune={learning_rate: [1e-3, 2e-3]}", "controls=[shuffled]", "keep_models=false"]
 
 

@@ -7,12 +7,13 @@ import json
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study import records as identity
-from stepjepa.study.results import missing_lines, records_of, study_tables, write_results
+from stepjepa.study import identity, plan, records
+from stepjepa.study.results import study_tables
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions, describe
 from stepjepa.utils.files import locked
 from support.rows import write
+from support.studies import missing_lines, records_of, write_results
 
 BOTH = ("select", "test")
 
@@ -41,12 +42,12 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
 def test_work_between_runs_does_not_grow_with_their_number(carry_out, monkeypatch):
     """Records are looked for as often as runs end, however many runs there are; the listing looks at each run once."""
     looked = []
-    read = identity.read_record
-    monkeypatch.setattr(identity, "read_record", lambda path: (looked.append(path), read(path))[1])
-    monkeypatch.setattr(identity, "write_plan", lambda folder, run, study: run_plan(folder, run))
+    read = records.read_record
+    monkeypatch.setattr(records, "read_record", lambda path: (looked.append(path), read(path))[1])
+    monkeypatch.setattr(plan, "write_plan", lambda folder, run, study: run_plan(folder, run))
 
     def run_plan(folder, run):
-        identity.write_record(folder.plan, {"run": run.name})
+        records.write_record(folder.plan, {"run": run.name})
         folder.train_config.write_text(f"seed: {run.seed}\n")
 
     few, many = ([*range(n)] for n in (10, 60))
@@ -76,8 +77,7 @@ def test_a_failed_run_does_not_stop_the_others(carry_out, player):
     records = {(r.arm, r.seed): r for r in records_of(outcome)}
     assert [key for key, record in records.items() if record.status != "finished"] == [("step_jepa", 2)]
     assert records["step_jepa", 2].metrics == {} and records["step_jepa", 2].model is None
-    said = missing_lines(outcome)
-    assert said[1:] == ["  step_jepa seed 2: exit status 1; the last line of train"]
+    assert missing_lines(outcome) == ["step_jepa seed 2: exit status 1; the last line of train"]
     assert any(line.endswith("FAILED: exit status 1; the last line of train") for line in outcome.said)
     player.fails = lambda name, stage: False
     assert not carry_out().failed
@@ -86,13 +86,11 @@ def test_a_failed_run_does_not_stop_the_others(carry_out, player):
 
 def test_a_study_of_which_nothing_came_is_reported(carry_out, player, tmp_path):
     pytest.importorskip("statsmodels")
-    pytest.importorskip("matplotlib")
     player.fails = lambda name, stage: True
     _, said = write_results(carry_out())
     assert "  step_jepa: not established: no value for seed 1, 2, 3" in said
     assert "  regular seed 3: exit status 1; the last line of train" in said
     assert "**Runs that are missing**" in (tmp_path / "out" / "table.md").read_text()
-    assert not (tmp_path / "out" / "study.png").exists()
     player.fails = lambda name, stage: False
     player.value = lambda options, split: 1.0 + options["seed"] * (options["objective"] == "regular")
     _, said = write_results(carry_out())
@@ -100,7 +98,6 @@ def test_a_study_of_which_nothing_came_is_reported(carry_out, player, tmp_path):
         "    at equal examples: -2 [-4.484, +0.4841], p = 0.074 (Holm), n = 3 seeds" in said
         and "missing" not in " ".join(said)
     )
-    assert (tmp_path / "out" / "study.png").exists()
 
 
 def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
@@ -156,10 +153,10 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
     assert sum(record.chosen for record in records) == 12 and not any(record.model for record in records)
 
 
-def test_a_rule_of_ones_own_and_cells_that_diverged(carry_out, player):
+def test_a_direction_of_ones_own_and_cells_that_diverged(carry_out, player):
     player.value = by_rate({"regular": 0.001, "step_jepa": 0.001})
     two = "seeds=[1, 2]"
-    outcome = carry_out(TUNED, two, "select={metric: answer_nll, rule: highest}", folder="highest")
+    outcome = carry_out(TUNED, two, "metrics=[{answer_nll: {higher_is_better: true}}]", folder="highest")
     assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
     player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
     outcome = carry_out(TUNED, two, folder="everywhere")

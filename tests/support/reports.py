@@ -1,17 +1,12 @@
-"""Small folders as `stepjepa train`, `evaluate`, `analyze`, `study` and `demo` leave them, written by hand."""
+"""Small folders as `stepjepa train`, `evaluate` and `study` leave them, written by hand."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-# A picture of one pixel.
-PIXEL = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
 REPORT = {
     "source": "train.jsonl", "rows_read": 12, "rows_kept": 11, "examples": 11, "rows_skipped": {"no_messages": 1},
     "first_skipped": {"no_messages": "line 4: 'messages' is empty"}, "examples_without_pairs": {}, "pairs": 11,
@@ -99,44 +94,33 @@ def write_pair(folder: Path, a: str = "rrwwr", b: str = "rwrww", **texts: Any) -
     return runs
 
 
-def write_geometry(folder: Path) -> Path:
-    """An analysis of one model, with two figures."""
-    pairs = {
-        "n": 40, "aligned_mean": 0.99, "aligned_sd": 0.0, "shuffled_mean": 0.9899, "shuffled_sd": 0.0, "d_prime": 0.1,
-        "retrieval_at_1": 0.05, "chance_at_1": 0.025,
-    }  # fmt: skip
-    views = {"source": {"effective_rank": 3.25}, "target": {"effective_rank": 1.5}}
-    sign = {"name": "low_rank", "view": "target", "value": 1.5, "threshold": 2.0, "text": "target states have no rank"}
-    model = {"model": "step", "layers": {"-1": {"n": 40, "pairs": pairs, **views}}, "steps": {}, "collapse": [sign]}
-    write(folder / "numbers.json", {"file": "test.jsonl", "n": 40, "layer": -1, "models": {"step": model}})
-    for name in ("cosine", "pca-step", "holiday"):
-        (folder / f"{name}.png").write_bytes(PIXEL)
-    return folder
+def _arm(name: str, mean: float, **others: Any) -> dict[str, Any]:
+    summary = {"n": 2, "estimate": mean, "low": mean - 0.01, "high": mean + 0.01, "sd": 0.001, "confidence": 0.95}
+    nothing = dict.fromkeys(("examples", "compute", "control", "random", "verdict", "seconds"))
+    return {"name": name, "role": "baseline", "seeds": [1, 2], "summary": summary, "flops": 2e12, **nothing, **others}
 
 
-TABLES = """# A study
-
-## block
-
-**gsm8k** (higher is better)
-
-| arm | seeds | mean | difference at equal examples [95 %] | verdict |
-|---|---|---|---|---|
-| regular | 2 | 0.5000 |  | baseline |
-| step_jepa | 2 | 0.5125 | +0.0125 [-0.0075, +0.0325] | not established (n=2, a \\| b) |
-
-Differences are paired by seed, against `regular` where nothing else is said.
-
-`step_jepa`: chose lbd=0.1. Validation means: lbd=0.1: 0.5, lbd=1: 0.4. Chosen 2026-01-02, before its test split was scored.
-
-**Runs that are missing**
-
-- step_jepa seed 2: exit status 2
-"""
+def study_record() -> dict[str, Any]:
+    """``table.json`` as version 0.2 has written it."""
+    result = {"n": 2, "mean": 0.0125, "sd": 0.001, "low": -0.0075, "high": 0.0325, "t_p": 0.2, "wilcoxon_p": 0.5}
+    compared = {"against": "regular", "seeds": [1, 2], "lost": [], "result": result, "holm_p": 0.2}
+    verdict = {"label": "not established", "reasons": ["n=2 seeds in common with regular", "a | b"]}
+    arms = [_arm("regular", 0.5), _arm("step_jepa", 0.5125, role="arm", examples=compared, verdict=verdict)]
+    table = {
+        "block": "",
+        "metric": "gsm8k",
+        "higher_is_better": True,
+        "baseline": "regular",
+        "alpha": 0.05,
+        "arms": arms,
+    }
+    verdicts = ["gsm8k, against regular:", "  step_jepa: not established"]
+    missing = [{"run": "step_jepa seed 2", "status": "failed", "error": "exit status 2"}]
+    return {"title": "A study", "verdicts": verdicts, "tables": [table], "missing": missing}
 
 
-def write_study(folder: Path, ended: bool = True) -> Path:
-    """A study of two arms, of which one run has failed."""
+def write_study(folder: Path, ended: bool = True, answers: bool = False) -> Path:
+    """A study of two arms, of which one run has failed; with `answers` as its scoring keeps them since version 0.3."""
     arms = {"regular": {"objective": "regular"}, "step_jepa": {"objective": "step_jepa", "lbd": 0.1}}
     code = {"stepjepa": "0.1.0", "source": "abcd", "torch": "2.6.0"}
     identity = {
@@ -149,25 +133,13 @@ def write_study(folder: Path, ended: bool = True) -> Path:
             run, failed = folder / "runs" / arm / f"seed-{seed}", (arm, seed) == ("step_jepa", 2)
             write(run / "plan.json", {"run": f"{arm} seed {seed}"})
             if not failed:
-                write_run(run / "model", arm)
+                write_run(run / "model", arm, seed=seed)
                 write(run / "trained.json", {"steps": 50, "flops": 2e12, "train_seconds": 30.0})
                 write(run / "scored-test.json", {"metrics": {"gsm8k": 0.5}})
+                if answers:
+                    write_evaluation(run, "rrww" if arm == "regular" else "rrrw")
     if ended:
-        (folder / "table.md").write_text(TABLES, encoding="utf-8")
-        (folder / "study.png").write_bytes(PIXEL)
-    return folder
-
-
-def write_demo(folder: Path, control: bool = False) -> Path:
-    """What the demo leaves, with a control whose answers are all wrong if that is asked for."""
-    arms: dict[str, Any] = {}
-    known = {"regular": [True, True, False, False], "step_jepa": [True, False, True, False]}
-    for arm, correct in (known | ({"shuffled": [False] * 4} if control else {})).items():
-        write_run(folder / arm, *([arm] if arm in known else []), control="none" if arm in known else arm)
-        arms[arm] = {"accuracy": 0.5, "correct": correct, "stopped": 0.75, "cosine": 0.5, "shuffled_cosine": 0.25}
-        arms[arm] |= {"target_std": 0.5, "effective_rank": 4.0}
-        write(folder / arm / "demo_result.json", arms[arm])
-    write(folder / "metrics.json", {"options": {"seed": 0}, **arms})
+        write(folder / "table.json", study_record())
     return folder
 
 

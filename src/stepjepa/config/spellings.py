@@ -219,6 +219,10 @@ LEFT: dict[str, Answer] = {
         "--dataset_num_proc N, and --streaming reads large data while the model trains",
         idle=("none",),
     ),
+    "geometry": Answer(
+        "",
+        "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a folder of its own",
+    ),
     "engine": Answer(
         "", "work in a Ray cluster was removed here; docs/howto/clusters.md shows it with Ray Data", idle=("processes",)
     ),

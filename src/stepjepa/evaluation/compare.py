@@ -12,10 +12,18 @@ from typing import Any
 from stepjepa.config.option import Names
 from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
-from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
 from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import CUT, REFUSED, Prediction, quoted, read_predictions
+from stepjepa.evaluation.statistics import (
+    Interval,
+    accuracy_difference,
+    conclusion,
+    mcnemar_p,
+    mean,
+    paired_counts,
+    share,
+)
 from stepjepa.utils.text import PAGE, one_line, wrapped
 
 _NAME = Names(EvaluateOptions)
@@ -216,7 +224,7 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
         if a.correct != b.correct:
             examples["only_a" if a.correct else "only_b"].append({"a": a, "b": b})
     examples = {name: group[:show] for name, group in examples.items()}
-    return PredictionComparison(*sides, paired_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
+    return PredictionComparison(*sides, accuracy_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
 
 
 @dataclass(frozen=True)
@@ -256,7 +264,7 @@ def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
         both = [(a[name], b[name]) for a, b in values if name in a and name in b]
         if all(value in (0.0, 1.0) for pair in both for value in pair):
             counts = paired_counts([a == 1.0 for a, _ in both], [b == 1.0 for _, b in both])
-            found.append(PairedMetric(name, paired_difference(*counts), len(both), counts))
+            found.append(PairedMetric(name, accuracy_difference(*counts), len(both), counts))
         else:
             found.append(PairedMetric(name, mean([b - a for a, b in both]), len(both)))
     return found

@@ -21,10 +21,10 @@ from stepjepa.config.values import did_you_mean
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, said
 from stepjepa.evaluation import files
-from stepjepa.evaluation.intervals import normal
 from stepjepa.evaluation.options import EvaluateOptions, HarnessOptions
 from stepjepa.evaluation.predictions import Prediction, record_lines
 from stepjepa.evaluation.score import EvaluationResult
+from stepjepa.evaluation.statistics import normal
 from stepjepa.generation.local import config_set_aside
 from stepjepa.generation.output import digest_of, reading_record
 from stepjepa.generation.place import load_place

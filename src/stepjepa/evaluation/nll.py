@@ -20,9 +20,9 @@ from stepjepa.data.columns import TEMPLATE_KWARGS
 from stepjepa.data.encode import EncodeOptions, RowEncoder
 from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
-from stepjepa.evaluation.intervals import mean
 from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL
 from stepjepa.evaluation.questions import QuestionSet
+from stepjepa.evaluation.statistics import mean
 from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.forward import causal_lm, run_backbone

@@ -12,11 +12,11 @@ from typing import Any
 
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
-from stepjepa.evaluation.intervals import mean, share
 from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL, Judgement, Metric
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
+from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.protocol import Reply
 

@@ -1,5 +1,4 @@
-"""What the page shows of a run's log: curves as the lines, ticks and numbers that its template draws (SVG), and signs of
-collapse.
+"""Curves of the page, as the lines, ticks and numbers that its template draws (SVG).
 
 Drawn here and not with matplotlib: the colours follow the page's theme and paper, a pointer and the arrow keys read the
 values, and a report needs no extra to be installed.
@@ -10,26 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
-from statistics import fmean
 from typing import Any
 
-from stepjepa.modeling.card import NO_RESULT, logged_collapse
-from stepjepa.report.reading import Run, number
-from stepjepa.training.options import GRADIENT_COSINE, LAYER_COSINE
-from stepjepa.utils.text import scaled
+from stepjepa.modeling.card import NO_RESULT
+from stepjepa.report.reading import ReportedRun, number
+from stepjepa.training.options import GRADIENT_COSINE
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226  # where the lines of a chart are
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
-LOSSES = (("lm_loss", "LM loss (nats per labelled token)"), ("jepa_loss", "JEPA loss"))
-SIGNS = (
-    ("cosine_similarity", "cosine of source and target"),
-    ("target_std", "spread of the targets (target_std)"),
-    ("effective_rank", "effective rank of the targets"),
-)
-_REGULARIZER = "regularizer"
-_BY_LAYER = "cosine of the gradients by layer, mean over the run"
+QUANTITIES = {
+    "lm_loss": "LM loss (nats per labelled token)",
+    "jepa_loss": "JEPA loss",
+    "cosine_similarity": "cosine of source and target",
+    "target_std": "spread of the targets (target_std)",
+    "effective_rank": "effective rank of the targets",
+    "regularizer": "regularizer",
+    GRADIENT_COSINE: "cosine of the gradients of both losses",
+}
 MOST_POINTS = 400  # of a line
 MOST_ROWS = 24  # of the table below a chart
 COLOURS = 7  # classes ``c0``, ``c1``, .. of the page's style
@@ -55,15 +52,21 @@ class Line:
     dashes: str
 
     @property
+    def label(self) -> str:
+        """The name in the table below the chart."""
+        return f"{self.name} (evaluation)" if self.kind == "evaluation" else self.name
+
+    @property
     def path(self) -> str:
         """The line in SVG."""
-        return "M" + "L".join(f"{x:.1f} {y:.1f}" for *_, x, y in self.points)
+        return "M" + "L".join(f"{x:.1f} {y:.1f}" for _, _, x, y in self.points)
 
     @property
     def marks(self) -> list[Point]:
         """Places of the points, where they are marked."""
-        marked = self.kind == "evaluation" or len(self.points) == 1
-        return [(x, y) for *_, x, y in self.points] if marked else []
+        if self.kind == "training" and len(self.points) > 1:
+            return []
+        return [(x, y) for _, _, x, y in self.points]
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,6 @@ class Chart:
         logarithmic: whether the value's axis is.
         x_ticks, y_ticks: (position, label).
         thinned: whether lines have more points than are drawn.
-        axis: what the points are counted in.
     """
 
     key: str
@@ -85,25 +87,34 @@ class Chart:
     y_ticks: list[tuple[float, str]]
     lines: list[Line]
     thinned: bool
-    axis: str
 
     @property
     def description(self) -> str:
         """The chart as text, for readers who do not see it."""
-        return "; ".join(
-            f"{line.name} ({line.kind}): "
-            + ", ".join(f"{short(value)} at {self.axis} {at:g}" for at, value, *_ in (line.points[0], line.points[-1]))
-            for line in self.lines
-        )
+        parts = []
+        for line in self.lines:
+            ends = [f"{short(value)} at step {step:g}" for step, value, _, _ in (line.points[0], line.points[-1])]
+            parts.append(f"{line.name} ({line.kind}): {', '.join(ends)}")
+        return "; ".join(parts)
 
-    def table(self) -> tuple[list[str], list[list[str]], int]:
-        """Heads, rows of cells, and how many rows there would be; at most `MOST_ROWS` rows, taken evenly."""
-        values = [{step: short(value) for step, value, *_ in line.points} for line in self.lines]
-        steps = sorted({step for line in values for step in line})
-        count = min(len(steps), MOST_ROWS)
-        picked = [steps[round(at * (len(steps) - 1) / max(count - 1, 1))] for at in range(count)]
-        heads = [f"{line.name} (evaluation)" if line.kind == "evaluation" else line.name for line in self.lines]
-        return [self.axis, *heads], [[f"{at:g}", *(line.get(at, "") for line in values)] for at in picked], len(steps)
+    @property
+    def steps(self) -> list[float]:
+        """The steps at which a line has a point."""
+        return sorted({point[0] for line in self.lines for point in line.points})
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Step and values of the lines, for a table; at most `MOST_ROWS` rows, taken evenly."""
+        columns = [{step: short(value) for step, value, _, _ in line.points} for line in self.lines]
+        steps = self.steps
+        if len(steps) > MOST_ROWS:
+            stride = (len(steps) - 1) / (MOST_ROWS - 1)
+            steps = [steps[round(row * stride)] for row in range(MOST_ROWS)]
+        rows = []
+        for step in steps:
+            values = [column.get(step, "") for column in columns]
+            rows.append([f"{step:g}", *values])
+        return rows
 
     def readout(self) -> list[dict[str, Any]]:
         """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
@@ -115,94 +126,125 @@ def look(index: int) -> tuple[int, str]:
     return index % COLOURS, DASHES[(index + index // COLOURS) % len(DASHES)]
 
 
+def short(value: float) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}"
+
+
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
     """(step, value) of a key in a log, where both are finite numbers; the last value of a step, steps in order."""
-    found = {}
+    points = {}
     for entry in history:
         step, value = number(entry, "step"), number(entry, key)
         if step is not None and value is not None:
-            found[step] = value
-    return sorted(found.items())
+            points[step] = value
+    return sorted(points.items())
 
 
 def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> list[Point]:
     """The mean over the logs that have `key`, at the steps that all of them have."""
     logs = [dict(points) for history in histories if (points := history_points(history, key))]
-    steps = sorted(set.intersection(*map(set, logs))) if logs else []
-    return [(step, sum(log[step] for log in logs) / len(logs)) for step in steps]
+    if not logs:
+        return []
+    steps = set.intersection(*map(set, logs))
+    return [(step, sum(log[step] for log in logs) / len(logs)) for step in sorted(steps)]
 
 
-def make_charts(runs: Sequence[tuple[str, PointsOf]], quantities: Iterable[tuple[str, str]]) -> list[Chart]:
-    """A chart for each quantity (key, title) that one of the runs (name, key -> points) has logged, evaluations in it."""
-    charts = []
-    for key, title in quantities:
+def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
+    """Key -> title of what the logs hold: losses, signs of collapse, and what the evaluations while training have scored."""
+    titles = dict(QUANTITIES)
+    known = {"eval_loss", *(f"eval_{key}" for key in QUANTITIES)}
+    for run in runs:
+        for entry in run.history:
+            for key in entry:
+                if key.startswith("eval_") and key not in known and not key.endswith(NO_RESULT):
+                    titles[key] = f"{key.removeprefix('eval_')} of the evaluations while training"
+    return titles
+
+
+def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str]) -> Iterator[Chart]:
+    """A chart for each quantity (key -> title) that one of the runs (name, key -> points) has logged, evaluations in it."""
+    for key, title in titles.items():
         kinds = {"evaluation": key} if key.startswith("eval_") else {"training": key, "evaluation": f"eval_{key}"}
-        series = [(run, kind, points_of(own)) for run, (_, points_of) in enumerate(runs) for kind, own in kinds.items()]
-        if any(points for *_, points in series):
-            charts.append(make_chart(key, title, [(run, runs[run][0], kind, points) for run, kind, points in series]))
-    return charts
+        series = []
+        for index, (name, points_of) in enumerate(runs):
+            for kind, own_key in kinds.items():
+                points = points_of(own_key)
+                if points:
+                    series.append((index, name, kind, points))
+        if series:
+            yield make_chart(key, title, series)
 
 
-def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]], axis: str = "step") -> Chart:
-    """A chart of the series that have points; of an LM loss logarithmic, where that can be.
+def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]]) -> Chart:
+    """A chart; of an LM loss logarithmic, where that can be.
 
     Args:
-        series: (number of the run, its name, "training" or "evaluation", points); one has points at least.
+        series: (number of the run, its name, "training" or "evaluation", points), at least one with at least one point.
     """
-    drawn = [(run, name, kind, thin(points)) for run, name, kind, points in series if points]
-    steps, values = zip(*(point for *_, points in drawn for point in points), strict=True)
-    first, last, low, high = min(steps), max(steps), min(values), max(values)
+    steps = [step for *_, points in series for step, _ in points]
+    values = [value for *_, points in series for _, value in points]
+    first, last = min(steps), max(steps)
+    if first == last:
+        first, last = first - 1, last + 1
+    low, high = min(values), max(values)
     logarithmic = key.endswith("lm_loss") and low > 0 and high > 3 * low
-    first, last = (first, last) if first < last else (first - 1, first + 1)
     if logarithmic:
         low, high = low / 1.1, high * 1.1
+        y_ticks = log_ticks(low, high)
     else:  # a little beyond the values, and to 0 rather than below it
         room = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
-        low, high = low - room if low < 0 or low - room > 0 else 0.0, high + room
+        low = 0.0 if 0 <= low <= room else low - room
+        high += room
+        y_ticks = ticks(low, high)
     scale = math.log if logarithmic else float
 
     def x_of(step: float) -> float:
         return round(LEFT + (step - first) / (last - first) * (RIGHT - LEFT), 1)
 
     def y_of(value: float) -> float:
-        return round(BOTTOM + (scale(value) - scale(low)) / (scale(high) - scale(low)) * (TOP - BOTTOM), 1)
+        share = (scale(value) - scale(low)) / (scale(high) - scale(low))
+        return round(BOTTOM + share * (TOP - BOTTOM), 1)
 
-    def line(run: int, name: str, kind: str, points: list[Point]) -> Line:
-        return Line(name, kind, [(step, value, x_of(step), y_of(value)) for step, value in points], *look(run))
-
-    y_ticks = (log_ticks if logarithmic else ticks)(low, high)
+    lines = []
+    for index, name, kind, points in series:
+        places = [(step, value, x_of(step), y_of(value)) for step, value in thin(points)]
+        lines.append(Line(name, kind, places, *look(index)))
     return Chart(
         key,
         title,
         logarithmic,
-        [
-            (x_of(at), f"{at / 1000:g}k" if at >= 10_000 and at % 100 == 0 else f"{at:g}")
-            for at in ticks(first, last, 5)
-        ],
-        [(y_of(at), short(at)) for at in y_ticks],
-        [line(*one) for one in drawn],
+        [(x_of(step), _step_label(step)) for step in ticks(first, last, 5)],
+        [(y_of(value), short(value)) for value in y_ticks],
+        lines,
         any(len(points) > MOST_POINTS for *_, points in series),
-        axis,
     )
 
 
-def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, `count` of them at most."""
-    rough = (high - low) / max(count - 1, 1)
+def _step_label(step: float) -> str:
+    return f"{step / 1000:g}k" if step >= 10_000 and step % 100 == 0 else f"{step:g}"
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from `low` to `high`, `most` of them at most."""
+    rough = (high - low) / (most - 1)
     power = 10 ** math.floor(math.log10(rough))
     step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 of every power of ten between the ends; the powers alone, or some of them, where that is much."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    first, last = math.log10(low), math.log10(high)
+    powers = range(math.floor(first), math.ceil(last) + 1)
+    marks: list[float] = []
     for steps in ((1, 2, 5), (1,)):
-        found = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
-        if len(found) <= 8:
-            break
-    return found[:: -(-len(found) // 8)] if len(found) > 8 else found
+        marks = [step * 10.0**power for power in powers for step in steps]
+        marks = [mark for mark in marks if low <= mark <= high]
+        if len(marks) <= 8:
+            return marks
+    return marks[:: math.ceil(len(marks) / 8)]
 
 
 def thin(points: list[Point]) -> list[Point]:
@@ -211,96 +253,8 @@ def thin(points: list[Point]) -> list[Point]:
         return points
     stretches = (MOST_POINTS - 2) // 2
     kept = {points[0], points[-1]}
-    for at in range(stretches):
-        stretch = points[at * len(points) // stretches : (at + 1) * len(points) // stretches]
-        kept |= {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
+    for index in range(stretches):
+        stretch = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
+        kept.add(min(stretch, key=lambda point: point[1]))
+        kept.add(max(stretch, key=lambda point: point[1]))
     return sorted(kept)
-
-
-def short(value: float) -> str:
-    """Four digits that count."""
-    return f"{value:.4g}"
-
-
-def loss_quantities(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """(key, title) of the losses, of the regularizer, and of whatever the evaluations while training have scored."""
-    keys = dict.fromkeys(key for run in runs for entry in run.history for key in entry)
-    own = {f"eval_{key}" for key, _ in (*LOSSES, *SIGNS)} | {"eval_loss", f"eval_{_REGULARIZER}"}
-    scored = [key for key in keys if key.startswith("eval_") and key not in own and not key.endswith(NO_RESULT)]
-    titles = [(key, f"{key.removeprefix('eval_')} of the evaluations while training") for key in scored]
-    more = [(_REGULARIZER, _REGULARIZER), (GRADIENT_COSINE, "cosine of the gradients of both losses")]
-    return [*LOSSES, *(one for one in more if one[0] in keys), *titles]
-
-
-def layer_charts(runs: Sequence[tuple[str, PointsOf]]) -> list[Chart]:
-    """The mean over the run of the cosine of the gradients, by layer; none where it was not logged."""
-    series = []
-    for run, (name, points_of) in enumerate(runs):
-        layers = takewhile(bool, (points_of(f"{LAYER_COSINE}{layer}") for layer in count()))
-        means = [(float(layer), fmean(value for _, value in points)) for layer, points in enumerate(layers)]
-        series.append((run, name, "training", means))
-    drawn = any(points for *_, points in series)
-    return [make_chart(f"{LAYER_COSINE}mean", _BY_LAYER, series, "layer")] if drawn else []
-
-
-@dataclass(frozen=True)
-class LoggedSigns:
-    """What a log says of the targets: (key, first value, last value), the step of the last entry, the signs of collapse in
-    it, whether they amount to collapse, and whether the targets are one vector because the run is a control."""
-
-    rows: list[tuple[str, float, float]]
-    step: float
-    texts: list[str]
-    collapsed: bool
-    by_design: bool
-
-
-def logged_signs(run: Run) -> LoggedSigns | None:
-    """The signs of collapse in a log, None where no targets were logged."""
-    logged = {key: points for key, _ in SIGNS if (points := history_points(run.history, key))}
-    if not logged:
-        return None
-    last = {key: points[-1][1] for key, points in logged.items()}
-    if pairs := history_points(run.history, "num_pairs"):
-        last["num_pairs"] = pairs[-1][1]
-    by_design = run.settings.get("control") == "random"
-    texts, low = ([], False) if by_design else logged_collapse(last)
-    rows = [(key, points[0][1], points[-1][1]) for key, points in logged.items()]
-    return LoggedSigns(rows, max(points[-1][0] for points in logged.values()), texts, low, by_design)
-
-
-def arm_signs(groups: Mapping[str, Sequence[Run]]) -> Iterator[tuple[str, LoggedSigns]]:
-    """Of every arm the signs of one run, one with signs where there is any, and how many runs have them."""
-    for arm, runs in groups.items():
-        logged = [one for run in runs if (one := logged_signs(run))]
-        shown = sorted((one for one in logged if one.texts), key=lambda one: not one.collapsed)
-        if logged:
-            yield f"{arm} ({len(shown)} of {len(logged)} runs)" if shown else arm, (shown or logged)[0]
-
-
-def cost_rows(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """Of each run: steps, training time, examples and tokens per second, FLOPs, time of generating answers."""
-    for run in runs:
-        steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
-        speeds = [speed for _, speed in history_points(run.history, "tokens_per_second")]
-        logged = [
-            number(flops) or 0 for entry in run.history for key, flops in entry.items() if key.startswith("flops_")
-        ]
-        spent = [number(one.result, "generation", "seconds") or 0 for one in run.evaluations.values()]
-        rates = number(run.metrics, "train_samples_per_second"), fmean(speeds) if speeds else None
-        yield [
-            run.label,
-            f"{max(steps):,.0f}" if steps else "-",
-            duration(number(run.metrics, "train_runtime")),
-            *("-" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates),
-            scaled(number(run.metrics, "total_flos") or sum(logged) or None),
-            duration(sum(spent) or None),
-        ]
-
-
-def duration(seconds: float | None) -> str:
-    """``42.1 s``, ``12 min 5 s``, ``3 h 20 min``."""
-    if seconds is None or seconds < 60:
-        return "-" if seconds is None else f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -19,12 +19,15 @@ from markupsafe import Markup
 
 from stepjepa.config.option import Names
 from stepjepa.inspect.html import base_style, page_policy, script_json
-from stepjepa.modeling.card import collapse_words, logged_collapse
+from stepjepa.modeling.card import logged_collapse
+from stepjepa.modeling.collapse import collapse_words
 from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number
 from stepjepa.report.settings import plain, settings_table, versions
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.utils.series import series_rules
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 
@@ -81,7 +84,7 @@ def report_page(found: Found, max_predictions: int = 200) -> Page:
     predictions = prediction_sets(overview.shown, max_predictions, reader)
     data_reports = [(run.label, run.data) for run in overview.shown[: 1 if study else None]]
 
-    style, script = base_style() + _part("report.css"), _part("report.js")
+    style, script = base_style() + series_rules() + _part("report.css"), _part("report.js")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -1,10 +1,7 @@
-"""Arms of a study against their baseline and their controls, at equal examples and at equal compute, and what may be said.
+"""Arms of a study against their baseline and their controls, at equal examples and at equal compute, with a verdict.
 
 A study has one baseline. Every other arm may name three more: its controls, which differ from it by shuffled or random
 targets alone, and itself trained for fewer steps, at the baseline's FLOPs. Runs of the same seed are pairs.
-
-The statistics (docs/statistics.md) are functions of plain numbers over SciPy and statsmodels (extra ``study``). ``None`` is
-what cannot be computed, such as the spread of one value; nothing is NaN and nothing warns. Every test is two-sided.
 """
 
 from __future__ import annotations
@@ -12,115 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Literal, get_args
 
-import numpy as np
+from stepjepa.evaluation.statistics import (
+    NO_COMPUTE,
+    NO_CONTROL,
+    ArmVerdict,
+    PairedDifference,
+    Summary,
+    holm,
+    paired_difference,
+    summary,
+)
 
-from stepjepa.errors import DataError
-from stepjepa.evaluation.intervals import CONFIDENCE, NO_COMPUTE, NO_CONTROL, Verdict, mean
-from stepjepa.utils.failures import library
-
-MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: nothing is said
+MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: there is no verdict
 EQUAL_COMPUTE = 1.02  # times the baseline's FLOPs: an arm of at most that much was compared at equal compute already
-# Digits of the larger value to which differences are taken: 0.60 - 0.55 and 0.55 - 0.50 are one difference.
-_DIGITS = 12
 Kind = Literal["examples", "compute", "control", "random"]
 Role = Literal["baseline", "arm", "control", "at equal compute"]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean of `n` values, the interval around it at its `confidence`, and their standard deviation (n - 1)."""
-
-    n: int
-    estimate: float | None
-    low: float | None = None
-    high: float | None = None
-    sd: float | None = None
-    confidence: float = CONFIDENCE
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """Values less their baselines, seed by seed.
-
-    Attributes:
-        mean, sd, low, high: of the differences, with a t interval at its `confidence`; all but the mean need two pairs.
-        t_p: paired t test. 1 where all differences are zero; None below two pairs, and where all differences are the
-            same other number: then there is no spread to measure the mean against.
-        wilcoxon_p: signed-rank test, exact up to 50 pairs without ties and 13 with; zeros are left out. 1 where all
-            differences are zero, None below two pairs. Below six pairs it cannot be under 0.05.
-        effect_size: Cohen's d_z, mean / sd; 0 where all differences are zero, None where there is no spread.
-    """
-
-    n: int
-    mean: float | None
-    sd: float | None
-    low: float | None
-    high: float | None
-    t_p: float | None = None
-    wilcoxon_p: float | None = None
-    effect_size: float | None = None
-    confidence: float = CONFIDENCE
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Student's t interval of the mean, ``mean +- t * sd / sqrt(n)`` with n - 1 degrees of freedom; a point of equal values.
-
-    Args:
-        values: (n,) numbers. One has no interval.
-
-    Raises:
-        DataError: a value is not finite.
-    """
-    array, n = np.asarray(values, dtype=np.float64), len(values)
-    if not np.isfinite(array).all():
-        raise DataError(f"{array.tolist()}: not all of these are finite; leave such runs out, and say that you did")
-    if n < 2:
-        return Interval(n, float(array[0]) if n else None)
-    if np.ptp(array) == 0:  # their mean may be rounded
-        return Interval(n, float(array[0]), float(array[0]), float(array[0]), 0.0)
-    return Interval(n, *mean(array.tolist()), float(array.std(ddof=1)))
-
-
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
-    """What an arm differs by from its baseline under the same seeds.
-
-    Args:
-        values, baseline: (n,) numbers, the same seeds in the same order.
-
-    Raises:
-        DataError: a value is not finite.
-    """
-    from scipy import stats
-
-    pairs = np.array(list(zip(values, baseline, strict=True)), dtype=np.float64).reshape(-1, 2)
-    scale, difference = np.abs(pairs).max(initial=0.0), pairs[:, 0] - pairs[:, 1]
-    if 0 < scale < math.inf:
-        difference = np.round(difference, min(_DIGITS - math.ceil(math.log10(scale)), 300))
-    found = mean_interval(difference.tolist())
-    middle, sd, t_p, wilcoxon_p, effect_size = found.estimate, found.sd, None, None, None
-    if middle is not None and sd is not None:
-        nonzero = difference[difference != 0]  # so that SciPy takes the exact distribution of the rest
-        wilcoxon_p = float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
-        if sd:
-            t_p, effect_size = float(stats.ttest_1samp(difference, 0.0).pvalue), middle / sd
-        elif middle == 0:
-            t_p, effect_size = 1.0, 0.0
-    return PairedDifference(found.n, middle, sd, found.low, found.high, t_p, wilcoxon_p, effect_size)
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha, whatever the tests' dependence.
-
-    Args:
-        p_values: one per test. None is a test that was not made; it stays None and does not count.
-    """
-    known = [p for p in p_values if p is not None]
-    if not known:
-        return list(p_values)
-    adjusted = iter(library("statsmodels.stats.multitest", "study").multipletests(known, method="holm")[1])
-    return [None if p is None else float(next(adjusted)) for p in p_values]
 
 
 @dataclass(frozen=True)
@@ -147,20 +53,25 @@ class ArmRuns:
 
     def values(self, metric: str) -> dict[int, float]:
         """Seed -> value, of the runs that have one."""
-        given = sorted(self.metrics.get(metric, {}).items())
-        return {seed: float(value) for seed, value in given if value is not None and math.isfinite(value)}
+        by_seed = sorted(self.metrics.get(metric, {}).items())
+        return {seed: float(value) for seed, value in by_seed if value is not None and math.isfinite(value)}
 
-    def less(self, other: ArmRuns, metric: str) -> Comparison:
-        """This arm less another one."""
-        a, b = self.values(metric), other.values(metric)
-        run = self.metrics.get(metric, {}).keys() & other.metrics.get(metric, {}).keys()
-        seeds = tuple(sorted(a.keys() & b.keys()))
-        result = paired_difference([a[seed] for seed in seeds], [b[seed] for seed in seeds])
-        return Comparison(other.name, seeds, tuple(sorted(run - {*seeds})), result)
+    def minus(self, other: ArmRuns, metric: str) -> ArmComparison:
+        """This arm less another one, seed by seed."""
+        own = self.values(metric)
+        others = other.values(metric)
+        seeds = sorted(own.keys() & others.keys())
+        result = paired_difference([own[seed] for seed in seeds], [others[seed] for seed in seeds])
+        # Seeds that both have run, of which one came to no value.
+        own_runs = self.metrics.get(metric, {})
+        other_runs = other.metrics.get(metric, {})
+        both = own_runs.keys() & other_runs.keys()
+        lost = sorted(both.difference(seeds))
+        return ArmComparison(other.name, tuple(seeds), tuple(lost), result)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ArmComparison:
     """An arm less another one, seed by seed.
 
     Attributes:
@@ -177,17 +88,21 @@ class Comparison:
 
     @property
     def unusable(self) -> str:
-        """Why nothing can be said from it; empty if something can."""
+        """Why no verdict can rest on it; empty if one can."""
         n = self.result.n
         if self.lost:
             return f"no value for seed {', '.join(map(str, self.lost))}"
         if n < MIN_SEEDS:
             return f"n={n} seed{'' if n == 1 else 's'} in common with {self.against}"
-        return f"all {n} differences from {self.against} are equal" if self.result.t_p is None else ""
+        if self.result.t_p is None:
+            return f"all {n} differences from {self.against} are equal"
+        return ""
 
-    def shows(self, higher_is_better: bool, alpha: float) -> int:
-        """1 better, -1 worse, 0 neither."""
-        if self.unusable or self.result.mean is None or self.holm_p is None or self.holm_p >= alpha:
+    def direction(self, higher_is_better: bool, alpha: float) -> int:
+        """1 shown to be better, -1 shown to be worse, 0 neither."""
+        if self.unusable or self.result.mean is None:
+            return 0
+        if self.holm_p is None or self.holm_p >= alpha:
             return 0
         return 1 if (self.result.mean > 0) == higher_is_better else -1
 
@@ -198,7 +113,7 @@ class ComparedArm:
 
     Attributes:
         role: "arm" for what a claim is about; the others are what it is measured against.
-        seeds: with a value; `summary` is the mean over them.
+        seeds: with a value; `summary` is over them.
         comparisons: ``examples``, against the baseline, which saw as many examples; ``compute``, the arm at the baseline's
             compute against it; ``control`` and ``random``, against the arm's controls. Those that were made.
         flops, seconds: means over the runs, None where unknown.
@@ -208,11 +123,11 @@ class ComparedArm:
     name: str
     role: Role
     seeds: tuple[int, ...]
-    summary: Interval
-    comparisons: dict[Kind, Comparison]
+    summary: Summary
+    comparisons: dict[Kind, ArmComparison]
     flops: float | None = None
     seconds: float | None = None
-    verdict: Verdict | None = None
+    verdict: ArmVerdict | None = None
 
 
 def compare_arms(
@@ -224,63 +139,95 @@ def compare_arms(
     apart in at most `alpha` of all studies. That an arm must pass several to be called better makes it no likelier to be
     called so by chance (intersection-union test, Berger 1982).
     """
-    by_name: dict[str | None, ArmRuns] = {arm.name: arm for arm in arms}
-    roles: dict[str | None, Role] = {name: "control" for arm in arms for name in (arm.control, arm.random)}
-    roles |= {arm.same_flop: "at equal compute" for arm in arms}
-    roles[baseline] = "baseline"
-    made: dict[str, dict[Kind, Comparison]] = {}
-    for arm in arms:
-        role = roles.get(arm.name, "arm")
-        pairs: dict[Kind, tuple[str | None, str | None]] = {}
-        if role in ("arm", "control"):
-            pairs["examples"] = arm.name, baseline
-        if role == "arm":
-            pairs["compute"] = arm.same_flop, baseline
-            pairs["control"], pairs["random"] = (arm.name, arm.control), (arm.name, arm.random)
-        made[arm.name] = {
-            k: by_name[one].less(by_name[other], metric) for k, (one, other) in pairs.items() if one and other
-        }
-    claims = [name for name in made if name not in roles]
+    roles = _roles(arms, baseline)
+    by_name = {arm.name: arm for arm in arms}
+    comparisons = {arm.name: _comparisons(arm, roles[arm.name], by_name, baseline, metric) for arm in arms}
+    claims = [comparisons[name] for name, role in roles.items() if role == "arm"]
     for kind in get_args(Kind):
-        tested = [name for name in claims if kind in made[name]]
-        for name, p in zip(tested, holm([made[name][kind].result.t_p for name in tested]), strict=True):
-            made[name][kind] = replace(made[name][kind], holm_p=p)
-    limit = EQUAL_COMPUTE * (_mean(by_name[baseline].flops) or 0)
+        tested = [one for one in claims if kind in one]
+        corrected = holm([one[kind].result.t_p for one in tested])
+        for one, p in zip(tested, corrected, strict=True):
+            one[kind] = replace(one[kind], holm_p=p)
+
+    compute_limit = EQUAL_COMPUTE * (_mean(by_name[baseline].flops) or 0)
     rows = []
     for arm in arms:
-        values, flops, seconds = arm.values(metric), _mean(arm.flops), _mean(arm.seconds)
-        own, verdict = made[arm.name], None
-        if arm.name in claims:
-            shown = {kind: comparison.shows(higher_is_better, alpha) for kind, comparison in own.items()}
-            verdict = _verdict(own, shown, flops is not None and flops <= limit, arm.needs_control)
-        role, summary = roles.get(arm.name, "arm"), mean_interval(list(values.values()))
-        rows.append(ComparedArm(arm.name, role, tuple(values), summary, own, flops, seconds, verdict))
+        own, flops, verdict = comparisons[arm.name], _mean(arm.flops), None
+        if roles[arm.name] == "arm":
+            directions = {kind: one.direction(higher_is_better, alpha) for kind, one in own.items()}
+            cheap = flops is not None and flops <= compute_limit
+            verdict = _verdict(own, directions, cheap, arm.needs_control)
+        values = arm.values(metric)
+        numbers = summary(list(values.values()))
+        rows.append(
+            ComparedArm(arm.name, roles[arm.name], tuple(values), numbers, own, flops, _mean(arm.seconds), verdict)
+        )
     return rows
 
 
-def _verdict(made: Mapping[Kind, Comparison], shown: Mapping[Kind, int], cheap: bool, needs_control: bool) -> Verdict:
-    """`shown` has 1, -1 or 0 for each comparison; a `cheap` arm was compared at equal compute already."""
-    if made["examples"].unusable:
-        return Verdict("not established", (made["examples"].unusable,))
-    if shown["examples"] < 0:
-        return Verdict("worse")
-    if shown["examples"] == 0:
-        return Verdict("no difference shown", ("worse at equal compute",) if shown.get("compute", 0) < 0 else ())
-    missing = [NO_CONTROL] if "control" not in made and needs_control else []
+def _roles(arms: Sequence[ArmRuns], baseline: str) -> dict[str, Role]:
+    roles: dict[str, Role] = {arm.name: "arm" for arm in arms}
+    for arm in arms:
+        for control in (arm.control, arm.random):
+            if control is not None:
+                roles[control] = "control"
+        if arm.same_flop is not None:
+            roles[arm.same_flop] = "at equal compute"
+    roles[baseline] = "baseline"
+    return roles
+
+
+def _comparisons(
+    arm: ArmRuns, role: Role, by_name: Mapping[str, ArmRuns], baseline: str, metric: str
+) -> dict[Kind, ArmComparison]:
+    """The comparisons of an arm; a control is compared with the baseline alone."""
+    made: dict[Kind, ArmComparison] = {}
+    if role in ("arm", "control"):
+        made["examples"] = arm.minus(by_name[baseline], metric)
+    if role == "arm" and arm.same_flop is not None:
+        made["compute"] = by_name[arm.same_flop].minus(by_name[baseline], metric)
+    if role == "arm" and arm.control is not None:
+        made["control"] = arm.minus(by_name[arm.control], metric)
+    if role == "arm" and arm.random is not None:
+        made["random"] = arm.minus(by_name[arm.random], metric)
+    return made
+
+
+def _verdict(
+    comparisons: Mapping[Kind, ArmComparison], directions: Mapping[Kind, int], cheap: bool, needs_control: bool
+) -> ArmVerdict:
+    """The verdict by the rules of docs/statistics.md; a `cheap` arm was compared at equal compute already."""
+    if comparisons["examples"].unusable:
+        return ArmVerdict("not established", (comparisons["examples"].unusable,))
+    if directions["examples"] < 0:
+        return ArmVerdict("worse")
+    if directions["examples"] == 0:
+        worse = directions.get("compute", 0) < 0
+        return ArmVerdict("no difference shown", ("worse at equal compute",) if worse else ())
+
+    # Better at equal examples: what else must be shown before the arm may be called better?
+    missing = []
+    if "control" not in comparisons and needs_control:
+        missing.append(NO_CONTROL)
     controls: tuple[tuple[Kind, str], ...] = (("control", "shuffled"), ("random", "random"))
     for kind, name in controls:
-        if kind in made and made[kind].unusable:
-            missing.append(f"its {name} control: {made[kind].unusable}")
-        elif kind in made and shown[kind] <= 0:
+        if kind in comparisons and comparisons[kind].unusable:
+            missing.append(f"its {name} control: {comparisons[kind].unusable}")
+        elif kind in comparisons and directions[kind] <= 0:
             missing.append(f"its {name} control is not shown to be behind it")
-    if "compute" not in made:
-        missing += [] if cheap else [NO_COMPUTE]
-    elif made["compute"].unusable:
-        missing.append(f"at equal compute: {made['compute'].unusable}")
-    elif shown["compute"] <= 0:
-        missing.append("worse at equal compute" if shown["compute"] < 0 else "no difference shown at equal compute")
-    return Verdict("not established", ("better at equal examples", *missing)) if missing else Verdict("better")
+    if "compute" not in comparisons:
+        if not cheap:
+            missing.append(NO_COMPUTE)
+    elif comparisons["compute"].unusable:
+        missing.append(f"at equal compute: {comparisons['compute'].unusable}")
+    elif directions["compute"] < 0:
+        missing.append("worse at equal compute")
+    elif directions["compute"] == 0:
+        missing.append("no difference shown at equal compute")
+    if missing:
+        return ArmVerdict("not established", ("better at equal examples", *missing))
+    return ArmVerdict("better")
 
 
 def _mean(costs: Mapping[int, float]) -> float | None:
-    return sum(costs.values()) / len(costs) if costs else None
+    return fmean(costs.values()) if costs else None

@@ -6,7 +6,7 @@ Options of training have the names, spellings and checks of the command line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
@@ -17,29 +17,28 @@ from typing import Any, Literal
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import StrictParser, carried
 from stepjepa.config.spellings import published
-from stepjepa.config.values import did_you_mean, nearest
+from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric, metric_class
 from stepjepa.evaluation.options import HARNESS, HarnessOptions
 from stepjepa.objectives.base import OBJECTIVES, Objective, built_in, objective_of
+from stepjepa.study.score import GEOMETRY
 from stepjepa.study.spec import (
     SAME_FLOP,
     SPLITS,
     Arm,
     Block,
     Data,
-    Evaluation,
     MetricSpec,
     ProblemRows,
+    Scoring,
     Study,
     StudyOptions,
     evaluates_on_the_way,
-    file_word,
     varied,
 )
-from stepjepa.study.stages import GEOMETRY
 from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, without_effect
@@ -64,13 +63,14 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.,=-]{0,99}")
 
 @dataclass(frozen=True)
 class _BlockValues:
-    """What a block says by plain values."""
+    """The plain values of a block."""
 
     seeds: list[int] = field(default_factory=list)
     tune_seeds: list[int] = field(default_factory=list)
     baseline: str = OBJECTIVES[0]
     controls: list[Literal["shuffled", "random"]] = field(default_factory=list)
     equal_compute: bool = False
+    select: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,8 @@ _DATA_EXAMPLE = (
     f"data: {{{_FILE.train_file}: train.jsonl, {_FILE.select_file}: valid.jsonl, {_FILE.test_file}: test.jsonl}}, or "
     "data: builtin"
 )
-
-
-@dataclass(frozen=True)
-class _Select:
-    metric: str = ""
-    rule: Literal["lowest", "highest"] | None = None
-
-
 _STUDY_KEYS = [f.name for f in fields(Study) if f.name != "notes"]
-_BLOCK_KEYS = ["base", "arms", "grid", "tune", "data", "metrics", "select", "evaluate", "order"]
+_BLOCK_KEYS = ["base", "arms", "tune", "data", "metrics", "evaluate", "order"]
 _BLOCK_KEYS += [f.name for f in fields(_BlockValues)]
 
 
@@ -108,19 +100,21 @@ def read_options(options: StudyOptions) -> Study:
         ConfigError: it cannot be used.
     """
     name, tree = open_study(str(options.file))
-    replaced = {name: getattr(options, name) for name in (_NAME.jobs, _NAME.executor, _NAME.seeds)}
-    assignments = [f"{name}={value}" for name, value in replaced.items() if value is not None]
-    for assignment in [*assignments, *(options.overrides or [])]:
+    assignments = list(options.overrides or [])
+    for key in (_NAME.jobs, _NAME.executor, _NAME.seeds):
+        value = getattr(options, key)
+        if value is not None:
+            assignments.insert(0, f"{key}={value}")
+    for assignment in assignments:
         tree = set_value(tree, assignment, options.mini)
     study = read_study(tree, name, options.mini, output_dir=options.output_dir)
     if options.blocks is None:
         return study
     known = [block.name for block in study.blocks]
-    unknown = [name for name in options.blocks if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"--{_NAME.blocks} {unknown[0]}: the study has no such block; it has {', '.join(known) or 'none'}"
-        )
+    for block in options.blocks:
+        if block not in known:
+            blocks = ", ".join(known) or "none"
+            raise ConfigError(f"--{_NAME.blocks} {block}: the study has no such block; it has {blocks}")
     return replace(study, blocks=tuple(block for block in study.blocks if block.name in options.blocks))
 
 
@@ -142,14 +136,14 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     if mini:
         if small is None:
             raise ConfigError(f"{root.where}: --{_NAME.mini}: this study has no section 'mini'")
-        over = small.mapping("mini")
-        check_keys(over, [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
+        check_keys(small.mapping("mini"), [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
-        tree = merged(Node(tree, root.where), Node(over, small.where), replaced=["data"]).given
+        tree = merged(Node(tree, root.where), small, replaced=["data"]).given
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
     parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
     notes = list[str]()
     blocks = tuple(_block(part, own, shared, notes) for part, own in parts.items())
+
     values = field_values(Study, tree)
     values.setdefault("title", name)
     values.setdefault("output_dir", Path(f"runs/{name}{'-mini' if mini else ''}"))
@@ -161,71 +155,93 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
 
 
 def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
-    """A block: what it says itself on top of what all share. `notes` takes what its reader should know."""
+    """A block: its own values on top of what all share. `notes` takes what its reader should know."""
     if name:
         _check_name(name, own.where)
     check_keys(own.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
     node = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
     tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
     values = _BlockValues(**field_values(_BlockValues, node.given))
-    seeds, every = values.seeds, [*values.seeds, *values.tune_seeds]
-    if not seeds or min(every) < 0 or len(set(every)) < len(every):
-        expected = "expected different whole numbers from 0 on, as in seeds: [1, 2, 3]"
-        also = ", and others for tune_seeds" if values.tune_seeds else ""
-        raise ConfigError(f"{tree['seeds'].where}: seeds: {expected}{also}")
+    _check_seeds(values, tree["seeds"].where)
+
     base = {**DEFAULTS, **read_training(tree["base"].mapping("base"))}
-    variants = [*dict.fromkeys(values.controls), *([SAME_FLOP] if values.equal_compute else [])]
+    variants: list[str] = [*dict.fromkeys(values.controls)]
+    if values.equal_compute:
+        variants.append(SAME_FLOP)
     arms = dict[str, Arm]()
-    for where, arm_name, section in _named_arms(tree["arms"], tree["grid"]):
-        if arm_name in arms:
-            raise ConfigError(f"{where}: two arms are named {arm_name!r}")
-        arms[arm_name] = _arm(arm_name, section, base, tree["tune"], variants, where, notes)
+    for arm_name, arm in tree["arms"].mapping("arms").items():
+        _check_name(arm_name, arm.where)
+        arms[arm_name] = _arm(arm_name, arm, base, tree["tune"], variants, notes)
+    if not arms:
+        raise ConfigError(f"{tree['arms'].where}: there are no arms; give arms: with a name and the overrides of each")
     if values.baseline not in arms:
-        known = ", ".join(arms)
-        raise ConfigError(f"{tree['baseline'].where}: the baseline {values.baseline!r} is no arm; there are: {known}")
-    for arm in arms.values():
-        if arm.control_arm is not None and (arm.control_arm not in arms or arm.control_arm == arm.name):
-            raise ConfigError(f"{node.where}: control_arm of {arm.name} is {arm.control_arm!r}, which is no other arm")
+        where, known = tree["baseline"].where, ", ".join(arms)
+        raise ConfigError(f"{where}: the baseline {values.baseline!r} is no arm; there are: {known}")
+    for arm_name, one in arms.items():
+        if one.control_arm is not None and (one.control_arm not in arms or one.control_arm == arm_name):
+            raise ConfigError(f"{node.where}: control_arm of {arm_name} is {one.control_arm!r}, which is no other arm")
+
     data = _data(tree["data"])
-    if "select" not in data.files and data.builtin is None and any(arm.tuned for arm in arms.values()):
-        raise ConfigError(
-            f"{tree['data'].where}: tune needs select_file, a validation file, under data: what is tuned on the test file "
-            "is no result"
-        )
-    settings = ({**base, **arm.settings} for arm in arms.values())
-    if "select" not in data.files and data.builtin is None and any(map(evaluates_on_the_way, settings)):
-        remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
-        raise ConfigError(f"{tree['data'].where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
+    _check_validation(data, list(arms.values()), base, tree["data"].where)
     metrics = _metrics(tree["metrics"], data)
-    evaluation = Evaluation(**field_values(Evaluation, tree["evaluate"].mapping("evaluate"), "evaluate"))
-    select = _select(tree["select"], metrics)
     return Block(
         name,
         base,
         tuple(arms.values()),
         values.baseline,
-        tuple(seeds),
+        tuple(values.seeds),
         data,
         metrics,
-        select,
-        evaluation,
+        _select(values.select, metrics, tree["select"].where),
+        Scoring(**field_values(Scoring, tree["evaluate"].mapping("evaluate"), "evaluate")),
         tuple(values.tune_seeds),
-        _order(tree["order"], arms),
+        _order(tree["order"], list(arms.values())),
     )
 
 
-def _order(node: Node, arms: Mapping[str, Arm]) -> tuple[tuple[str, ...], ...]:
+def _check_seeds(values: _BlockValues, where: str) -> None:
+    seeds = [*values.seeds, *values.tune_seeds]
+    if not values.seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        others = ", and others for tune_seeds" if values.tune_seeds else ""
+        raise ConfigError(f"{where}: seeds: expected different whole numbers from 0 on, as in seeds: [1, 2, 3]{others}")
+
+
+def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], where: str) -> None:
+    """A choice, and evaluations on the way, need a validation split."""
+    if "select" in data.files or data.builtin is not None:
+        return
+    if any(arm.tuned for arm in arms):
+        raise ConfigError(
+            f"{where}: tune needs select_file, a validation file, under data: what is tuned on the test file is no result"
+        )
+    if any(evaluates_on_the_way({**base, **arm.settings}) for arm in arms):
+        remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
+        raise ConfigError(f"{where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
+
+
+def _select(name: str, metrics: Sequence[MetricSpec], where: str) -> tuple[str, bool]:
+    """The metric that chooses, and whether its highest value wins."""
+    by_name = {metric.name: metric for metric in metrics}
+    chosen = name or metrics[0].name
+    if chosen not in by_name:
+        raise ConfigError(f"{where}: select: {chosen!r} is none of the study's metrics ({', '.join(by_name)})")
+    return chosen, by_name[chosen].higher_is_better
+
+
+def _order(node: Node, arms: Sequence[Arm]) -> tuple[tuple[str, ...], ...]:
     """Groups of rows of the table, of which earlier ones are run first."""
     if node.given is None:
         return ()
-    groups = [[str(row.value) for row in group.listed("order")] for group in node.listed("order")]
-    known = [row for arm in arms.values() for row in arm.rows.values()]
-    for row in (row for group in groups for row in group):
-        if row not in known:
-            raise ConfigError(
-                f"{node.where}: order: {row!r} is no row of the table; did you mean {nearest(row, known)!r}?"
-            )
-    return tuple(map(tuple, groups))
+    known = [row for arm in arms for row in arm.rows.values()]
+    groups = []
+    for group in node.listed("order"):
+        rows = tuple(str(row.value) for row in group.listed("order"))
+        for row in rows:
+            if row not in known:
+                near = nearest(row, known)
+                raise ConfigError(f"{node.where}: order: {row!r} is no row of the table; did you mean {near!r}?")
+        groups.append(rows)
+    return tuple(groups)
 
 
 def _check_name(name: str, where: str) -> None:
@@ -233,51 +249,31 @@ def _check_name(name: str, where: str) -> None:
         raise ConfigError(f"{where}: the name {name!r}: use letters, digits and _ . , = - (it becomes a folder's name)")
 
 
-def _named_arms(arms: Node, grid: Node) -> Iterator[tuple[str, str, dict[str, Node]]]:
-    """(where, name, overrides) of every arm, grids expanded."""
-    given = [(node.where, name, node.mapping(f"arm {name}")) for name, node in arms.mapping("arms").items()]
-    if grid.given is not None:
-        given.append((grid.where, "", {"grid": grid}))
-    if not given:
-        raise ConfigError(f"{arms.where}: there are no arms; give arms: with a name and the overrides of each")
-    for where, name, section in given:
-        own = {key: node for key, node in section.items() if key != "grid"}
-        choices = section["grid"].mapping("grid") if "grid" in section else {}
-        for choice in product(*(node.listed(f"grid {key}") for key, node in choices.items())):
-            cell = dict(zip(choices, choice, strict=True))
-            words = [f"{key}={file_word(node.value)}" for key, node in cell.items()]
-            label = ",".join([name, *words] if name else words)
-            _check_name(label, where)
-            yield where, label, {**own, **cell}
-
-
 def _arm(
-    name: str,
-    section: dict[str, Node],
-    base: Mapping[str, Any],
-    shared_tune: Node,
-    wanted: Sequence[str],
-    where: str,
-    notes: list[str],
+    name: str, node: Node, base: Mapping[str, Any], shared_tune: Node, variants: Sequence[str], notes: list[str]
 ) -> Arm:
-    tune, control_arm = section.pop("tune", Node(None, where)), section.pop("control_arm", Node(None, where))
+    """An arm: its overrides of the base, the values to be tuned, and those of `variants` that it can have."""
+    section = dict(node.mapping(f"arm {name}"))
+    tune = section.pop("tune", Node(None, node.where))
+    control_arm = section.pop("control_arm", Node(None, node.where))
     if "controls" in section:  # instead of the block's
         own = field_values(_BlockValues, {"controls": section.pop("controls")}).get("controls", [])
-        wanted = [*own, *(variant for variant in wanted if variant == SAME_FLOP)]
+        variants = [*own, *(variant for variant in variants if variant == SAME_FLOP)]
     settings = read_training(section)
     values = {**base, **settings}
-    config = config_of(values, f"{where}: arm {name}: ")
+    config = config_of(values, f"{node.where}: arm {name}: ")
     cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, config, f"arm {name}")
-    variants = list[str]()
-    for variant in wanted if objective_of(config).makes_pairs else ():
+    pairs = objective_of(config).makes_pairs
+    possible = []
+    for variant in variants if pairs else ():
         try:
             config_of({**values, **varied(variant)})
-            variants.append(variant)
+            possible.append(variant)
         except ConfigError as error:
             notes.append(f"arm {name} is run without {variant}: {error}")
     notes += [f"arm {name}: {key} has no effect" for key in settings if without_effect(config, [key])]
     control = None if control_arm.given is None else str(control_arm.value)
-    return Arm(name, settings, cells, objective_of(config).makes_pairs, tuple(variants), control)
+    return Arm(name, settings, cells, pairs, tuple(possible), control)
 
 
 def _cells(
@@ -286,17 +282,20 @@ def _cells(
     """All combinations of the values to be tuned, without those that the arm does not read (lbd of `regular`)."""
     choices = []
     for key, node in lists.items():
-        read = [read_training({key: item}) for item in node.listed(f"tune {key}")]
-        if not any(without_effect(config_of({**values, **choice}), list(choice)) for choice in read):
-            choices.append(read)
+        options = [read_training({key: item}) for item in node.listed(f"tune {key}")]
+        if not any(without_effect(config_of({**values, **option}), list(option)) for option in options):
+            choices.append(options)
+    if not choices:
+        return ({},)
+    where = f"{next(iter(lists.values())).where}: tune, {what}"
     cells: list[dict[str, Any]] = []
     for combination in product(*choices):
         cell = {name: value for part in combination for name, value in part.items()}
-        where = f"{next(iter(lists.values())).where}: tune, {what}" if lists else what
-        pairs = objective_of(config_of({**values, **cell}, f"{where}: ") if cell else config).makes_pairs
-        if pairs != objective_of(config).makes_pairs:
+        tuned = config_of({**values, **cell}, f"{where}: ")
+        if objective_of(tuned).makes_pairs != objective_of(config).makes_pairs:
             raise ConfigError(f"{where}: with {cell} it is no JEPA arm any more, or becomes one")
-        cells += [cell] if cell not in cells else []
+        if cell not in cells:
+            cells.append(cell)
     return tuple(cells)
 
 
@@ -314,11 +313,14 @@ def _data(node: Node) -> Data:
         if not values.get(key):
             raise ConfigError(f"{node.where}: data: {key} is missing; give {_DATA_EXAMPLE}")
     test, select = values["test_file"], values.get("select_file")
-    files = {"train": tuple(values["train_file"]), **({"select": (select,)} if select else {}), "test": (test,)}
+    files = {"train": tuple(values["train_file"])}
+    if select:
+        files["select"] = (select,)
+    files["test"] = (test,)
     splits = {split: values[f"{split}_split"] for split in SPLITS if values.get(f"{split}_split")}
-    same = [split for split in ("train", "select") if test in files.get(split, ())]
-    if same and not splits:
-        raise ConfigError(f"{node.where}: data: {_FILE.test_file} and {same[0]}_file are the same file")
+    for split in ("train", "select"):
+        if test in files.get(split, ()) and not splits:
+            raise ConfigError(f"{node.where}: data: {_FILE.test_file} and {split}_file are the same file")
     return Data(files=files, splits=splits)
 
 
@@ -330,22 +332,26 @@ def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     rows = ProblemRows(**field_values(ProblemRows, options))
     kind = task_class(rows.task)
     check_keys(options, [*options_of(ProblemRows), *options_of(kind), "test"], "data")
-    own = field_values(kind, options)
-    test = field_values(kind, options["test"].mapping("test") if "test" in options else {}, "data: test")
+    own, test = field_values(kind, options), {}
+    if "test" in options:
+        test = field_values(kind, options["test"].mapping("test"), "data: test")
     try:
-        for values in (own, {**own, **test}):
-            make_task(rows.task, **values)
+        make_task(rows.task, **own)
+        make_task(rows.task, **{**own, **test})
     except ConfigError as error:
         raise ConfigError(f"{where}: data: {error}") from None
-    return {**asdict(rows), **own, **({"test": test} if test else {})}
+    builtin = {**asdict(rows), **own}
+    return {**builtin, "test": test} if test else builtin
 
 
 def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
     """The metrics: names, or ``name: {option: value}``; the verdicts begin with the first."""
     if node.given is None:
-        names = ("answer_nll", *([] if data.builtin is None else [task_class(data.builtin["task"]).metric]))
+        names = ["answer_nll"]
+        if data.builtin is not None:
+            names.append(task_class(data.builtin["task"]).metric)
         return tuple(_metric(name, {}, "") for name in names)
-    found: dict[str, MetricSpec] = {}
+    metrics: dict[str, MetricSpec] = {}
     for item in node.listed("metrics"):
         name, options = item.given, dict[str, Node]()
         if isinstance(name, dict) and len(name) == 1:
@@ -353,69 +359,62 @@ def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
             options = child.mapping(f"metric {name}")
         if not isinstance(name, str):
             raise ConfigError(f"{item.where}: metrics: expected names such as [answer_nll, exact], got {item.value}")
-        if name in found:
+        if name in metrics:
             raise ConfigError(f"{item.where}: metrics: {name} is given twice")
-        found[name] = _metric(name, options, f"{item.where}: metrics: {name}")
-    return tuple(found.values())
+        metrics[name] = _metric(name, options, f"{item.where}: metrics: {name}")
+    return tuple(metrics.values())
 
 
 def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
-    values = {key: node.value for key, node in options.items()}
-    usual = name not in MODEL_METRICS
+    own = {key: node for key, node in options.items() if key != "higher_is_better"}
+    higher = _direction(name)
+    if "higher_is_better" in options:
+        given = options["higher_is_better"].value
+        if not isinstance(given, bool):
+            raise ConfigError(f"{where}: higher_is_better: expected true or false, got {given!r}")
+        higher = given
     if name in GEOMETRY:
-        usual = GEOMETRY[name].higher_is_better
-    elif name in METRICS:
-        usual = metric_class(name).higher_is_better
-    higher = values.pop("higher_is_better", usual)
-    if type(higher) is not bool:
-        raise ConfigError(f"{where}: higher_is_better: expected true or false, got {higher!r}")
-    if name in GEOMETRY:
-        return MetricSpec(name, _read_views({key: options[key] for key in values}, where), higher)
-    if name in MODEL_METRICS and values:
-        raise ConfigError(f"{where} has no options")
+        return MetricSpec(name, _views(own, where), higher)
+    if name in MODEL_METRICS:
+        if own:
+            raise ConfigError(f"{where} has no options")
+        return MetricSpec(name, {}, higher)
     if name.startswith(HARNESS):
         from stepjepa.evaluation.harness import Harness  # with transformers' models
 
-        own = field_values(HarnessOptions, {key: options[key] for key in values}, where)
-        task = replace(HarnessOptions(**own), harness=[name.removeprefix(HARNESS)])
-        Harness(task)  # which knows it
+        task = HarnessOptions(**field_values(HarnessOptions, own, where))
+        task.harness = [name.removeprefix(HARNESS)]
+        Harness(task)  # raises ConfigError for a task that it does not have
         return MetricSpec(name, asdict(task), higher)
     near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
-    if name not in METRICS and ":" not in name and near in GEOMETRY:
+    if name not in METRICS and near in GEOMETRY:
         raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")
+    values = {key: node.value for key, node in own.items()}
     try:
-        if name not in MODEL_METRICS:
-            make_metric(name, **values).close()
+        make_metric(name, **values).close()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     return MetricSpec(name, values, higher)
 
 
-def _select(node: Node, metrics: Sequence[MetricSpec]) -> tuple[str, bool]:
-    """The metric that chooses, and whether its highest value wins."""
-    section = {"metric": node} if isinstance(node.given, str) else node.mapping("select")
-    select = _Select(**field_values(_Select, section, "select"))
-    by_name = {metric.name: metric for metric in metrics}
-    name = select.metric or metrics[0].name
-    if name not in by_name:
-        raise ConfigError(f"{node.where}: select: {name!r} is none of the study's metrics ({', '.join(by_name)})")
-    return name, by_name[name].higher_is_better if select.rule is None else select.rule == "highest"
+def _direction(name: str) -> bool:
+    """Whether a higher value of a metric is better, unless the file says otherwise."""
+    if name in GEOMETRY:
+        return GEOMETRY[name].higher_is_better
+    if name in METRICS:
+        return metric_class(name).higher_is_better
+    return name not in MODEL_METRICS
 
 
-def _read_views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
+def _views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     """Options that say which views of a chat a metric compares, checked."""
     method = options_of(JEPAOptions)
     known = ["objective", *(name for name in method if method[name].group == method["views"].group)]
-    values: dict[str, Any] = {}
-    for name, node in section.items():
-        if name not in known:
-            raise ConfigError(f"{where}: unknown option {name!r}{did_you_mean(name, known)}")
-        try:
-            values[name] = method[name].read(node.written)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {name}: {error}") from None
+    check_keys(section, known, "metrics", "option")
+    values = field_values(JEPAOptions, section)
     # Where predictors are read, there is a source view that they follow, and a target view.
-    if "objective" not in values or not built_in().get(values["objective"], Objective)().takes_predictors:
+    objective = built_in().get(values.get("objective", ""), Objective)
+    if "objective" not in values or not objective().takes_predictors:
         raise ConfigError(
             f"{where}: name the views that it compares, the same for all arms, as in {{objective: llm_jepa}}"
         )

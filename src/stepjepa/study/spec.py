@@ -22,8 +22,12 @@ Executor = Literal["processes", "slurm", "local", "ray"]
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
 _TRAIN = Names(RunOptions, TrainerOptions)
-_WHERE = {"processes": "processes of this machine", "slurm": "SLURM jobs", "local": "jobs on this machine"}
-_WHERE["ray"] = "tasks of a Ray cluster"
+_WHERE = {
+    "processes": "processes of this machine",
+    "slurm": "SLURM jobs",
+    "local": "jobs on this machine",
+    "ray": "tasks of a Ray cluster",
+}
 
 
 @dataclass
@@ -144,7 +148,7 @@ class ProblemRows:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Scoring:
     """How a trained model is scored: on how many rows, and the sizes of batches and answers."""
 
     max_examples: int | None = option(None, "First rows that are scored.", "evaluate", at_least=1)
@@ -173,7 +177,7 @@ class Block:
     data: Data
     metrics: tuple[MetricSpec, ...]
     select: tuple[str, bool]
-    evaluation: Evaluation
+    evaluation: Scoring
     tune_seeds: tuple[int, ...] = ()
     order: tuple[tuple[str, ...], ...] = ()
 
@@ -226,9 +230,11 @@ class Run:
     @property
     def priority(self) -> tuple[int, int]:
         """Runs begin in this order: by the group of the row, the choice among cells first, then seed by seed."""
-        groups = [number for number, group in enumerate(self.block.order) if self.row in group]
         turn = -1 if self.only_tunes else self.block.seeds.index(self.seed)
-        return groups[0] if groups else len(self.block.order), turn
+        for number, group in enumerate(self.block.order):
+            if self.row in group:
+                return number, turn
+        return len(self.block.order), turn
 
     @property
     def name(self) -> str:
@@ -255,20 +261,28 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """All options of ``stepjepa train`` that the study sets, but for the data and the folder."""
         settings = {**self.block.base, **self.arm.settings, **self.cell, "seed": self.seed, **varied(self.variant)}
-        # A run may start from what another study's run of the same seed has left.
-        return {k: v.replace("{seed}", str(self.seed)) if isinstance(v, str) else v for k, v in settings.items()}
+        for name, value in settings.items():
+            if isinstance(value, str):  # a run may start from what another study's run of the same seed has left
+                settings[name] = value.replace("{seed}", str(self.seed))
+        return settings
 
     @property
     def changes(self) -> dict[str, Any]:
         """The settings that are not the base's, without the seed."""
-        base, settings = self.block.base, self.settings
-        same = {"seed", *(k for k in settings if k in base and k not in self.cell and base[k] == settings[k])}
-        return {k: v for k, v in settings.items() if k not in same}
+        base = self.block.base
+        changes = {}
+        for name, value in self.settings.items():
+            same = name in base and base[name] == value and name not in self.cell
+            if name != "seed" and not same:
+                changes[name] = value
+        return changes
 
 
 def varied(variant: str) -> dict[str, Any]:
     """The option of ``stepjepa train`` by which a variant differs from its arm."""
-    return {} if not variant else {SAME_FLOP: True} if variant == SAME_FLOP else {"control": variant}
+    if variant == SAME_FLOP:
+        return {SAME_FLOP: True}
+    return {"control": variant} if variant else {}
 
 
 def cell_name(cell: Values) -> str:
@@ -283,26 +297,20 @@ def file_word(value: object) -> str:
     return re.sub(r"[^\w.-]", "_", f"{value:g}" if isinstance(value, float) else str(value))
 
 
-def runs_of(
-    block: Block,
-    arm: Arm,
-    variant: str = "",
-    cells: Sequence[Values] | None = None,
-    seeds: Sequence[int] | None = None,
-) -> list[Run]:
+def runs_of(block: Block, arm: Arm, variant: str, cells: Sequence[Values], seeds: Sequence[int]) -> list[Run]:
     """The runs of an arm, or of its variant, which differs from it in that one thing: cells x seeds."""
-    return [Run(block, arm, variant, cell, seed) for cell in cells or arm.cells for seed in seeds or block.seeds]
+    return [Run(block, arm, variant, cell, seed) for cell in cells for seed in seeds]
 
 
 def all_runs(study: Study) -> Iterator[Run]:
-    """Every run that there may be; what waits for the choice among the cells of an arm has the first cell until then."""
+    """Every run of the study; where the cell of a run is not chosen yet, its first cell stands for it."""
     for block in study.blocks:
         for arm in block.arms:
             if arm.tuned and block.tune_seeds:
-                yield from runs_of(block, arm, seeds=block.tune_seeds)
+                yield from runs_of(block, arm, "", arm.cells, block.tune_seeds)
             for variant in arm.rows:
                 waits = variant or block.tune_seeds
-                yield from runs_of(block, arm, variant, arm.cells[:1] if waits else None)
+                yield from runs_of(block, arm, variant, arm.cells[:1] if waits else arm.cells, block.seeds)
 
 
 def possible_runs(study: Study) -> Iterator[Run]:
@@ -310,44 +318,71 @@ def possible_runs(study: Study) -> Iterator[Run]:
     for block in study.blocks:
         for arm in block.arms:
             for variant in arm.rows:
-                yield from runs_of(block, arm, variant, seeds=[*block.seeds, *block.tune_seeds])
+                yield from runs_of(block, arm, variant, arm.cells, [*block.seeds, *block.tune_seeds])
 
 
 def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
-    """Lines that say how many runs there are, what each arm changes, and how it is judged; `kept` are done elsewhere."""
-    yield from filter(None, (study.title, study.shows))
+    """The lines of ``--dry_run``: the runs, what each arm changes, and how it is judged.
+
+    Args:
+        kept: names of runs that a file of records has.
+    """
+    yield study.title
+    if study.shows:
+        yield study.shows
+    runs = list(all_runs(study))
+    finished = 0
+    for run in runs:
+        if run.name in kept or (study.output_dir / run.folder / "scored-test.json").is_file():
+            finished += 1
+    where = f"{study.jobs} at a time as {_WHERE[study.executor]}"
+    if study.processes_per_run > 1:
+        where += f", {study.processes_per_run} processes for each"
     yield ""
-    every = list(all_runs(study))
-    finished = sum(run.name in kept or (study.output_dir / run.folder / "scored-test.json").is_file() for run in every)
-    how = f"{study.jobs} at a time as {_WHERE[study.executor]}"
-    how += f", {study.processes_per_run} processes for each" if study.processes_per_run > 1 else ""
-    runs = Counter((run.block.name, run.row) for run in every)
-    yield f"{counted(len(every), 'run')} in {study.output_dir}, {finished:,} of them finished; {how}"
+    yield f"{counted(len(runs), 'run')} in {study.output_dir}, {finished:,} of them finished; {where}"
+    counts = Counter((run.block.name, run.row) for run in runs)
     for block in study.blocks:
-        data, (metric, highest) = block.data, block.select
-        files = assignments({split: ", ".join(names) for split, names in data.files.items()})
-        choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
-        yield from ["", f"block {block.name}"] if block.name else [""]
-        yield f"base       {assignments(block.base)}"
-        tuning = f"; the choice is made with {' '.join(map(str, block.tune_seeds))}" if block.tune_seeds else ""
-        yield f"seeds      {' '.join(map(str, block.seeds))}{tuning}; baseline {block.baseline}"
-        yield f"data       {files if data.builtin is None else f'built in: {assignments(data.builtin)}'}"
-        yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; " + (
-            choice if any(arm.tuned for arm in block.arms) else "nothing is tuned"
-        )
+        yield ""
+        yield from _describe_block(block)
         width = max(len(row) for arm in block.arms for row in arm.rows.values())
         for arm in block.arms:
             for variant, row in arm.rows.items():
-                given = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
-                yield f"  {row:<{width}}  {counted(runs[block.name, row], 'run'):>8}  {given}"
+                changes = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
+                yield f"  {row:<{width}}  {counted(counts[block.name, row], 'run'):>8}  {changes}"
+
+
+def _describe_block(block: Block) -> Iterator[str]:
+    """The lines that all arms of a block share."""
+    if block.name:
+        yield f"block {block.name}"
+    yield f"base       {assignments(block.base)}"
+    seeds = " ".join(map(str, block.seeds))
+    if block.tune_seeds:
+        seeds += f"; the choice is made with {' '.join(map(str, block.tune_seeds))}"
+    yield f"seeds      {seeds}; baseline {block.baseline}"
+    if block.data.builtin is not None:
+        yield f"data       built in: {assignments(block.data.builtin)}"
+    else:
+        files = {split: ", ".join(names) for split, names in block.data.files.items()}
+        yield f"data       {assignments(files)}"
+    choice = "nothing is tuned"
+    if any(arm.tuned for arm in block.arms):
+        metric, highest = block.select
+        choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
+    yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; {choice}"
 
 
 def _own_settings(arm: Arm) -> str:
-    given = assignments(arm.settings) or "the base"
+    own = assignments(arm.settings) or "the base"
     if not arm.tuned:
-        return given
-    tuned = {name: list({str(cell[name]): cell[name] for cell in arm.cells}.values()) for name in arm.cells[0]}
-    return f"{given}; tuned: {assignments(tuned)}"
+        return own
+    tuned: dict[str, list[Any]] = {}
+    for cell in arm.cells:
+        for name, value in cell.items():
+            values = tuned.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return f"{own}; tuned: {assignments(tuned)}"
 
 
 def assignments(values: Values) -> str:

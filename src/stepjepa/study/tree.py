@@ -14,6 +14,10 @@ from stepjepa.study.spec import StudyOptions
 
 _NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
+# Keys of version 0.2 -> what replaces them.
+LEFT_KEYS = {
+    "grid": "write out the arms that are to be compared, or let the validation split choose: tune: {option: [values]}",
+}
 
 
 def open_study(name: str) -> tuple[str, Node]:
@@ -71,20 +75,21 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
         raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
     if names[0] == "mini" and not mini:
         raise ConfigError(f"--set {assignment}: the section mini is read with --{_NAME.mini} only")
-    section = ["mini"] if names[0] == "mini" or (mini and "mini" in root.given) else []
-    names = names[1:] if names[0] == "mini" else names
-    blocks = _at(root, [*section, "blocks"])
-    for block, own in blocks.mapping("blocks").items() if blocks and names[:1] != ["blocks"] else ():
-        if _at(own, names):
-            raise ConfigError(
-                f"--set {assignment}: the block {block} has its own value; write blocks.{block}.{'.'.join(names)}=..."
-            )
-    return _with(root, [*section, *names], parse_tree(text, f"--set {assignment}", numbered=False))
+    if mini and "mini" in root.given and names[0] != "mini":
+        names = ["mini", *names]
+    blocks = _at(root, ["blocks"])
+    if blocks is not None and not mini and names[0] != "blocks":
+        for block, own in blocks.mapping("blocks").items():
+            if _at(own, names):
+                remedy = f"write blocks.{block}.{path}=..."
+                raise ConfigError(f"--set {assignment}: the block {block} has its own value; {remedy}")
+    return _with(root, names, parse_tree(text, f"--set {assignment}", numbered=False))
 
 
 def _at(node: Node, names: Sequence[str]) -> Node | None:
+    """The node below `node` at a path of names, None where there is none."""
     for name in names:
-        if not (isinstance(node.given, dict) and name in node.given):
+        if not isinstance(node.given, dict) or name not in node.given:
             return None
         node = node.given[name]
     return node
@@ -98,17 +103,18 @@ def _with(root: Node, names: Sequence[str], value: Node) -> Node:
     return Node(children, root.where)
 
 
-def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = "") -> None:
+def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = "", noun: str = "key") -> None:
     """Refuse unknown keys.
 
     Raises:
-        ConfigError: there is one; the message names the nearest known one.
+        ConfigError: there is one; the message names what replaces it, or the nearest known one.
     """
     known = list(known)
     for key, node in section.items():
         if key not in known:
             place = f"{node.where}: {what}" if what else node.where
-            raise ConfigError(f"{place}: unknown key {key!r}{did_you_mean(key, known)}")
+            remedy = f": {LEFT_KEYS[key]}" if key in LEFT_KEYS else did_you_mean(key, known)
+            raise ConfigError(f"{place}: unknown {noun} {key!r}{remedy}")
 
 
 def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> dict[str, Any]:

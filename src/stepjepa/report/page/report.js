@@ -23,7 +23,7 @@ function say(words) {
   by("say").textContent = words;
 }
 
-// A chart: the step (or layer) nearest to the pointer, or the one that the arrow keys have reached.
+// A chart: the step nearest to the pointer, or the one that the arrow keys have reached.
 class Chart {
   constructor(figure) {
     this.plot = figure.querySelector(".plot");
@@ -31,7 +31,6 @@ class Chart {
     this.cursor = figure.querySelector(".cursor");
     this.drawn = figure.querySelectorAll(".plot path.line");
     this.lines = DATA.charts[figure.dataset.chart];
-    this.axis = figure.dataset.axis;
     const places = new Map(this.lines.flatMap((line) => line.points.map(([step, , x]) => [step, x])));
     this.steps = [...places].sort((one, other) => one[0] - other[0]);
     this.at = null;
@@ -66,7 +65,7 @@ class Chart {
     const [step] = this.steps[this.at];
     const found = this.lines.map((line) => [line, line.points.find((point) => point[0] === step)]);
     const kind = (line) => (line.kind === "evaluation" ? `${line.name} (evaluation)` : line.name);
-    return [`${this.axis} ${step}`, ...found.filter(([, point]) => point).map(([line, point]) => `${kind(line)} ${digits(point[1])}`)];
+    return [`step ${step}`, ...found.filter(([, point]) => point).map(([line, point]) => `${kind(line)} ${digits(point[1])}`)];
   }
 
   show(at) {

@@ -1,4 +1,8 @@
-"""95 % intervals of shares and means, the exact test of two models on the same questions, and what may be concluded."""
+"""The statistics of evaluations and studies (docs/statistics.md): intervals, paired tests, and what may be concluded.
+
+All functions take plain numbers. ``None`` stands for what cannot be computed, such as the spread of one value; nothing is
+NaN and nothing warns. Every test is two-sided, every interval a 95 % interval.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,17 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from stepjepa.utils.failures import library
+
 CONFIDENCE = 0.95
 # So many questions must one model alone answer right before McNemar's exact test can give p < 0.05.
 LEAST_RIGHT = 6
 # What a claim may lack.
 NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
+# Digits of the larger value to which differences are taken: 0.60 - 0.55 and 0.55 - 0.50 are one difference.
+_DIGITS = 12
 
 
 class Interval(NamedTuple):
@@ -43,16 +53,20 @@ def share(successes: int, n: int) -> Interval:
 
 
 def mean(values: Sequence[float]) -> Interval:
-    """A mean with Student's t interval, ``mean +- t * sd / sqrt(n)``; no interval of fewer than two values, or of such as
-    are not finite."""
+    """A mean with Student's t interval, ``mean +- t * sd / sqrt(n)`` with n - 1 degrees of freedom.
+
+    Fewer than two values, or values that are not all finite, have no interval. Equal values have a point.
+    """
     if not values:
         return Interval(None, None, None)
-    middle = fmean(values)
+    equal = min(values) == max(values)  # their mean may be rounded
+    middle = float(values[0]) if equal else fmean(values)
     if len(values) < 2 or not math.isfinite(middle):
         return Interval(middle, None, None)
     from scipy import stats
 
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    half = quantile * stdev(values) / math.sqrt(len(values))
     return Interval(middle, middle - half, middle + half)
 
 
@@ -75,7 +89,7 @@ def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, 
     return both, only_a, only_b, len(pairs) - both - only_a - only_b
 
 
-def paired_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:
+def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:
     """Accuracy of b less that of a, the baseline, on the same questions, with the interval of Newcombe's method 10
     (Statistics in Medicine 17, 2635-2650, 1998): the two Wilson intervals, put together with the correlation of the answers.
 
@@ -86,7 +100,8 @@ def paired_difference(both: int, only_a: int, only_b: int, neither: int) -> Inte
     if n == 0:
         return Interval(None, None, None)
     right_a, right_b = both + only_a, both + only_b
-    (below_a, above_a), (below_b, above_b) = _arms(right_a, n), _arms(right_b, n)
+    below_a, above_a = _wilson_reach(right_a, n)
+    below_b, above_b = _wilson_reach(right_b, n)
     margins = right_a * (n - right_a) * right_b * (n - right_b)
     agreement: float = both * neither - only_a * only_b
     if agreement > 0:
@@ -98,7 +113,7 @@ def paired_difference(both: int, only_a: int, only_b: int, neither: int) -> Inte
     return Interval(difference, max(-1.0, difference - below), min(1.0, difference + above))
 
 
-def _arms(successes: int, n: int) -> tuple[float, float]:
+def _wilson_reach(successes: int, n: int) -> tuple[float, float]:
     """How far the Wilson interval reaches below and above the share."""
     value, low, high = share(successes, n)
     assert value is not None and low is not None and high is not None
@@ -114,7 +129,89 @@ def mcnemar_p(only_a: int, only_b: int) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Summary:
+    """The mean (`estimate`) of `n` values, the ends of its interval, and the standard deviation (n - 1)."""
+
+    n: int
+    estimate: float | None
+    low: float | None
+    high: float | None
+    sd: float | None
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Mean, interval and spread of (n,) finite values, one for each seed."""
+    interval = mean(values)
+    sd = stdev(values) if len(values) > 1 else None
+    return Summary(len(values), interval.value, interval.low, interval.high, sd)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Values less their baselines, seed by seed.
+
+    Attributes:
+        mean, sd, low, high: of the differences, with a t interval; all but the mean need two pairs.
+        t_p: paired t test. 1 where all differences are zero; None below two pairs, and where all differences are the
+            same other number: then there is no spread to measure the mean against.
+        wilcoxon_p: signed-rank test, exact up to 50 pairs without ties and 13 with; zeros are left out. 1 where all
+            differences are zero, None below two pairs. Below six pairs it cannot be under 0.05.
+        effect_size: Cohen's d_z, mean / sd; 0 where all differences are zero, None where there is no spread.
+    """
+
+    n: int
+    mean: float | None
+    sd: float | None
+    low: float | None
+    high: float | None
+    t_p: float | None = None
+    wilcoxon_p: float | None = None
+    effect_size: float | None = None
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
+    """How an arm differs from its baseline under the same seeds.
+
+    Args:
+        values, baseline: (n,) finite numbers, the same seeds in the same order.
+    """
+    from scipy import stats
+
+    pairs = np.array(list(zip(values, baseline, strict=True)), dtype=np.float64).reshape(-1, 2)
+    differences = pairs[:, 0] - pairs[:, 1]
+    scale = np.abs(pairs).max(initial=0.0)
+    if scale > 0:
+        decimals = _DIGITS - math.ceil(math.log10(scale))
+        differences = np.round(differences, min(decimals, 300))
+    middle = summary(differences.tolist())
+    t_p = wilcoxon_p = effect_size = None
+    if middle.estimate is not None and middle.sd is not None:
+        nonzero = differences[differences != 0]  # so that SciPy uses the exact distribution of the rest
+        wilcoxon_p = float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
+        if middle.sd > 0:
+            t_p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+            effect_size = middle.estimate / middle.sd
+        elif middle.estimate == 0:
+            t_p, effect_size = 1.0, 0.0
+    return PairedDifference(middle.n, middle.estimate, middle.sd, middle.low, middle.high, t_p, wilcoxon_p, effect_size)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha, whatever the tests' dependence.
+
+    Args:
+        p_values: one per test. None is a test that was not made; it stays None and does not count.
+    """
+    known = [p for p in p_values if p is not None]
+    if not known:
+        return list(p_values)
+    multitest = library("statsmodels.stats.multitest", "study")
+    corrected = iter(multitest.multipletests(known, method="holm")[1])
+    return [None if p is None else float(next(corrected)) for p in p_values]
+
+
+@dataclass(frozen=True)
+class ArmVerdict:
     """What may be concluded of how an arm was trained, and why not more, by the rules of docs/statistics.md: "better" takes
     paired seeds, a control with shuffled targets where there are targets, and equal compute."""
 
@@ -150,5 +247,5 @@ def conclusion(
         ahead = (difference.low > 0) != lower_is_better
         shown = f"{b} is {'ahead of' if ahead else 'behind'} {a}"
     lacks = ([] if controlled else [NO_CONTROL]) + ([] if equal_compute else [NO_COMPUTE])
-    verdict = Verdict("not established", ("one seed of each", *lacks))
+    verdict = ArmVerdict("not established", ("one seed of each", *lacks))
     return f"On these questions {shown}. Whether the training of {b} helps is {verdict}."

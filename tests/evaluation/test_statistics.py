@@ -7,7 +7,15 @@ import math
 
 import pytest
 
-from stepjepa.evaluation.intervals import Interval, conclusion, mcnemar_p, mean, paired_counts, paired_difference, share
+from stepjepa.evaluation.statistics import (
+    Interval,
+    accuracy_difference,
+    conclusion,
+    mcnemar_p,
+    mean,
+    paired_counts,
+    share,
+)
 
 
 def test_wilson_by_hand():
@@ -36,9 +44,9 @@ def test_paired_differences():
         ((1, 7, 1, 12), -0.2857, -0.5069, -0.0256),
         ((59, 16, 6, 80), -0.0621, -0.1186, -0.0046),
     ):
-        assert paired_difference(*table) == pytest.approx((difference, low, high), abs=5e-5)
+        assert accuracy_difference(*table) == pytest.approx((difference, low, high), abs=5e-5)
     for table in itertools.product((0, 1, 5), repeat=4):
-        interval = paired_difference(*table)
+        interval = accuracy_difference(*table)
         inside = sum(table) and -1 <= interval.low <= interval.value <= interval.high <= 1
         assert inside or interval == (None, None, None), table
     assert paired_counts([True, True, False, False, False], [True, False, True, True, False]) == (1, 1, 2, 1)
@@ -50,7 +58,7 @@ def test_mcnemar_by_hand():
     """1 against 9: 2 (1 + 10) / 2^10."""
     assert mcnemar_p(1, 9) == mcnemar_p(9, 1) == pytest.approx(22 / 1024)
     assert mcnemar_p(0, 0) == 1.0 and mcnemar_p(4, 4) == 1.0
-    same = paired_difference(5, 0, 0, 3)
+    same = accuracy_difference(5, 0, 0, 3)
     assert same.value == 0 and same.low < 0 < same.high, "eight questions prove no equality"
 
 
@@ -77,12 +85,12 @@ def test_what_may_be_concluded_of_two_models(difference, shown):
 def test_hardly_any_right_answer_is_no_ground_for_a_comparison():
     """Not even where the interval is off zero: with five discordant questions the exact test cannot be below 0.05."""
     for counts in ((0, 0, 0, 200), (0, 0, 5, 5), (1, 0, 3, 196)):
-        said = conclusion(paired_difference(*counts), "a", "b", True, True, counts=counts)
+        said = conclusion(accuracy_difference(*counts), "a", "b", True, True, counts=counts)
         right, n = sum(counts[:3]), sum(counts)
         assert said.startswith(
             f"On these questions there are too few right answers to compare: {right} of {n} by a or b."
         )
-    assert "b is ahead of a" in conclusion(paired_difference(0, 0, 6, 6), "a", "b", counts=(0, 0, 6, 6))
+    assert "b is ahead of a" in conclusion(accuracy_difference(0, 0, 6, 6), "a", "b", counts=(0, 0, 6, 6))
     assert mcnemar_p(0, 5) > 0.05 > mcnemar_p(0, 6)
 
 

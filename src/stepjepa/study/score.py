@@ -1,0 +1,259 @@
+"""Scoring the model of a run: its answers, its likelihoods, its states, and tasks of the lm-evaluation-harness.
+
+All arms' states are scored alike: the views that the metric's options name, each at its last token, after the final norm.
+Predictor tokens are no part of that; most models are exported without them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepjepa.config.option import Names
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import DataError
+from stepjepa.evaluation.options import HARNESS, HarnessOptions
+from stepjepa.study.records import StudyRunFolder, read_record, write_record
+from stepjepa.study.spec import Scoring, Values
+from stepjepa.training.options import JEPAOptions
+from stepjepa.utils.failures import explaining
+from stepjepa.utils.files import json_bytes, write_json, write_whole
+from stepjepa.utils.terminal import print_text
+
+if TYPE_CHECKING:
+    from stepjepa.analysis.geometry import GeometryNumbers, LinearMap
+    from stepjepa.evaluation.predictions import Prediction
+    from stepjepa.evaluation.score import EvaluationResult
+
+_NAME = Names(Scoring)
+ANSWERS = "evaluation-test"  # folder of the answers in that of a run, as stepjepa evaluate writes them
+
+
+class Measured(NamedTuple):
+    """What the geometry metrics read; `linear_map` is None where no metric asks for it, and below `MIN_ROWS` pairs."""
+
+    numbers: GeometryNumbers
+    linear_map: LinearMap | None
+
+
+class GeometryMetric(NamedTuple):
+    """A number of `Measured` with its direction; `read` gives None where there are too few pairs for it."""
+
+    higher_is_better: bool
+    read: Callable[[Measured], float | None]
+
+
+def _map_fitted_error(measured: Measured) -> float | None:
+    """A Frobenius norm, as in Table 14 of LLM-JEPA."""
+    linear_map = measured.linear_map
+    if linear_map is None or linear_map.train_rows <= measured.numbers.width:
+        return None  # the map fits every row, whatever the states are
+    return linear_map.train_error * linear_map.train_rows**0.5
+
+
+def _map_r2(measured: Measured) -> float | None:
+    return None if measured.linear_map is None else measured.linear_map.test_r2
+
+
+GEOMETRY = {
+    "cosine_gap": GeometryMetric(True, lambda one: one.numbers.pairs.gap),
+    "retrieval_mrr": GeometryMetric(True, lambda one: one.numbers.pairs.mrr),
+    "target_rank": GeometryMetric(True, lambda one: one.numbers.target.effective_rank),
+    "difference_top_100": GeometryMetric(False, lambda one: one.numbers.difference_top_100),
+    "map_fitted_error": GeometryMetric(False, _map_fitted_error),
+    "map_r2": GeometryMetric(True, _map_r2),
+}
+
+
+@dataclass
+class Scores:
+    """The value of every metric, None where the model gives no finite number; and the answers with what was read off them.
+
+    Attributes:
+        metrics: metric -> value, interval and what else belongs to its kind, as ``metrics.json`` of an evaluation has them.
+        generation: how the answers ended.
+        predictions: the answers, scored by the metrics without options.
+    """
+
+    values: dict[str, float | None] = field(default_factory=dict)
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    generation: dict[str, Any] = field(default_factory=dict)
+    predictions: list[Prediction] = field(default_factory=list)
+
+    def take(self, result: EvaluationResult, names: Sequence[str]) -> None:
+        """Add what an evaluation by some metrics came to."""
+        self.values |= {name: result.value(name) for name in names}
+        self.metrics |= result.metrics
+        if not self.predictions:
+            self.predictions, self.generation = result.predictions, result.generation
+
+    def write(self, folder: Path) -> None:
+        """Write the answers as an evaluation's files, so that a report shows them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = (json_bytes(one.record()) + b"\n" for one in self.predictions)
+        write_whole(folder / "predictions.jsonl", lines)
+        record = {"metrics": self.metrics, "generation": self.generation, "identity": {}}
+        write_json(folder / "metrics.json", record, indent=1)
+
+
+def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
+    """Score a run's model on some splits, and leave a record of each, and of the test split the answers.
+
+    Raises:
+        DataError: the folder has no plan of a run.
+        ConfigError: see `score_model`.
+    """
+    plan = read_record(folder.plan)
+    if plan is None:
+        raise DataError(f"{folder.plan}: there is no plan of a run")
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    for split in splits:
+        begin = time.perf_counter()
+        rows = RowSource(plan["files"][split], plan["splits"].get(split, "test"))
+        with explaining(f"evaluate: {{{_NAME.batch_size}: ...}} in the study", "start the study again"):
+            scores = score_model(folder.model, rows, plan["metrics"], chat=plan["chat"], **plan["evaluation"])
+        if split == "test" and scores.predictions:
+            scores.write(folder.path / ANSWERS)
+        write_record(folder.record(split), {"metrics": scores.values, "seconds": time.perf_counter() - begin})
+        print_text("  ".join([split, *(f"{name} {value}" for name, value in scores.values.items())]))
+
+
+def score_model(
+    model_folder: Path,
+    rows: RowSource,
+    metrics: Mapping[str, Values],
+    max_examples: int | None = None,
+    batch_size: int = 32,
+    max_new_tokens: int = 256,
+    chat: Values | None = None,
+) -> Scores:
+    """The value of every metric on some rows, greedy decoding: those of answers as ``stepjepa evaluate`` has them.
+
+    Args:
+        model_folder: what training wrote, a model or an adapter.
+        metrics: name -> options of the metric.
+        chat: options of training that say how rows become chats and chats tokens.
+
+    Raises:
+        ConfigError, DataError: as `stepjepa.evaluation.run.evaluate_model`; weights that are not finite.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from stepjepa.evaluation.run import evaluate_model
+    from stepjepa.generation.place import Place
+    from stepjepa.modeling.load import check_finite
+    from stepjepa.training.datasets import chat_tokenizer
+
+    method = JEPAOptions(**(chat or {}))
+    method.check()
+    model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
+    check_finite(model, str(model_folder))
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = chat_tokenizer(AutoTokenizer.from_pretrained(model_folder), method)
+    trained = Place(str(model_folder), Path(model_folder)).trained_ending
+    scores = Scores()
+
+    # Metrics of answers without options share the answers, metrics of states share the states of the same views.
+    plain = [name for name, options in metrics.items() if not options]
+    views: dict[str, list[str]] = {}
+    for name, options in metrics.items():
+        if name in GEOMETRY:
+            views.setdefault(str(dict(options)), []).append(name)
+    answered = [plain] if plain else []
+    answered += [[name] for name, options in metrics.items() if options and not _is_of_the_model(name)]
+    for names in answered:
+        result = evaluate_model(
+            model,
+            tokenizer,
+            rows,
+            names,
+            metric_options=metrics[names[0]],
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+            system_prompt=method.system_prompt,
+            chat_template_kwargs=method.chat_template_kwargs,
+            trained=trained,
+            columns=method.columns,
+            max_examples=max_examples,
+            max_length=method.max_length,
+        )
+        scores.take(result, names)
+    for names in views.values():
+        compared = JEPAOptions(**{**(chat or {}), **metrics[names[0]]}, predictors=0)
+        scores.values |= _geometry(model, tokenizer, rows, names, compared, max_examples, batch_size)
+    for name, options in metrics.items():
+        if name.startswith(HARNESS):
+            task = HarnessOptions(**options)
+            scores.values[name] = _harness(model, tokenizer, task, method, trained, batch_size, max_examples)
+
+    scores.values = {name: _finite(scores.values[name]) for name in metrics}
+    return scores
+
+
+def _is_of_the_model(name: str) -> bool:
+    """Whether a metric reads no answers to the study's questions: one of states, or a task of the harness."""
+    return name in GEOMETRY or name.startswith(HARNESS)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _harness(
+    model: Any,
+    tokenizer: Any,
+    options: HarnessOptions,
+    method: JEPAOptions,
+    trained: str | None,
+    batch_size: int,
+    max_examples: int | None,
+) -> float | None:
+    """The first metric of a task of the lm-evaluation-harness."""
+    from stepjepa.data.tokens import Prompter
+    from stepjepa.evaluation.harness import Harness, metrics_of
+
+    harness = Harness(options)
+    prompter = Prompter(tokenizer, None, False, method.chat_template_kwargs, None, trained)
+    task = harness.tasks[0]
+    found = harness.run(task, model, prompter, method.system_prompt, batch_size, max_examples)
+    first = next(iter(metrics_of(task, found["results"]).values()))
+    return first["value"]
+
+
+def _geometry(
+    model: Any,
+    tokenizer: Any,
+    rows: RowSource,
+    names: Sequence[str],
+    method: JEPAOptions,
+    max_examples: int | None,
+    batch_size: int,
+) -> dict[str, float | None]:
+    """The metrics of `GEOMETRY` in `names`, all of the views that `method` makes."""
+    from stepjepa.analysis.geometry import MIN_ROWS, linear_map, measure_states
+    from stepjepa.analysis.pairs import read_pairs
+    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states
+    from stepjepa.modeling.forward import causal_lm
+    from stepjepa.modeling.load import max_positions
+    from stepjepa.training.datasets import make_renderer, settings_for
+
+    method.check()
+    settings = settings_for(rows, method, max_positions(causal_lm(model)))
+    pairs = read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings, max_examples)
+    pad = tokenizer.pad_token_id or 0
+    try:
+        states = collect_states(model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size)
+    except StatesNotFinite:  # it has diverged, as its other metrics show too
+        return dict.fromkeys(names)
+    source, target = states.layer(FINAL)
+    numbers = measure_states(source, target)
+    needs_map = any(name.startswith("map_") for name in names) and len(source) >= MIN_ROWS  # the map costs most
+    measured = Measured(numbers, linear_map(source, target) if needs_map else None)
+    return {name: GEOMETRY[name].read(measured) for name in names}
