@@ -6,6 +6,7 @@ import re
 import pytest
 
 from stepjepa.cli.main import main
+from stepjepa.inspect import view
 from support.drawings import cells
 from support.pages import read_page
 
@@ -245,7 +246,7 @@ def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
     assert read_page(page)["variants"][0]["shown"] == "two_pass" and "packed" in read_page(page)["variants"][0]["forms"]
     inspect("--objective regular --overwrite --html", page)
     assert set(read_page(page)["variants"][0]["whyNot"]) == {"two_pass", "inline"}
-    monkeypatch.setattr("stepjepa.inspect.view.MOST_TOKENS", 30)
+    monkeypatch.setattr(view, "MOST_TOKENS", 30)
     inspect("--step_jepa --overwrite --html", page)
     (variant,) = read_page(page)["variants"]
     assert "--forward two_pass shows it" in variant["whyNot"]["two_pass"]

@@ -159,7 +159,7 @@ def test_prepare_chats(tmp_path):
     first, second = [json.loads(line)["messages"][0]["content"] for line in lines]
     assert (first, second, done.format) == ("Think.", "S", "chats")
     assert done.rows_dropped == {"several_turns": 1, "tool_message": 1}
-    assert "more than one question in a chat (first: list row 2: the chat is not" in str(done)
+    assert "several_turns (first: list row 2: the chat is not" in str(done)
 
 
 def test_train_evaluate_and_inspect(home, capsys):

@@ -95,7 +95,7 @@ def test_other_lists_are_reported(bpe_tokenizer):
         bpe_tokenizer, [{"input_ids": IDS, "position_ids": [0, 1, 2, 3, 4, 5], "prompt_text": "a b c d e f g"}]
     )
     assert report.other_columns == {"position_ids": 1} and report.rows_read == len(store) == 1
-    assert stepjepa.check([{"input_ids": IDS, "labels": IDS}]).texts.ids == 6
+    assert stepjepa.check([{"input_ids": IDS, "labels": IDS}]).texts.rows_read == 1
     # Without ids nothing reads a mask.
     assert stream_row({"text": "a b c", "loss_mask": [1, 0]}, bpe_tokenizer).rest.others == ("loss_mask",)
 

@@ -133,7 +133,7 @@ base: {{model_name: tiny, max_steps: 1, objective: "{NAME}", from_end: 1}}
 arms:
   regular: {{objective: regular}}
   own: {{tune: {{from_end: [1, 2]}}}}
-select: {{metric: exact}}
+select: exact
 evaluate: {{max_examples: 1, max_new_tokens: 2}}
 """
 

@@ -145,7 +145,10 @@ def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
 def test_flex_attention_is_compiled_for_all_forms_and_two_backward_passes(on_cuda, caplog):
     on_cuda(tiny_model("llama"))
     assert caplog.messages == ["FlexAttention is compiled, up to a minute; --attn_implementation sdpa is not"]
-    assert torch._dynamo.config.cache_size_limit >= 64 and not torch._functorch.config.donated_buffer
+    before = torch._dynamo.config.cache_size_limit, torch._functorch.config.donated_buffer
+    with masks._flex_settings("cuda"):
+        assert torch._dynamo.config.cache_size_limit >= 64 and not torch._functorch.config.donated_buffer
+    assert before == (torch._dynamo.config.cache_size_limit, torch._functorch.config.donated_buffer)
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("none", 1e-4), ("ieee", 1e-4), ("tf32", 0.0625)])

@@ -8,7 +8,7 @@ import pytest
 from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
 from stepjepa.errors import DataError
-from stepjepa.inspect.check import check
+from stepjepa.inspect.check import check, reader
 from stepjepa.utils.parallel import twice
 from support.checks import ROWS, tokens_of, warned, words
 from support.encoding import settings_of
@@ -40,7 +40,7 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     file, options = tmp_path / "rows.jsonl", {"objective": "step_jepa", "step_splitter": "separator", "show": 3}
     file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
     whole = check(str(file), "micro", max_length=20, **options)
-    monkeypatch.setattr("stepjepa.inspect.check.reader.CHUNK_ROWS", 2)
+    monkeypatch.setattr(reader, "CHUNK_ROWS", 2)
     for model, processes in (("micro", 1), ("micro", 2), (None, 1), (None, 2)):
         found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
         assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())

@@ -240,8 +240,9 @@ class CheckpointedTrainer(Trainer):
         on_main(lambda: self._folder.check_checkpoints(checkpoint))
         # First what must be known before the Trainer loads anything: that it may resume, and how many steps it takes.
         state = TrainerState() if checkpoint is None else self.check_resumable(checkpoint)
+        steps = self.requested_steps  # a run without a batch is refused
         if self.at_equal_compute:
-            self.args.max_steps = self.requested_steps
+            self.args.max_steps = steps
         if checkpoint is not None:
             self._note_changes(checkpoint, state)
             if last_evaluation(state) and self.stop_reason(state):  # only the final model was not written
