@@ -12,7 +12,7 @@ import pytest
 
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.report import DataReport, listed_files
-from stepjepa.data.sources import Part, RowSource, csv_rows
+from stepjepa.data.sources import RowShare, RowSource, csv_rows
 from stepjepa.errors import DataError
 from support.checks import check_format
 
@@ -260,20 +260,20 @@ def test_shards_together_are_the_whole(tmp_path, kind):
     whole = list(source)
     assert [row["text"] for _, row in whole] == [row["text"] for row in ROWS]
     for shards in (1, 3, 50):
-        parts = [list(source.rows(Part(shard=shard, shards=shards))) for shard in range(shards)]
+        parts = [list(source.rows(RowShare(shard=shard, shards=shards))) for shard in range(shards)]
         assert sorted((pair for part in parts for pair in part), key=lambda pair: pair[0]) == whole
     for start in (0, 1, 7, 23, 99):
         for shard in range(2):
             expected = [pair for pair in whole if pair[0] >= start and pair[0] % 2 == shard]
-            assert list(source.rows(Part(start, shard, 2))) == expected
+            assert list(source.rows(RowShare(start, shard, 2))) == expected
 
 
 def test_lines_of_other_shards_are_not_parsed(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "a"}\n{broken\n{"text": "c"}\n')
-    assert [row["text"] for _, row in RowSource(file).rows(Part(0, 1, 2))] == ["a", "c"]
+    assert [row["text"] for _, row in RowSource(file).rows(RowShare(0, 1, 2))] == ["a", "c"]
     with pytest.raises(DataError, match="line 2: .*broken JSON"):
-        list(RowSource(file).rows(Part(0, 0, 2)))
+        list(RowSource(file).rows(RowShare(0, 0, 2)))
 
 
 def test_an_endless_line_is_refused_before_it_is_read(tmp_path):

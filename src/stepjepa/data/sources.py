@@ -56,7 +56,7 @@ def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: 
 
 
 @dataclass(frozen=True)
-class Part:
+class RowShare:
     """The rows with a number of `start` or more that leaves the remainder `shard` when divided by `shards`."""
 
     start: int = 0
@@ -67,7 +67,7 @@ class Part:
         return number >= self.start and number % self.shards == self.shard
 
 
-EVERY_ROW = Part()
+EVERY_ROW = RowShare()
 
 
 class RowSource:
@@ -145,7 +145,7 @@ class RowSource:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""
         return self.rows()
 
-    def rows(self, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
+    def rows(self, part: RowShare = EVERY_ROW) -> Iterator[tuple[int, Any]]:
         """As `__iter__`, of some of the rows; the others are skipped unread where the source allows it."""
         if self.file is not None:
             return file_rows(self.file, part)
@@ -211,7 +211,7 @@ def _did_you_mean(path: Path) -> str:
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
-def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
+def file_rows(path: Path, part: RowShare = EVERY_ROW) -> Iterator[tuple[int, Any]]:
     """(number, row) of a file that must stay as it is meanwhile. Lines count from 1, rows of a Parquet file from 0.
 
     Raises:
@@ -223,7 +223,7 @@ def file_rows(path: Path, part: Part = EVERY_ROW) -> Iterator[tuple[int, Any]]:
         yield from read(path, part)
 
 
-def _json_lines(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+def _json_lines(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
     with open(path, "rb") as file:
         for number, raw in enumerate(read_lines(file), 1):
             if number not in part:
@@ -247,7 +247,7 @@ def _is_array(path: Path) -> bool:
         return next(filter(None, starts), b"").startswith(b"[")
 
 
-def _json_array(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+def _json_array(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
     """The entries of an array, all of which are read at once."""
     try:
         rows: Any = parse_json(path.read_bytes())
@@ -256,7 +256,7 @@ def _json_array(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
     yield from ((number, row) for number, row in enumerate(rows) if number in part)
 
 
-def _csv(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
+def _csv(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
     for number, row in csv_rows(path):
         if number not in part:
             continue
@@ -265,7 +265,7 @@ def _csv(path: Path, part: Part) -> Iterator[tuple[int, Any]]:
         yield number, row
 
 
-def _parquet(path: Path, part: Part) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet(path: Path, part: RowShare) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows of a Parquet file, a few at a time; row groups before the first one are not read."""
     import pyarrow.parquet
 

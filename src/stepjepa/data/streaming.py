@@ -16,7 +16,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.encode import CHUNK_ROWS, Encoded, PlacedRow
 from stepjepa.data.options import ReadingOptions
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import Part, RowSource
+from stepjepa.data.sources import RowShare, RowSource
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError, no_rows
 from stepjepa.utils.parallel import mapped, twice
@@ -119,7 +119,7 @@ class RowStream:
         last: tuple[_Row, int, int] | None = None
         while True:
             source = group[member]
-            for number, row in self.sources[source].rows(Part(start, self.shard, self.shards)):
+            for number, row in self.sources[source].rows(RowShare(start, self.shard, self.shards)):
                 if last is not None:
                     yield last[0], Cursor(passes, *last[1:], taken)
                 taken += 1

@@ -188,7 +188,7 @@ def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Segment:
+class AttendedSegment:
     """One trunk, branch or target; or a whole short forest, where one call under a mask is cheaper than several.
 
     Attributes:
@@ -212,7 +212,7 @@ class SegmentPlan:
         sizes: lengths that cut the flattened (R * T) positions into padding and forests, in turns.
     """
 
-    forests: tuple[tuple[Segment, ...], ...]
+    forests: tuple[tuple[AttendedSegment, ...], ...]
     sizes: tuple[int, ...]
 
 
@@ -229,7 +229,7 @@ def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
     return SegmentPlan(tuple(forests), (*sizes, rows.input_ids.numel() - end))
 
 
-def _segments(forest: Rows, window: int | None) -> tuple[Segment, ...]:
+def _segments(forest: Rows, window: int | None) -> tuple[AttendedSegment, ...]:
     """The segments of one forest, (1, L)."""
     _, segment, _, attach = packed_fields(forest)
     lengths = segment[0].unique_consecutive(return_counts=True)[1].tolist()
@@ -238,14 +238,14 @@ def _segments(forest: Rows, window: int | None) -> tuple[Segment, ...]:
     branches = [attaches[start] != ISOLATED for start in starts]
     apart, whole = attention_costs(lengths, [attaches[start] for start in starts])
     if whole < apart:
-        return (Segment(sum(lengths), False, dense_mask(forest, window)[0, 0]),)
+        return (AttendedSegment(sum(lengths), False, dense_mask(forest, window)[0, 0]),)
     segments = []
     for start, length, branch in zip(starts, lengths, branches, strict=True):
         own, mask = slice(start, start + length), None
         if branch or (window is not None and length > window):
             mask = dense_mask(forest, window, own)[0, 0]
             mask = torch.cat([mask[:, : lengths[0] if branch else 0], mask[:, own]], dim=1)
-        segments.append(Segment(length, branch, mask))
+        segments.append(AttendedSegment(length, branch, mask))
     return tuple(segments)
 
 
