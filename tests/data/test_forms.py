@@ -9,7 +9,8 @@ import pytest
 import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.options import PairColumns, column_value, listed_columns
+from stepjepa.data.columns import column_value, listed_columns
+from stepjepa.data.options import PairColumns
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
 from support.rows import write

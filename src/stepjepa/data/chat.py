@@ -24,24 +24,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import TRAINED, as_list, dialogue, history_of, squad_answer, switched_on, system_of
-from stepjepa.data.options import (
+from stepjepa.data.columns import (
     ANSWER_COLUMNS,
     CHAT_COLUMNS,
     CHOSEN,
     QUESTION_COLUMNS,
     REASONING,
     REASONING_KEYS,
-    ColumnOptions,
-    PairColumns,
-    TemplateOptions,
+    TRAINED,
+    as_list,
     as_object,
     asked_in,
     chat_column,
     column_value,
+    dialogue,
     form_of,
+    history_of,
     listed_columns,
+    squad_answer,
+    switched_on,
+    system_of,
 )
+from stepjepa.data.options import ColumnOptions, PairColumns, TemplateOptions
 from stepjepa.data.prompts import Opening, left_out, opening_of, quoted, switch_words
 from stepjepa.errors import ConfigError, RowError, said
 from stepjepa.utils.text import lone_surrogate

@@ -1,5 +1,5 @@
-"""What else a row says next to its question and answer: switches, a system message, earlier turns, tools; and what of it
-nobody reads.
+"""The columns of a row: those that make it a chat, a piece of text or steps; what else it says (switches, a system message,
+earlier turns, tools); and what of it nobody reads.
 
 Every command reads these columns through `stepjepa.data.chat`. What is left over is reported, never dropped in silence.
 """
@@ -11,17 +11,164 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stepjepa.data.options import (
-    CHOSEN,
-    REASONING_KEYS,
-    SQUAD_ANSWERS,
-    STEPS_COLUMN,
-    TOTAL_COLUMN,
-    chat_column,
-    form_of,
-)
+from stepjepa.config.option import Names
+from stepjepa.data.options import STEPS_COLUMN, StepsOptions
 from stepjepa.errors import RowError
 from stepjepa.utils.files import parse_json
+from stepjepa.utils.text import escaped, lone_surrogate
+
+_NAME = Names(StepsOptions)
+_SHOWN_COLUMNS = 20
+TOTAL_COLUMN = "total_steps"
+CHOSEN = "chosen"  # of a preference pair: an answer, or a complete chat
+SQUAD_ANSWERS = "answers"  # an object with the list of `text`
+_DIALOGUE = "\n\nHuman:"  # how a chat in one text begins (hh-rlhf)
+
+
+class Form(NamedTuple):
+    """Two columns that hold a question and its answer, and those whose texts come before or after the question."""
+
+    question: str
+    answer: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def _form(question: str, answer: str) -> Form:
+    """The form of two columns. Dolly's context follows its instruction, SQuAD's precedes its question; Alpaca's input
+    follows the instruction."""
+    if question == "instruction":
+        return Form(question, answer, after=("context", "input"))
+    return Form(question, answer, ("context",), () if question == "input" else ("input",))
+
+
+QUESTION_COLUMNS = ("question", "prompt", "problem", "instruction", "query", "input")
+ANSWER_COLUMNS = ("answer", "completion", "solution", "output", "response", "code", CHOSEN, SQUAD_ANSWERS)
+# Those that are looked for first; a solution ends in the answer that may stand next to it.
+_FIRST_FORMS = (
+    ("question", "solution"),
+    ("question", "answer"),
+    ("prompt", "completion"),
+    ("problem", "solution"),
+    ("instruction", "output"),
+)
+FORMS = (
+    *(_form(*names) for names in _FIRST_FORMS),
+    Form("text", "code"),
+    *(_form(question, answer) for question in QUESTION_COLUMNS for answer in ANSWER_COLUMNS),
+)
+CHAT_COLUMNS = ("messages", "conversations")  # the second one is ShareGPT's
+# Names under which a message of the assistant holds its thinking; a checked message has it under the first one.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+REASONING = REASONING_KEYS[0]
+
+
+# A column that makes a row a chat, or one that lacks a part; text alone does not.
+_CHAT_WORDS = {*CHAT_COLUMNS, *(name for form in FORMS for name in form[:2])} - {"text"}
+
+
+def as_object(row: object) -> Mapping[str, Any]:
+    """A row with columns; RowError for anything else."""
+    if not isinstance(row, Mapping):
+        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+    return row
+
+
+def column_value(row: Mapping[str, object], name: str, default: object = None) -> object:
+    """What a column holds, `default` where there is none; ``solution.text`` is ``text`` in the object in ``solution``,
+    unless a column has that name itself."""
+    if name in row:
+        return row[name]
+    outer, dot, inner = name.partition(".")
+    held = row.get(outer) if dot else None
+    return column_value(held, inner, default) if isinstance(held, Mapping) else default
+
+
+def listed_columns(row: Mapping[Any, object]) -> str:
+    """The names of a row's columns in one line, however many, long or odd they are; of an object those in it."""
+    inner = {name: [f"{name}.{one}" for one in held] for name, held in row.items() if isinstance(held, Mapping)}
+    names = [" ".join(one.split()) for name in row for one in inner.get(name) or [str(name)]]
+    shown = [escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]]
+    return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
+
+
+def absent(row: Mapping[str, object], name: str) -> str:
+    """What is wrong with a column that has no value."""
+    return f"column {name!r} " + ("is null" if name in row else f"is missing (columns found: {listed_columns(row)})")
+
+
+def is_stream(row: object) -> bool:
+    """Whether a row is plain text or token ids, without a chat's columns."""
+    if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_WORDS):
+        return False
+    return row.get("text") is not None or row.get("input_ids") is not None
+
+
+def listed_steps(row: object, name: str) -> list[str]:
+    """The steps that a column holds.
+
+    Raises:
+        RowError: it is missing, or no list of texts.
+    """
+    row = as_object(row)
+    value = column_value(row, name)
+    if value is None:
+        raise RowError("no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
+        raise RowError("no_steps", f"column {name!r} is no list of texts")
+    return list(value)
+
+
+def target_text(row: object, name: str) -> str | RowError:
+    """The text that a column holds for the target view, or what is wrong with it."""
+    row = as_object(row)
+    value = column_value(row, name)
+    if isinstance(value, str) and value.strip() and lone_surrogate(value) is None:
+        return value
+    return RowError("no_target_text", absent(row, name) if value is None else f"column {name!r} holds no text")
+
+
+def chat_column(row: Mapping[str, object]) -> str | None:
+    """The column that holds a row's chat as messages, None without one."""
+    name = next((name for name in CHAT_COLUMNS if row.get(name) is not None), None)
+    chosen = row.get(CHOSEN)
+    if name is None and isinstance(chosen, str) and chosen.startswith(_DIALOGUE):
+        return CHOSEN
+    if name is None and isinstance(chosen, list) and not isinstance(row.get("prompt"), list):
+        return CHOSEN
+    return name
+
+
+def answer_column(row: Mapping[str, object]) -> str:
+    """The column that holds a row's answer, or its chat."""
+    return chat_column(row) or form_of(row).answer
+
+
+def form_of(row: Mapping[str, object]) -> Form:
+    """The first form of which a row fills both columns; without one the first that it has, whose question it fills, of all.
+
+    A data set of mixed rows fills the columns that a row does not have with None.
+    """
+
+    def fit(form: Form) -> tuple[bool, bool]:
+        return form.question in row and form.answer in row, row.get(form.question) is not None
+
+    filled = (form for form in FORMS if row.get(form.question) is not None and row.get(form.answer) is not None)
+    return next(filled, None) or max((_form("question", "answer"), *FORMS), key=fit)
+
+
+def asked_in(row: Mapping[str, object], form: Form) -> object:
+    """The question of a row, with the texts that belong to it, a blank line between them."""
+    asked = column_value(row, form.question)
+    if not isinstance(asked, str):
+        return asked
+    before = [column_value(row, name) for name in form.before]
+    after = [column_value(row, name) for name in form.after]
+    texts = [text for text in (*before, asked, *after) if isinstance(text, str) and text.strip()]
+    return "\n\n".join(texts) or asked
+
+
+# What else a row says
 
 TRAINED = "trained"  # False in a checked message that is context alone
 SYSTEM_COLUMNS = ("system", "system_prompt")

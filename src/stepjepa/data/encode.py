@@ -15,18 +15,22 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, attempted, row_to_messages
-from stepjepa.data.columns import LeftOver, is_trained, last_trained, left_over, template_kwargs_of, trained_answers
-from stepjepa.data.dataset import ExampleStore
-from stepjepa.data.options import (
-    DataOptions,
-    ReadingOptions,
+from stepjepa.data.columns import (
+    LeftOver,
     answer_column,
     as_object,
     is_stream,
+    is_trained,
+    last_trained,
+    left_over,
     listed_columns,
     listed_steps,
     target_text,
+    template_kwargs_of,
+    trained_answers,
 )
+from stepjepa.data.dataset import ExampleStore
+from stepjepa.data.options import DataOptions, ReadingOptions
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of

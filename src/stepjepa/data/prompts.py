@@ -22,9 +22,9 @@ from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import is_trained
+from stepjepa.data.columns import REASONING, is_trained
 from stepjepa.data.counts import Counts
-from stepjepa.data.options import REASONING, DataOptions, PromptOptions
+from stepjepa.data.options import DataOptions, PromptOptions
 from stepjepa.utils.text import counted
 
 _NAME = Names(DataOptions, PromptOptions)

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 
 from stepjepa.config.values import nearest
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.options import PairColumns, check_split_name, is_stream
+from stepjepa.data.columns import is_stream
+from stepjepa.data.options import PairColumns, check_split_name
 from stepjepa.errors import DataError, RowError, said
 from stepjepa.utils.files import MAX_LINE_BYTES, digest, line_text, line_value, parse_json, read_lines, unchanged
 from stepjepa.utils.text import lone_surrogate

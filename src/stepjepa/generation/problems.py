@@ -9,8 +9,17 @@ from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import after_hashes, last_boxed
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.columns import history_of
-from stepjepa.data.options import Form, as_object, asked_in, chat_column, column_value, form_of, listed_columns, text_of
+from stepjepa.data.columns import (
+    Form,
+    as_object,
+    asked_in,
+    chat_column,
+    column_value,
+    form_of,
+    history_of,
+    listed_columns,
+)
+from stepjepa.data.options import text_of
 from stepjepa.data.report import RowCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError

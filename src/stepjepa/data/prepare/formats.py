@@ -16,9 +16,19 @@ from stepjepa.config.option import MISSING, Names, options_of
 from stepjepa.data.answers import after_hashes
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.columns import history_of, system_of
+from stepjepa.data.columns import (
+    Form,
+    absent,
+    as_object,
+    asked_in,
+    chat_column,
+    column_value,
+    form_of,
+    history_of,
+    listed_columns,
+    system_of,
+)
 from stepjepa.data.numbers import number_of
-from stepjepa.data.options import Form, absent, as_object, asked_in, chat_column, column_value, form_of, listed_columns
 from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.steps import LISTED

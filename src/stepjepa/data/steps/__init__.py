@@ -9,7 +9,8 @@ the other. What precedes the first one belongs to it, what follows a step to tha
 `TOTAL_COLUMN` may say how many steps that answer has; a number that is not the one found is counted.
 """
 
-from stepjepa.data.options import STEPS_COLUMN, TOTAL_COLUMN
+from stepjepa.data.columns import TOTAL_COLUMN
+from stepjepa.data.options import STEPS_COLUMN
 from stepjepa.data.steps.rows import (
     LISTED,
     RowSteps,

@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.options import STEPS_COLUMN, TOTAL_COLUMN, PairColumns, column_value, listed_steps
+from stepjepa.data.columns import TOTAL_COLUMN, column_value, listed_steps
+from stepjepa.data.options import STEPS_COLUMN, PairColumns
 from stepjepa.data.steps.splitters import StepSplitter, choose_splitter, make_splitter
 from stepjepa.data.steps.text import CharSpan
 from stepjepa.errors import RowError

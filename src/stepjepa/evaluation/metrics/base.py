@@ -14,7 +14,8 @@ from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import did_you_mean
 from stepjepa.data.blocks import answer_of
-from stepjepa.data.options import column_value, listed_columns, text_of
+from stepjepa.data.columns import column_value, listed_columns
+from stepjepa.data.options import text_of
 from stepjepa.errors import ConfigError, DataError
 
 OPTIONS = "metric"  # the group of a metric's options

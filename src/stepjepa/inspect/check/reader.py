@@ -9,9 +9,9 @@ from itertools import compress, islice
 from typing import Any, NamedTuple
 
 from stepjepa.data.chat import attempted, row_to_messages
-from stepjepa.data.columns import left_over, trained_answers
+from stepjepa.data.columns import is_stream, left_over, trained_answers
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder, render_checked
-from stepjepa.data.options import PairColumns, is_stream
+from stepjepa.data.options import PairColumns
 from stepjepa.data.prepare.rows import question_of
 from stepjepa.data.report import StepCounts
 from stepjepa.data.sources import RowSource
