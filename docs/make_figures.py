@@ -18,10 +18,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from stepjepa.analysis.plots import save_figure
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
+from stepjepa.data.template import ChatRenderer
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
 from stepjepa.inspect.layout import RowForm, row_records
 from stepjepa.inspect.record import KINDS, RowRecord

@@ -6,6 +6,11 @@ and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
 
 class StepJepaError(Exception):
     """Base of all errors whose cause lies in the user's data, options or files."""
@@ -47,3 +52,11 @@ class RunError(StepJepaError):
 def said(error: BaseException, lines: int | None = None) -> str:
     """What an error says in its first `lines`, or all, in one line; its type where that is nothing."""
     return " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__
+
+
+def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowError:
+    """What a call gives, or the RowError that it raises."""
+    try:
+        return call(*arguments)
+    except RowError as error:
+        return error

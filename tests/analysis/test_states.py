@@ -17,8 +17,8 @@ from stepjepa.analysis.models import load_analyzed
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.analysis.pairs import read_pairs
 from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, load_states, save_states
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.sources import RowSource
+from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.generation.place import find_model
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, load_extras, predictor_names

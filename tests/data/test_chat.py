@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from stepjepa.data.chat import MOST_CHARACTERS, MOST_MESSAGES, ChatRenderer, check_messages, with_template
+from stepjepa.data.chat import MOST_CHARACTERS, MOST_MESSAGES, check_messages
+from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.errors import ConfigError, RowError
 from support.templates import FORMATS, R1_LIKE
 from support.tokenizers import byte_bpe_tokenizer, fresh, source_file
@@ -168,7 +169,7 @@ def test_several_chats_are_rendered_as_each_alone():
 
 def test_a_template_that_does_not_end_is_stopped(monkeypatch):
     """Whatever it is asked for: a chat, its prompt, a message that is located."""
-    monkeypatch.setattr("stepjepa.data.chat.TEMPLATE_SECONDS", 0.2)
+    monkeypatch.setattr("stepjepa.data.template.TEMPLATE_SECONDS", 0.2)
     loop = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
     before = signal.getsignal(signal.SIGVTALRM)
     for template in (loop, f"{{% if '@@' in messages[0]['content'] %}}{loop}{{% endif %}}"):

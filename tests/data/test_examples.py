@@ -6,11 +6,12 @@ import pickle
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer
+from stepjepa.data.chat import KNOWN_CHATS
 from stepjepa.data.dataset import Example, ExampleStore
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.report import REASONS
 from stepjepa.data.steps import StepRules, make_splitter
+from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError
 from support.encoding import settings_of, views_of
 from support.models import Views, paired

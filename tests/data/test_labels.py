@@ -3,8 +3,8 @@
 import pytest
 from tokenizers import AddedToken
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
+from stepjepa.data.template import ChatRenderer
 from support import tokenizers as made
 from support.encoding import settings_of
 from support.templates import FORMATS

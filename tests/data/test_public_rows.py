@@ -8,12 +8,13 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.data.chat import ChatRenderer, row_to_messages
+from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import left_over
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.prepare.formats import read_example, recognise
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.report import DataReport
+from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError, RowError
 from stepjepa.training.datasets import encode as encode_for_training
 from stepjepa.training.options import JEPAOptions

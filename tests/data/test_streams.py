@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer, plain_template, row_to_messages
+from stepjepa.data.chat import row_to_messages
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.options import PairColumns
+from stepjepa.data.template import ChatRenderer, plain_template
 from stepjepa.data.token_rows import stream_row
 from stepjepa.errors import ConfigError, DataError, RowError
 from support.encoding import settings_of, views_of

@@ -9,9 +9,9 @@ import json
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.tasks import generate_rows
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import encode_texts, token_span
 from support import tokenizer_kinds as kinds
 from support import tokenizers as made

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
-from stepjepa.data.chat import ChatRenderer
+from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.evaluation.run import earlier_result
 from stepjepa.generation.output import reading_record

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from stepjepa.data.chat import ChatRenderer, attempted, check_messages
+from stepjepa.data.chat import check_messages
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.prompts import trained_ending
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import RowError
+from stepjepa.errors import RowError, attempted
 from stepjepa.inspect.check.reader import TextReader
 from stepjepa.inspect.check.tokens import read_tokens
 from stepjepa.training.options import JEPAOptions

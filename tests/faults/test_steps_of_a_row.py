@@ -86,9 +86,9 @@ PREPARED = [
 @pytest.mark.parametrize("keep_thinking", [True, False])
 def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_path, bpe_tokenizer, keep_thinking):
     from stepjepa.analysis.pairs import read_pairs
-    from stepjepa.data.chat import ChatRenderer
     from stepjepa.data.encode import encode_dataset, read_chat
     from stepjepa.data.prepare import PrepareOptions, prepare
+    from stepjepa.data.template import ChatRenderer
     from support.checks import check_format
 
     renderer, method = ChatRenderer(bpe_tokenizer), method_of(predictors=2)

@@ -5,8 +5,8 @@ from weakref import WeakSet
 
 import pytest
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
+from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.inspect.check import check, reader
 from stepjepa.utils.parallel import twice

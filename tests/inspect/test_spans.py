@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import CheckedChat, encode_dataset, read_chat
 from stepjepa.data.steps import make_splitter
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Example
 from stepjepa.inspect.layout import NamedSpan, trunk_names
 from stepjepa.inspect.rows import token_text, trunk_spans

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import TokenChat
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import PairsFound
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions

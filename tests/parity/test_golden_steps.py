@@ -2,8 +2,8 @@
 
 import json
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
+from stepjepa.data.template import ChatRenderer
 from stepjepa.training.datasets import settings_for
 from stepjepa.training.options import JEPAOptions
 

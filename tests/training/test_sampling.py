@@ -10,9 +10,9 @@ import datasets
 import numpy as np
 import pytest
 
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.sources import RowSource
+from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig

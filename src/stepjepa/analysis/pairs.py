@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.config.option import Names
-from stepjepa.data.chat import ChatRenderer
 from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.objectives.base import Objective, objective_of

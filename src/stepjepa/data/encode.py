@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import KNOWN_CHATS, ChatRenderer, MessageSpan, RenderedChat, attempted, row_to_messages
+from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import (
     LeftOver,
     answer_column,
@@ -34,6 +34,7 @@ from stepjepa.data.options import DataOptions, ReadingOptions
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of
+from stepjepa.data.template import ChatRenderer, MessageSpan, RenderedChat
 from stepjepa.data.token_rows import StreamRow, stream_row
 from stepjepa.data.tokens import (
     TokenisedText,
@@ -47,7 +48,7 @@ from stepjepa.data.tokens import (
     turn_marks,
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
-from stepjepa.errors import DataError, RowError, no_rows
+from stepjepa.errors import DataError, RowError, attempted, no_rows
 from stepjepa.utils.parallel import mapped
 
 if TYPE_CHECKING:

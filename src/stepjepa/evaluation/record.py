@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from stepjepa.data.chat import template_of
+from stepjepa.data.template import template_of
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.generation.place import Place
 from stepjepa.modeling.parts import causal_lm, vocabulary_size

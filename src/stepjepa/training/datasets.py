@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import ChatRenderer, with_template
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, make_splitter, rules_for
 from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
+from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
@@ -73,7 +73,7 @@ def settings_for(
 
 
 def chat_tokenizer(tokenizer: PreTrainedTokenizerBase, options: JEPAOptions) -> PreTrainedTokenizerBase:
-    """The tokenizer with the template that the options ask for, see `data.chat.with_template`."""
+    """The tokenizer with the template that the options ask for, see `data.template.with_template`."""
     return with_template(tokenizer, options.chat_template, options.plain)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
-from stepjepa.data.chat import attempted, row_to_messages
+from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import is_stream, left_over, trained_answers
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder, render_checked
 from stepjepa.data.options import PairColumns
@@ -17,7 +17,7 @@ from stepjepa.data.report import StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, rules_for
 from stepjepa.data.token_rows import stream_content
-from stepjepa.errors import RowError
+from stepjepa.errors import RowError, attempted
 from stepjepa.inspect.check.texts import SHOWN_CHARACTERS, Leak, RowSample, TextStatistics, hashed_question
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.parallel import mapped, twice

@@ -1,0 +1,520 @@
+"""Rendering chats with the tokenizer's template, and locating each message in what it writes.
+
+A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
+what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
+is the template's own text, and the real rendering must be exactly that text with the contents between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from os.path import commonprefix
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepjepa.config.option import Names
+from stepjepa.data.chat import ROLES
+from stepjepa.data.columns import REASONING, REASONING_KEYS, TRAINED
+from stepjepa.data.options import TemplateOptions
+from stepjepa.data.prompts import Opening, left_out, opening_of, quoted, switch_words
+from stepjepa.errors import ConfigError, RowError, attempted, said
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NAME = Names(TemplateOptions)
+_NOT_FOUND = "message_not_found"
+_LAST_TAG = re.compile(r"<(\w+)>\s*$")
+TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
+TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
+_BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
+_RENDERERS = 100  # that are kept, of rows with their own template arguments
+_CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
+
+# Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
+DEFAULT_DATE = "26 Jul 2024"
+_DEFAULT_DAY = datetime(2024, 7, 26)
+_DIRECTIVES = "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-j %-M %-m %-S".split()
+
+
+class MessageSpan(NamedTuple):
+    """Where a message's content is in the rendered text: characters [start, end)."""
+
+    role: str
+    start: int
+    end: int
+
+
+class RenderedChat(NamedTuple):
+    """A rendered chat.
+
+    Attributes:
+        text: what the template wrote.
+        spans: one span per message, in order; a system message that the template does not show has none.
+        folded_system: whether the system message had to be put into the first user message.
+        openings: one per answer, in order; None where the template has no generation prompt for it.
+        characters_left_out: of the answers and their thinking, white space not counted; `left_out` is the first such text.
+    """
+
+    text: str
+    spans: tuple[MessageSpan, ...]
+    folded_system: bool = False
+    openings: tuple[Opening | None, ...] = ()
+    characters_left_out: int = 0
+    left_out: str = ""
+
+    @property
+    def begins(self) -> list[int]:
+        """For each answer the character where what the model writes begins: the answer's first, or one before it."""
+        answers = [span.start for span in self.spans if span.role == "assistant"]
+        pairs = zip(answers, self.openings, strict=True)
+        return [start - len(opening.written) if opening else start for start, opening in pairs]
+
+
+def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A template without markup: the messages' contents with a line break between them, after the BOS where the
+    tokenizer writes one by itself."""
+    start = "{{ bos_token }}" if tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id] else ""
+    return (
+        start + "{% for message in messages %}{{ message['content'] }}"
+        "{% if not loop.last or add_generation_prompt %}{{ '\\n' }}{% endif %}{% endfor %}"
+    )
+
+
+def with_template(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str | None, plain: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer with the template of a file, or with `plain_template`, in a copy; itself where neither is asked for.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if not chat_template and not plain:
+        return tokenizer
+    try:
+        template = Path(chat_template).read_text(encoding="utf-8") if chat_template else plain_template(tokenizer)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat template {chat_template}: cannot be read ({error}); give a Jinja file") from None
+    if tokenizer.chat_template != template:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of the tokenizer's chat template; ConfigError where it has or uses none."""
+    name = getattr(tokenizer, "name_or_path", "") or "this model"
+    try:
+        return tokenizer.get_chat_template()
+    except NotImplementedError:  # mistral-common's
+        raise ConfigError(
+            f"the tokenizer of {name} ({type(tokenizer).__name__}) uses no chat template and reads control tokens in a text "
+            "as plain text; load the other kind: AutoTokenizer.from_pretrained(..., mistral_format=False)"
+        ) from None
+    except ValueError as error:
+        if tokenizer.chat_template:
+            raise ConfigError(f"the tokenizer of {name} has several chat templates: {error}") from None
+        raise ConfigError(
+            f"the tokenizer of {name} has no chat template; "
+            f"give one with --{_NAME.chat_template} FILE, or use the instruction-tuned model's tokenizer"
+        ) from None
+
+
+class ChatRenderer:
+    """Renders chats with a tokenizer's template and says where each message is.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        template_kwargs: what else the template may read: ``enable_thinking``, ``date_string`` (`DEFAULT_DATE` unless it is
+            given), ``tools``, or whatever it knows. Plain values, lists and objects, as JSON has them.
+
+    Attributes:
+        given: `template_kwargs`; `kwargs`: all that the template gets.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template or uses none, or `template_kwargs` names what is not the template's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None):
+        own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
+        own -= {"tools", "documents", "kwargs"}
+        taken = sorted(own.intersection(template_kwargs or ()))
+        if taken:
+            raise ConfigError(
+                f"{_NAME.chat_template_kwargs}: {', '.join(taken)} cannot be set; give what the chat template reads, such "
+                "as enable_thinking"
+            )
+        self._tokenizer: Any = tokenizer
+        self.given = dict(template_kwargs or {})
+        self._of_rows: dict[str, ChatRenderer] = {}
+        self._template = template_of(tokenizer)
+        self.kwargs = {"date_string": DEFAULT_DATE, **self.given}
+        if "strftime_now" in self._template:  # write `DEFAULT_DATE` in place of today's date
+            day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
+            macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
+            self.kwargs["chat_template"] = macro + self._template
+        self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
+        self._usual: dict[tuple[str, ...], tuple[Opening | None, ...]] = {}
+        self._switches: dict[str, str] = {}
+
+    def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
+        """The renderer for a row that comes with its own template arguments; itself where there are none.
+
+        Raises:
+            RowError: they name what is not the template's.
+        """
+        if not template_kwargs:
+            return self
+        key = json.dumps(template_kwargs, sort_keys=True, default=str)
+        if key not in self._of_rows:
+            if len(self._of_rows) == _RENDERERS:
+                self._of_rows.clear()
+            try:
+                self._of_rows[key] = ChatRenderer(self._tokenizer, {**self.given, **template_kwargs})
+            except ConfigError as error:
+                raise RowError("bad_template_kwargs", str(error)) from None
+        return self._of_rows[key]
+
+    def reads(self, name: str) -> bool:
+        """Whether the template mentions an argument."""
+        return name in self._template
+
+    def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
+        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
+
+        Raises:
+            ConfigError: the template does not end.
+            RowError: it refuses them.
+        """
+        return self._apply([messages], TEMPLATE_SECONDS, add_generation_prompt)[0]
+
+    def _apply(
+        self, chats: Sequence[Sequence[Mapping[str, str]]], seconds: float, add_generation_prompt: bool = False
+    ) -> list[str]:
+        """`apply` to each of several chats: by one call of the tokenizer, which costs half as much as one for each."""
+        messages = sum(map(len, chats))
+        written = sum(len(str(message.get("content", ""))) for chat in chats for message in chat)
+        room = TEMPLATE_BYTES + _BYTES_A_CHARACTER * written
+        with (
+            _time_limit(seconds, f"the chat template does not end: {messages} messages took more than {seconds} s"),
+            _memory_limit(room, f"the chat template takes more than {room >> 20:,} MiB for {messages} messages"),
+        ):
+            try:
+                return self._tokenizer.apply_chat_template(
+                    list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                )
+            except (ConfigError, MemoryError):
+                raise
+            except Exception as error:  # jinja2 raises its own and the template's errors
+                raise RowError("template_refused", f"the chat template refuses this chat: {said(error)}") from None
+
+    def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text up to where the assistant is to answer `messages` (which end with the user's)."""
+        return self.apply(self._folded(messages)[0], add_generation_prompt=True)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedChat:
+        """Render one checked chat.
+
+        Raises:
+            RowError: the template refuses the chat, or its text cannot be told apart from the contents.
+        """
+        chat, folded = self._folded(messages)
+        return self._located(self.apply(chat), chat, folded)
+
+    def render_all(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> Iterator[RenderedChat | RowError]:
+        """`render` for each of several chats, or its error."""
+        try:
+            told = list(map(self._folded, chats))
+            texts = self._apply([chat for chat, _ in told], _CHUNK_SECONDS) if told else []
+        except (RowError, ConfigError):  # because of one of them, which is not known
+            yield from (attempted(self.render, messages) for messages in chats)
+        else:
+            yield from (attempted(self._located, text, *one) for text, one in zip(texts, told, strict=True))
+
+    def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
+        """A chat as the template takes it, and whether its system message was folded for that."""
+        chat = [self._as_template_reads(message) for message in messages]
+        folds = chat[0]["role"] == "system" and self._folds_system
+        return _fold(chat) if folds else chat, folds
+
+    def _as_template_reads(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A checked message with the keys that the template reads."""
+        if len(message) == 2:
+            return message
+        names = {REASONING: self._reasoning_key}
+        return {names.get(name, name): value for name, value in message.items() if name != TRAINED}
+
+    def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
+        """The rendered chat with what there is to know of its messages."""
+        spans = self._match(text, chat)
+        if spans is not None:
+            openings = self._usual_openings(text, chat, spans)
+        else:
+            spans = self._locate_one_by_one(text, chat)
+            openings = self._openings(text, chat, spans)
+        answers = [message for message in chat if message["role"] == "assistant"]
+        shown = [text[span.start : span.end] for span in spans if span.role == "assistant"]
+        missing = [left_out(message["content"], own) for own, message in zip(shown, answers, strict=True)]
+        thinking = (message[key] for message in answers for key in REASONING_KEYS if key in message)
+        missing += [left_out(one, "") for one in thinking if one.strip() not in text]
+        first = next((part for _, part in missing if part), "")
+        return RenderedChat(text, tuple(spans), folded, openings, sum(count for count, _ in missing), first)
+
+    @cached_property
+    def _reasoning_key(self) -> str:
+        """The key of a message under which the template reads its thinking, where it reads one."""
+        for key in REASONING_KEYS:
+            answer = {"role": "assistant", "content": _mark(1), key: _mark(2)}
+            if _mark(2) in self._try([{"role": "user", "content": _mark(0)}, answer]):
+                return key
+        return REASONING
+
+    @cached_property
+    def usual_opening(self) -> Opening:
+        """The opening of an answer without thinking to a single question."""
+        chat = [{"role": "user", "content": _mark(0)}, {"role": "assistant", "content": _mark(1)}]
+        rendered = attempted(self.render, chat)
+        openings = () if isinstance(rendered, RowError) else rendered.openings
+        return next(iter(openings), None) or Opening()
+
+    def _openings(
+        self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
+    ) -> tuple[Opening | None, ...]:
+        """The opening of each answer, for which the generation prompts are rendered."""
+        openings, end = list[Opening | None](), self._tokenizer.eos_token
+        place = last_message = 0
+        for index, message in enumerate(chat):
+            if place == len(spans) or spans[place].role != message["role"]:
+                continue  # a system message that is not shown
+            span = spans[place]
+            if message["role"] == "assistant":
+                prompt = self._try(chat[:index], add_generation_prompt=True)
+                opening = opening_of(text, span.start, last_message, prompt) if prompt else None
+                if opening is not None and end and end in opening.written:  # a model that writes it stops
+                    opening = Opening(quoted=opening.quoted, apart=True)
+                openings.append(opening)
+            place += 1
+            last_message = span.end
+        return tuple(openings)
+
+    def _usual_openings(
+        self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
+    ) -> tuple[Opening | None, ...]:
+        """The opening of each answer of a chat that follows the template's skeleton: as of any other with the same roles."""
+        roles = tuple(message["role"] for message in chat)
+        if roles not in self._usual:
+            marked: Any = [{"role": role, "content": _mark(index)} for index, role in enumerate(roles)]
+            rendered = self._try(marked)
+            places = self._match(rendered, marked) or []
+            self._usual[roles] = self._openings(rendered, marked, places)
+        openings = self._usual[roles]
+        if not any(opening is not None and opening.extra for opening in openings):
+            return openings
+        # Where the answer itself goes on as the generation prompt does, the chat has all of that.
+        answers = (span.start for span in spans if span.role == "assistant")
+        return tuple(
+            opening._replace(extra="")
+            if opening is not None and text.startswith(opening.extra, start - len(opening.written))
+            else opening
+            for start, opening in zip(answers, openings, strict=True)
+        )
+
+    def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
+        """The option with which the template has nothing to report under `name` (a count of `PromptCounts`, or the reason of
+        an error) for a chat; empty without one. It is looked for once."""
+        if name in self._switches:
+            return self._switches[name]
+        self._switches[name] = ""
+        known = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(REASONING_KEYS)
+        values = ((one, value) for one in sorted(known) for value in (False, True) if self.given.get(one) is not value)
+        for one, value in values:
+            given = {**self.given, one: value}
+            other = ChatRenderer(self._tokenizer, given)
+            other._switches[_NOT_FOUND] = ""  # no further search
+            rendered = attempted(other.render, messages)
+            if isinstance(rendered, RenderedChat) and _serves(name, rendered):
+                self._switches[name] = switch_words(given)
+                break
+        return self._switches[name]
+
+    @cached_property
+    def _folds_system(self) -> bool:
+        """Whether the template refuses or leaves out a system message, found out with the first chat that has one."""
+        trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
+        return _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
+
+    def _try(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
+        """`apply`, or "" where the template refuses."""
+        text = attempted(self.apply, messages, add_generation_prompt)
+        return text if isinstance(text, str) else ""
+
+    def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
+        """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
+        if roles not in self._skeletons:
+            marks = [_mark(index) for index in range(len(roles))]
+            rest = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
+            pieces = []
+            for mark in marks:
+                before, found, rest = rest.partition(mark)
+                if not found or mark in rest:
+                    break
+                pieces.append(before)
+            self._skeletons[roles] = [*pieces, rest] if len(pieces) == len(roles) else None
+        return self._skeletons[roles]
+
+    def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:
+        if any(len(message) > 2 for message in chat):  # a template may write thinking anywhere
+            return None
+        pieces = self._skeleton(tuple(message["role"] for message in chat))
+        if pieces is None or not text.startswith(pieces[0]):
+            return None
+        spans, position = [], len(pieces[0])
+        for index, message in enumerate(chat):
+            content, piece = message["content"], pieces[index + 1]
+            for candidate in (content, content.strip(), content.lstrip(), content.rstrip()):
+                end = position + len(candidate)
+                last = index + 1 == len(chat)
+                if text.startswith(candidate + piece, position) and (not last or end + len(piece) == len(text)):
+                    break
+            else:
+                return None
+            spans.append(MessageSpan(message["role"], position, end))
+            position = end + len(piece)
+        return spans
+
+    def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
+        """The slow way, for templates whose text around a message depends on the contents (thinking blocks)."""
+        mark = "@@stepjepa@@"
+        while any(mark in message["content"] for message in chat):
+            mark = f"@{mark}@"
+        spans: list[MessageSpan] = []
+        for index, message in enumerate(chat):
+            marked = [*chat[:index], {**message, "content": mark}, *chat[index + 1 :]]
+            before, *after = self._try(marked).split(mark)
+            found = len(after) == 1 and text.endswith(after[0])
+            if found and not text.startswith(before) and message["role"] == "assistant":
+                # The template wrote something of its own in front of the mark (an empty thinking block) that it does
+                # not write in front of this answer; then the answer begins where the model is asked for it.
+                begins = self._asked(text, chat[:index], message["content"])
+                before, found = text[: begins or 0], begins is not None
+            found = found and text.startswith(before) and len(before) + len(after[0]) <= len(text)
+            if found and spans:
+                found = spans[-1].end <= len(before)
+            if found:
+                spans.append(MessageSpan(message["role"], len(before), len(text) - len(after[0])))
+            elif message["role"] != "system":  # nothing is read from a system message's span
+                raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
+        return spans
+
+    def _not_found(self, text: str, chat: Sequence[Mapping[str, str]], index: int) -> str:
+        """Why a message is not located, and what to do."""
+        message = chat[index]
+        lines = [line.strip() for line in message["content"].splitlines()]
+        part = next((line for line in lines if line not in text), None)
+        missing = "" if part is None else f"; {quoted(part)} is missing"
+        switch = self.switch(_NOT_FOUND, chat)
+        remedy = f"; {switch} keeps it" if switch else ""
+        where = f"message {index + 1} ({message['role']})"
+        return f"{where} cannot be located in what the chat template writes{missing}{remedy}"
+
+    def _asked(self, text: str, messages: Sequence[Mapping[str, str]], content: str) -> int | None:
+        """Where an answer begins in a chat's text: where the model is asked for it; None where that is not known.
+
+        The generation prompt may end in a thinking block, open or closed at once, that the answer brings itself.
+        """
+        closed, asked = self._try(messages), self._try(messages, add_generation_prompt=True)
+        if asked in ("", closed) or not asked.startswith(closed) or not text.startswith(closed):
+            return None
+        begins = len(commonprefix([text, asked]))
+        tag = _LAST_TAG.search(text, len(closed), begins)
+        if tag and f"</{tag[1]}>" in content:
+            begins = tag.start()
+        if begins <= len(closed):
+            return None
+        if content[:1].strip():  # white space before it is the template's
+            begins += len(text[begins:]) - len(text[begins:].lstrip())
+        return begins
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float, words: str) -> Iterator[None]:
+    """Raise ConfigError after so many seconds of this process's time; in other threads than the main one, and where the
+    system has no such timer, there is no limit."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise _unusable(words)
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@contextlib.contextmanager
+def _memory_limit(room: int, words: str) -> Iterator[None]:
+    """Raise ConfigError where this process takes so many bytes more. There is no limit outside of the main thread, and on
+    systems other than Linux."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+    except (ImportError, OSError):
+        pages = 0
+    if not pages or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + room
+    resource.setrlimit(resource.RLIMIT_AS, (limit if before == resource.RLIM_INFINITY else min(limit, before), hard))
+    try:
+        yield
+    except MemoryError:
+        raise _unusable(words) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+
+
+def _unusable(words: str) -> ConfigError:
+    return ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
+
+
+def _mark(index: int) -> str:
+    return f"@@stepjepa:{index}@@"
+
+
+def _serves(name: str, rendered: RenderedChat) -> bool:
+    """Whether a chat has nothing to report under a name of `ChatRenderer.switch`."""
+    openings = [opening for opening in rendered.openings if opening is not None]
+    if name == "left_out":
+        return not rendered.characters_left_out
+    if name == _NOT_FOUND:
+        return True
+    return not any(one.apart or one.written.strip() or one.extra.strip() for one in openings)
+
+
+def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Put the system message in front of the first user message, as templates without a system role expect."""
+    system, rest = chat[0], chat[1:]
+    for index, message in enumerate(rest):
+        if message["role"] == "user":
+            lead = f"{system['content']}\n\n" if system["content"].strip() else ""
+            return [*rest[:index], {**message, "content": lead + message["content"]}, *rest[index + 1 :]]
+    raise RowError(
+        "template_refused",
+        "the chat template knows no system role and there is no user message to fold it into",
+    )
