@@ -65,7 +65,10 @@ def test_an_export_still_answers_in_plain_transformers(tmp_path, options):
 def test_an_adapter_on_four_bits(tmp_path):
     output = trained(tmp_path, "run", save_strategy="no", lora=True, load_in_4bit=True)
     answers = write(tmp_path / "test.jsonl", [{"question": QUESTION, "answer": ANSWER}])
-    result = evaluate(model_name=str(output), test_file=str(answers), metric=["contains"], max_new_tokens=24)
+    out = str(tmp_path / "evaluation")
+    result = evaluate(
+        model_name=str(output), test_file=str(answers), metric=["contains"], max_new_tokens=24, output_dir=out
+    )
     assert result.value("contains") == 1
 
 
@@ -82,14 +85,18 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 
 def test_evaluation_asks_with_the_chat_template(tmp_path):
     rows = write(tmp_path / "test.jsonl", [{"question": QUESTION, "answer": ANSWER}])
-    result = evaluate(model_name=str(MODEL), test_file=str(rows), metric=["contains", "stopped"], max_new_tokens=48)
+    out = str(tmp_path / "evaluation")
+    result = evaluate(
+        model_name=str(MODEL), test_file=str(rows), metric=["contains", "stopped"], max_new_tokens=48, output_dir=out
+    )
     assert result.value("contains") == 1 and result.value("stopped") == 1
 
 
 @pytest.mark.skipif(not GGUF.is_file(), reason=f"no file {GGUF}; make smollm2 fetches it")
 def test_a_gguf_file_is_trained_exported_and_evaluated(tmp_path):
     rows = write(tmp_path / "test.jsonl", [{"question": QUESTION, "answer": ANSWER}])
-    result = evaluate(model_name=str(GGUF), test_file=str(rows), metric=["contains"], max_new_tokens=24)
+    out = str(tmp_path / "evaluation")
+    result = evaluate(model_name=str(GGUF), test_file=str(rows), metric=["contains"], max_new_tokens=24, output_dir=out)
     assert result.value("contains") == 1
 
     loaded, converted = weights_of(trained(tmp_path, "gguf", model_name=GGUF, save_strategy="no")), weights_of(MODEL)
