@@ -6,11 +6,9 @@ What the protocol tests is computed by the study itself: ``stepjepa study labels
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from page_tables import Record, arm_of, fill, records_in, table
 
 from stepjepa.analysis.plots import legend_below, new_figure, save_figure
 
@@ -33,20 +31,11 @@ ARMS = {
     "regular_all_labels": "8, all tokens labelled",
 }
 METRICS = ("exact", "contains", "stopped", "content_nll", "end_nll")
-_PLACE = re.compile(r"(<!-- (\w+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
-Record = Mapping[str, Any]
 
 
 def records_of(block: str) -> list[Record]:
-    """The runs of a block, the last line of each."""
-    path = RECORDS / f"{block}.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return list({record["run"]: record for record in map(json.loads, lines) if record["at"]}.values())
-
-
-def arm_of(record: Record) -> str:
-    """The arm with its control."""
-    return str(record["arm"]) if record["control"] == "none" else f"{record['arm']}+{record['control']}"
+    """The runs of a block."""
+    return records_in(RECORDS / f"{block}.jsonl")
 
 
 def choices(block: str) -> dict[str, dict[float, Record]]:
@@ -72,12 +61,6 @@ def shown(metric: str, value: float) -> str:
     if metric.endswith("nll"):
         return f"{value:.3f}"
     return f"{100 * value:.1f} %"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
 
 
 def state_table(_: str) -> str:
@@ -132,8 +115,7 @@ def draw(block: str) -> None:
 
 def filled(text: str) -> str:
     """The page with its tables written again: ``<!-- state -->``, ``<!-- choice BLOCK -->``."""
-    tables = {"state": state_table, "choice": choice_table}
-    return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]](match[3])}{match[4]}", text)
+    return fill(text, {"state": state_table, "choice": choice_table})
 
 
 if __name__ == "__main__":

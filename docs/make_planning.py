@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
+from page_tables import Record, arm_of, fill, records_in, table
 from scipy import stats
 
 from stepjepa.analysis.plots import draw_lines, legend_below, new_figure, save_figure
@@ -27,16 +27,12 @@ RECORDS = DOCS / "evidence" / "planning"
 PAGE = DOCS / "planning.md"
 BASELINE, TOKENS, REACHED, ALPHA = "regular", "multi_token", 0.95, 0.01
 SETTINGS, SEEDS = 4, 3  # of an arm, and of a setting, in the grid
-_PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
-Record = Mapping[str, Any]
 Runs = dict[str, dict[int, Record]]  # arm or arm+control -> seed -> record
 
 
 def records_of(name: str) -> list[Record]:
-    """The runs of a file, the last line of each; a line without a stage that is done is a run that was cut off."""
-    path = RECORDS / f"{name}.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return list({row["run"]: row for row in map(json.loads, lines) if row["at"]}.values())
+    """The runs of a file of records."""
+    return records_in(RECORDS / f"{name}.jsonl")
 
 
 def runs_of(name: str, task: str) -> Runs:
@@ -45,8 +41,7 @@ def runs_of(name: str, task: str) -> Runs:
     found: Runs = {}
     for row in sorted(records_of(name), key=lambda row: row["block"]):
         if row["block"].split("-")[0] == task:
-            arm = row["arm"] if row["control"] == "none" else f"{row['arm']}+{row['control']}"
-            found.setdefault(arm, {}).setdefault(row["seed"], row)
+            found.setdefault(arm_of(row), {}).setdefault(row["seed"], row)
     return found
 
 
@@ -97,12 +92,6 @@ def differences(
 
 
 # Tables
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
 
 
 def points(gains: Sequence[float]) -> str:
@@ -262,8 +251,7 @@ def test_tables(recipe: str) -> str:
 
 def filled(text: str) -> str:
     """The page with its tables written anew: ``<!-- pilot NAME -->``, ``<!-- grid NAME -->``, ``<!-- test RECIPE -->``."""
-    tables = {"pilot": pilot_table, "grid": grid_table, "test": test_tables}
-    return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]](match[3])}{match[4]}", text)
+    return fill(text, {"pilot": pilot_table, "grid": grid_table, "test": test_tables})
 
 
 if __name__ == "__main__":

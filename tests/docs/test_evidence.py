@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections import Counter
 from pathlib import Path
 
@@ -22,8 +21,8 @@ STUDIES = sorted(path.stem for path in (DOCS / "evidence").glob("*.jsonl"))
 
 
 @pytest.mark.long
-def test_the_tables_are_those_of_the_records():
-    assert runpy.run_path(str(DOCS / "make_evidence.py"))["filled"](PAGE) == PAGE
+def test_the_tables_are_those_of_the_records(generator_of):
+    assert generator_of("make_evidence")["filled"](PAGE) == PAGE
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def generator():
-    pytest.importorskip("matplotlib")
-    return runpy.run_path(str(DOCS / "make_labels.py"))
+def generator(generator_of):
+    return generator_of("make_labels")
 
 
 def test_the_page_has_the_tables_of_the_records(generator):

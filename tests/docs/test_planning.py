@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
-def made():
-    pytest.importorskip("matplotlib")
-    return runpy.run_path(str(DOCS / "make_planning.py"))
+def made(generator_of):
+    return generator_of("make_planning")
 
 
 def run(arm, seed, accuracy, control="none", flops=4.0, block="star"):

@@ -173,7 +173,6 @@ def asked_in(row: Mapping[str, object], form: Form) -> object:
 TRAINED = "trained"  # False in a checked message that is context alone
 SYSTEM_COLUMNS = ("system", "system_prompt")
 HISTORY, TOOLS, TEMPLATE_KWARGS = "history", "tools", "chat_template_kwargs"
-TEMPLATE_COLUMNS = (TOOLS, TEMPLATE_KWARGS)
 REJECTED = "rejected"
 MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # of token ids: 1 where a token is labelled
 # Keys of a message that say whether it is trained: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's and others.

@@ -14,6 +14,7 @@ from typing import Any
 from stepjepa.modeling.card import NO_RESULT
 from stepjepa.report.reading import ReportedRun, number
 from stepjepa.training.options import GRADIENT_COSINE
+from stepjepa.utils.series import series_style
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226  # where the lines of a chart are
@@ -29,7 +30,6 @@ QUANTITIES = {
 }
 MOST_POINTS = 400  # of a line
 MOST_ROWS = 24  # of the table below a chart
-COLOURS = 7  # classes ``c0``, ``c1``, .. of the page's style
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
 Point = tuple[float, float]  # step, value
 PointsOf = Callable[[str], list[Point]]  # from a key of the log
@@ -122,8 +122,9 @@ class Chart:
 
 
 def look(index: int) -> tuple[int, str]:
-    """Number of the colour and dashes of series `index`; 49 of them differ, the first 7 in both."""
-    return index % COLOURS, DASHES[(index + index // COLOURS) % len(DASHES)]
+    """Number of the colour (classes ``c0``, ``c1``, .. of the page's style) and dashes of series `index`."""
+    colour, dashes = series_style(index)
+    return colour, DASHES[dashes]
 
 
 def short(value: float) -> str:

@@ -19,8 +19,7 @@ from markupsafe import Markup
 
 from stepjepa.config.option import Names
 from stepjepa.inspect.html import base_style, page_policy, script_json
-from stepjepa.modeling.card import logged_collapse
-from stepjepa.modeling.collapse import collapse_words
+from stepjepa.modeling.collapse import collapse_words, logged_collapse
 from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number

@@ -21,7 +21,7 @@ from stepjepa.study.records import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Scoring, Values
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import explaining
-from stepjepa.utils.files import json_bytes, write_json, write_whole
+from stepjepa.utils.files import write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
@@ -93,9 +93,11 @@ class Scores:
 
     def write(self, folder: Path) -> None:
         """Write the answers as an evaluation's files, so that a report shows them."""
+        from stepjepa.evaluation.predictions import record_lines
+
         folder.mkdir(parents=True, exist_ok=True)
-        lines = (json_bytes(one.record()) + b"\n" for one in self.predictions)
-        write_whole(folder / "predictions.jsonl", lines)
+        predictions = folder / "predictions.jsonl"
+        write_whole(predictions, record_lines(predictions, (one.record() for one in self.predictions)))
         record = {"metrics": self.metrics, "generation": self.generation, "identity": {}}
         write_json(folder / "metrics.json", record, indent=1)
 

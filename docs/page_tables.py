@@ -1,0 +1,34 @@
+"""What the generators of studies' pages share: records, tables in Markdown, and the places of the tables in a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+_PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def records_in(path: Path) -> list[Record]:
+    """The runs of a file of records, the last line of each; a line without a finished stage is a run that was cut off."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return list({record["run"]: record for record in map(json.loads, lines) if record["at"]}.values())
+
+
+def arm_of(record: Record) -> str:
+    """The arm, with its control."""
+    return str(record["arm"]) if record["control"] == "none" else f"{record['arm']}+{record['control']}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+def fill(text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
+    """A page with its tables written again: at ``<!-- KIND NAME -->`` what the function of that kind gives for the name."""
+    return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]](match[3])}{match[4]}", text)
