@@ -71,7 +71,9 @@ class DemoResult:
         rows = [[table.metric, *(written(arm.summary.estimate, ".4f") for arm in table.arms)] for table in tables]
         lines = text_table(heads, rows)
         for paragraph in self.answer:
-            lines += ["", *wrapped(paragraph, PAGE)]
+            lines.append("")
+            for line in paragraph.splitlines():  # the numbers, then what they mean
+                lines += wrapped(line, PAGE)
         lines += ["", f"written to {self.folder}: the data, the models, their answers, and the tables"]
         if self.page is not None:
             lines.append(f"all of it on a page: {self.page}")
