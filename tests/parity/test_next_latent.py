@@ -10,9 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stepjepa.data.encode import TokenChat
 from stepjepa.data.types import TRUNK, Example, Read, Span
+from stepjepa.errors import ConfigError
 from stepjepa.losses import lm
 from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
 from stepjepa.objectives.next_latent import NextLatent
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.loss import total_loss
 from stepjepa.training.options import JEPAOptions
 from support.objectives import (
     SEED,
@@ -97,6 +100,21 @@ def test_every_layout_equals_a_plain_loop(tokenizer, options, monkeypatch):
         for part, value, want in zip(PARTS[1:], expected, wanted, strict=True):
             assert parts[part].sum.item() == pytest.approx(value.item(), rel=1e-4), (name, part)
             assert_same_direction_and_size(gradient(run, parts[part].sum), want)
+
+
+def test_each_term_has_a_weight_and_can_be_left_out(tokenizer):
+    """The weighted loss and its gradient are those of a plain loop's two terms, by each weight."""
+    for distance, kl in [(0.0, 1.0), (1.0, 0.0), (0.5, 2.0)]:
+        run = ready(tokenizer, latent_horizon=2, latent_distance=distance, latent_kl=kl)
+        jepa, divergence, rollouts = in_a_loop(run, 2, everywhere=False)
+        parts = run.model(batch=run.collator()(run.examples), step=0).parts
+        counts = {name: torch.as_tensor(part.count) for name, part in parts.items()}
+        loss = total_loss({name: part for name, part in parts.items() if name != "lm_loss"}, counts, 0.3)
+        expected = 0.3 * (distance * jepa + kl * divergence) / rollouts
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+        assert_same_direction_and_size(gradient(run, loss), gradient(run, expected))
+    with pytest.raises(ConfigError, match="both 0"):
+        JEPAConfig(output_dir="unused", **LATENT, latent_distance=0.0, latent_kl=0.0)
 
 
 def test_the_network_begins_as_the_identity_with_the_seed_alone(tokenizer):

@@ -21,6 +21,7 @@ OWN = (
     "labels_or_jepa",
     "planning",
     "planning_grid",
+    "planning_terms",
     *(f"evidence_{n}" for n in ("nl_rx", "nl_rx_labels", "step_builtin", "step_gsm8k")),
 )
 TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")

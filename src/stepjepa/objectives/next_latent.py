@@ -13,10 +13,13 @@ of the labelled run. A step's loss is the distance of h^ to h, which has no grad
 the tokens that the output head predicts from both; its weights and p(h) have no gradient here. Both are summed over the
 steps of a rollout and averaged over the rollouts:
 
-    gamma * LM + lbd * (distance + latent_kl * KL)
+    gamma * LM + lbd * (latent_distance * distance + latent_kl * KL)
 
-The distance is `smooth_l1` unless ``--jepa_loss`` says otherwise. f is LayerNorm, Linear(2 D, D), GELU, Linear(D, D), GELU,
-Linear(D, D); its last layer starts at zero, so that at first it predicts that nothing changes. It serves training alone.
+Either weight may be 0: without the KL the states alone are predicted, without the distance the tokens alone. The distance is
+`smooth_l1` unless ``--jepa_loss`` says otherwise; it is logged at weight 0 too.
+
+f is LayerNorm, Linear(2 D, D), GELU, Linear(D, D), GELU, Linear(D, D); its last layer starts at zero, so that at first it
+predicts that nothing changes. It serves training alone.
 
 Shapes: P rollouts, one a pair; D width, V vocabulary, C rows of a chunk.
 """
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts, PairsFound
+from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import JEPA, LookAhead, ModelView
 from stepjepa.objectives.options import AHEAD, Defaults
 from stepjepa.objectives.pairs import VectorNames
@@ -44,15 +48,19 @@ class NextLatentOptions(Topic):
     """Options of objective `next_latent`."""
 
     latent_horizon: int = option(1, "Steps of a rollout, each from the state predicted last.", AHEAD, at_least=1)
+    latent_distance: float = option(
+        1.0, "Weight of the distance of the states. 0 trains on the divergence of the tokens alone.", AHEAD, at_least=0
+    )
     latent_kl: float = option(
-        1.0, "Weight of the divergence of the tokens, relative to the distance of the states.", AHEAD, at_least=0
+        1.0, "Weight of the divergence of the tokens. 0 trains on the distance of the states alone.", AHEAD, at_least=0
     )
     latent_positions: Literal["labelled", "all"] = option(
         "labelled", "Whether rollouts begin before labelled tokens or before every token.", AHEAD
     )
 
 
-KL = Names(NextLatentOptions).latent_kl  # part of the loss, as the log has it
+_NAME = Names(NextLatentOptions)
+KL = _NAME.latent_kl  # part of the loss, as the log has it
 
 
 class NextLatent(LookAhead):
@@ -62,6 +70,15 @@ class NextLatent(LookAhead):
     defaults = Defaults(target_grad=False, jepa_loss="smooth_l1")
     Options = NextLatentOptions
     vector_names = VectorNames("rollout", "state", "next state")
+
+    def check(self) -> None:
+        """As `Objective.check`; raises ConfigError."""
+        super().check()
+        if not self.options.latent_distance and not self.options.latent_kl:
+            raise ConfigError(
+                f"{_NAME.latent_distance} and {_NAME.latent_kl} are both 0, which leaves {self.name} without a loss; give "
+                "one of them a weight, or use objective regular"
+            )
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """See `LookAhead`; or the whole chat."""
@@ -111,7 +128,7 @@ class NextLatent(LookAhead):
                 distance = distance + (self.distances(predicted_PD, target_PD) * inside_P).sum()
             if self.options.latent_kl:
                 divergence = divergence + _divergence(predicted_PD, target_PD, inside_P, view)
-        parts[JEPA] = parts[JEPA]._replace(sum=distance)
+        parts[JEPA] = parts[JEPA]._replace(sum=distance, weight=self.options.latent_distance)
         if self.options.latent_kl:
             parts[KL] = LossPart(divergence, batch.weight, self.options.latent_kl)
         return parts
