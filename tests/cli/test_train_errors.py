@@ -124,6 +124,7 @@ def test_one_clear_line(refused, text, flags, expected):
         ("--objective multi_token --regularizer vicreg", ["multi_token", "regularizer"]),
         ("--objective multi_token --target_grad false", ["multi_token", "target_grad"]),
         ("--objective multi_token --token_horizon 1", ["token_horizon"]),
+        ("--objective future_summary --jepa_loss mse", ["future_summary", "jepa_loss"]),
         ("--objective semantic_tube --tube_mode curvature --jepa_l2", ["curvature", "jepa_loss"]),
         ("--objective semantic_tube --predictors 2", ["semantic_tube", "predictors"]),
         ("--objective semantic_tube --tube_layer 9", ["layer 9", "layers 0 to 3"]),

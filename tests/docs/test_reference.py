@@ -49,7 +49,7 @@ def test_a_page_in_full_words(reference):
     found = options_of(page)
     assert found["seed"] == ["INT", "`42`", "Seed of what is sampled every epoch. Also `--finetune_seed`."]
     assert found["objective"][:2] == [
-        "regular, llm_jepa, step_jepa, split, semantic_tube, next_latent, multi_token, FILE:NAME",
+        "regular, llm_jepa, step_jepa, split, semantic_tube, next_latent, multi_token, future_summary, FILE:NAME",
         "`llm_jepa`",
     ]
     assert found["objective"][2].endswith("Also `--step_jepa` for `step_jepa`, `--regular` for `regular`.")

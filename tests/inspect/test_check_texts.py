@@ -82,7 +82,7 @@ def test_plain_text_is_no_chat_and_no_error():
     assert report.rows_skipped == {"nothing_to_learn": 1, "content_not_text": 1, "unknown_token": 1}
     assert [sample.texts["Text"] for sample in report.samples] == ["One and\ntwo.", "5 6 7"]
     assert report.verdict.startswith(
-        "plain text: train with --objective regular or split or next_latent or multi_token"
+        "plain text: train with --objective regular or split or next_latent or multi_token or future_summary"
     )
     lines = report.lines()
     assert "  Plain text: 2 rows" in lines and "  Token ids: 1 row" in lines

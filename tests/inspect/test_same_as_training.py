@@ -48,6 +48,7 @@ EVERYWHERE = [
     {"objective": "semantic_tube", "tube_mode": "curvature"},
     {"objective": "next_latent"},
     {"objective": "multi_token", "token_positions": "question"},
+    {"objective": "future_summary"},
 ]
 INLINE = [
     {"objective": "llm_jepa", "predictors": 2},

@@ -81,6 +81,7 @@ STREAM: Options = {**STEPS, "streaming": True, "shuffle_buffer": 12, "train_samp
     ("options", "peft"),
     [
         pytest.param({"objective": "multi_token", **NO_HEAD, "regularizer": "none"}, False, id="multi_token"),
+        pytest.param({"objective": "future_summary", **NO_HEAD, "regularizer": "none"}, False, id="future_summary"),
         pytest.param(EMA, False, id="step_jepa-random-ema-jepa_ratio=0.7-full"),
         pytest.param({**TUBE, "lbd_warmup_ratio": 0.5, "lbd_schedule": "cosine"}, True, id="tube-lora"),
         pytest.param(STREAM, False, id="streamed"),

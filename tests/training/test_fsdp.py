@@ -35,6 +35,7 @@ CASES = {
     "next_latent": {"objective": "next_latent", "tied": True},
     "next_latent-two_pass": {"objective": "next_latent", "forward": "two_pass"},
     "multi_token": {"objective": "multi_token", "token_horizon": 3},
+    "future_summary": {"objective": "future_summary", "summary_window": 4},
     "multi_token-two_pass": {"objective": "multi_token", "token_horizon": 3, "forward": "two_pass"},
     "plan": {**PLAN, "predictor_head": "mlp"},
     "plan-two_pass": {**PLAN, "forward": "two_pass"},
@@ -48,7 +49,7 @@ CASES = {
     "activation": {**JEPA, **EMA, "fsdp_config": {"activation_checkpointing": True}},
     "meta-lora": {**JEPA, "lora": True, "gradient_checkpointing": True, "predictor_head": "mlp", "fsdp_config": META},
 }
-LONG = {"step-two_pass-stop", "inline", "regular", "multi_token"}
+LONG = {"step-two_pass-stop", "inline", "regular", "multi_token", "future_summary"}
 LONG |= {name for name in CASES if name.endswith("-two_pass")} - {"step-two_pass", "ema-lora-two_pass"}
 EQUAL = [name for name in CASES if name != "bf16"]
 

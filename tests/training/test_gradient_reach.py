@@ -94,7 +94,7 @@ def test_semantic_tube_moves_everything_and_adds_nothing(tmp_path, tokenizer, mo
 
 
 @pytest.mark.parametrize("peft", [None, lora_config(4)], ids=["full", "lora"])
-@pytest.mark.parametrize(("objective", "networks"), [("next_latent", 8), ("multi_token", 12)])
+@pytest.mark.parametrize(("objective", "networks"), [("next_latent", 8), ("multi_token", 12), ("future_summary", 4)])
 def test_what_looks_ahead_moves_its_networks_and_the_model(tmp_path, tokenizer, objective, networks, peft):
     # In the first step only the last layer of next_latent's network, which starts at zero, has a gradient there.
     trainer = trainer_for(tmp_path, tokenizer, objective=objective, max_steps=3, peft=peft)

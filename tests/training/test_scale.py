@@ -94,6 +94,7 @@ OVER_A_BATCH = (
         pytest.param("--regularizer sigreg --jepa_ratio 0.5", marks=pytest.mark.long),
         pytest.param("--objective next_latent --latent_horizon 2", marks=pytest.mark.long),
         pytest.param("--objective multi_token --token_positions question", marks=pytest.mark.long),
+        pytest.param("--objective future_summary", marks=pytest.mark.long),
     ],
 )
 def test_two_processes_equal_one(tmp_path, more):

@@ -413,6 +413,7 @@ _BUILT_IN = {
     "semantic_tube": "SemanticTube",
     "next_latent": "NextLatent",
     "multi_token": "MultiToken",
+    "future_summary": "FutureSummary",
 }
 OBJECTIVES = tuple(_BUILT_IN)
 
