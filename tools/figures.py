@@ -41,7 +41,16 @@ from functools import cached_property
 from pathlib import Path
 
 PACKAGE = "stepjepa"
-OBJECTIVES = {"regular", "llm_jepa", "step_jepa", "split", "semantic_tube", "next_latent", "multi_token", "future_summary"}
+OBJECTIVES = {
+    "regular",
+    "llm_jepa",
+    "step_jepa",
+    "split",
+    "semantic_tube",
+    "next_latent",
+    "multi_token",
+    "future_summary",
+}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z0-9_]+(\s+[a-z0-9_]+)+\s*")
 _STRUCTURE = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}

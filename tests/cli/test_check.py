@@ -128,7 +128,10 @@ def test_every_form(data, check, options):
 def test_plain_text(data, check, capsys):
     file = data({"text": "One and two are three."}, {"input_ids": [5, 6, 7, 8]})
     said = check(file, "--model_name", "tiny")
-    assert "Verdict: plain text: train with --objective regular or split or next_latent or multi_token or future_summary" in said
+    assert (
+        "Verdict: plain text: train with --objective regular or split or next_latent or multi_token or future_summary"
+        in said
+    )
     assert f"entries), split, K = 1, packed {file}: 2 rows read, 2 kept, 0 skipped, 2 pairs" in said
     assert "entries), regular" in check(file, "--model_name", "tiny", "--regular")
     assert main(["check", file, "--model_name", "tiny", "--step_jepa"]) == 2

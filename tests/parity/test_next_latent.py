@@ -165,7 +165,9 @@ NO_KL = {**LATENT, "latent_kl": 0.0, "latent_horizon": 2}
 
 
 @pytest.mark.parametrize(
-    "options", [LATENT, {**LATENT, "latent_horizon": 3}, NO_KL, {"objective": "multi_token"}, {"objective": "future_summary"}], ids=name_of
+    "options",
+    [LATENT, {**LATENT, "latent_horizon": 3}, NO_KL, {"objective": "multi_token"}, {"objective": "future_summary"}],
+    ids=name_of,
 )
 @pytest.mark.parametrize("chunked", [False, True])
 def test_flops_are_those_that_torch_counts(tokenizer, options, chunked, monkeypatch):

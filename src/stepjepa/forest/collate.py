@@ -77,28 +77,43 @@ class ForestCollator:
         forests = [build(example, self.predictor_ids) for example in examples]
         rows, starts = lay_out(forests)
         sources = targets = places(forests, starts)
+
+        # Targets without gradient have a forward pass, and so rows, of their own.
         target_rows = None
         if separate:
-            alone = [build_forest(one, self.predictor_ids, trunk=False) for one in examples if one.pairs]
-            target_rows, starts = lay_out(alone)
-            targets = places(alone, starts)
-        batch = Batch(
-            rows,
-            flat([forest.label_positions + at[TRUNK] for forest, (_, at) in zip(forests, sources, strict=True)]),
-            flat([forest.label_ids for forest in forests]),
-            *compared(sources, targets, self.shuffle_targets, self.aligned_targets),
+            alone = [build_forest(example, self.predictor_ids, trunk=False) for example in examples if example.pairs]
+            target_rows, target_starts = lay_out(alone)
+            targets = places(alone, target_starts)
+
+        source_reads, target_reads, weights, groups = compared(
+            sources, targets, self.shuffle_targets, self.aligned_targets
         )
-        read = [batch.label_positions, batch.sources.positions]
+        labels = [forest.label_positions + at[TRUNK] for forest, (_, at) in zip(forests, sources, strict=True)]
+        label_positions = flat(labels)
+
+        # The states of all other positions need not be kept.
+        read = [label_positions, source_reads.positions]
         if target_rows is None:
-            read.append(batch.targets.positions)
+            read.append(target_reads.positions)
         else:
-            target_rows = replace(target_rows, read_positions=batch.targets.positions.unique())
+            target_rows = replace(target_rows, read_positions=target_reads.positions.unique())
         rows = replace(rows, read_positions=torch.cat(read).unique())
+
         idle = self.every_pass and self.separate_targets and not separate
         if idle:
             token = Example(np.array([self.pad_token_id], np.int32), ())
             target_rows, _ = lay_out([build_forest(token, ())])
-        return replace(batch, rows=rows, target_rows=target_rows, idle=idle)
+        return Batch(
+            rows,
+            label_positions,
+            flat([forest.label_ids for forest in forests]),
+            source_reads,
+            target_reads,
+            weights,
+            groups,
+            target_rows=target_rows,
+            idle=idle,
+        )
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
         """Choose the rows (R, T) and lay the forests into them, as `pack`; in one where attention by segments is cheaper."""
@@ -167,23 +182,39 @@ class TwoPassCollator:
         rows = self._pad([(np.asarray(example.trunk), 0) for example in examples])
         width = rows.input_ids.shape[1]
         labels = [label_indices(example) for example in examples]
+
+        # Segments as (example, number): those that sources are read from, and those of the targets.
         sources, targets = [], []
         for number, example in enumerate(examples):
             aims = target_segments(example)
             read = {term.segment for pair in example.pairs for term in pair.source.terms} - {TRUNK, *aims}
             sources += [(number, segment) for segment in sorted(read)]
             targets += [(number, segment) for segment in aims]
+
+        # Where the segments begin: the trunks in `rows`, the views in the rows behind these, or in rows of their own.
         starts = [{TRUNK: row * width} for row in range(len(examples))]
-        target_starts = [dict[int, int]() for _ in examples] if self.separate_targets else starts
-        together = sources if self.separate_targets else sources + targets
+        target_rows, target_starts = None, starts
+        together = sources + targets
+        if self.separate_targets:
+            target_starts = [{} for _ in examples]
+            target_rows = self._rows(examples, targets, target_starts, 0)
+            together = sources
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
-        target_rows = self._rows(examples, targets, target_starts, 0) if self.separate_targets else None
-        source_side, target_side = (list(zip(examples, places, strict=True)) for places in (starts, target_starts))
+
+        source_reads, target_reads, weights, groups = compared(
+            list(zip(examples, starts, strict=True)),
+            list(zip(examples, target_starts, strict=True)),
+            self.shuffle_targets,
+            self.aligned_targets,
+        )
         return Batch(
             rows,
             flat([position + row * width for row, (position, _) in enumerate(labels)]),
             flat([ids for _, ids in labels]),
-            *compared(source_side, target_side, self.shuffle_targets, self.aligned_targets),
+            source_reads,
+            target_reads,
+            weights,
+            groups,
             view_rows,
             len(sources),
             target_rows,
@@ -196,23 +227,29 @@ class TwoPassCollator:
         """The rows of segments, given as (example, number), None (or one token) for none; `starts` gets where their own
         tokens begin, counted from `first`."""
         if not segments:
-            return self._pad([(np.array([self.pad_token_id]), 0)]) if self.every_pass else None
+            token = np.array([self.pad_token_id])
+            return self._pad([(token, 0)]) if self.every_pass else None
         padded = self._pad([segment_row(examples[i], number, self.predictor_ids) for i, number in segments])
+        width = padded.input_ids.shape[1]
         for row, (i, number) in enumerate(segments):
-            attach = examples[i].segments[number - 1].attach
-            starts[i][number] = first + row * padded.input_ids.shape[1] + attach + 1
+            segment = examples[i].segments[number - 1]
+            seen_of_trunk = segment.attach + 1
+            starts[i][number] = first + row * width + seen_of_trunk
         return padded
 
     def _pad(self, rows: Sequence[tuple[np.ndarray, int]]) -> Rows:
         """Rows of token ids, each with its first position, padded on the right."""
-        shape = (len(rows), max(len(ids) for ids, _ in rows))
+        longest = max(len(ids) for ids, _ in rows)
+        shape = (len(rows), longest)
         input_ids = np.full(shape, self.pad_token_id, np.int64)
-        mask, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        positions = np.zeros(shape, np.int64)
+        mask = np.zeros(shape, np.int64)
         for row, (ids, first) in enumerate(rows):
-            input_ids[row, : len(ids)] = ids
-            mask[row, : len(ids)] = 1
-            positions[row, : len(ids)] = np.arange(first, first + len(ids))
-        return Rows(*map(torch.from_numpy, (input_ids, positions, mask)))
+            length = len(ids)
+            input_ids[row, :length] = ids
+            positions[row, :length] = np.arange(first, first + length)
+            mask[row, :length] = 1
+        return Rows(torch.from_numpy(input_ids), torch.from_numpy(positions), torch.from_numpy(mask))
 
 
 Collator = ForestCollator | TwoPassCollator
@@ -268,18 +305,27 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
     Returns:
         (P,) int64; None where fewer than two examples have a pair, so that there is no other target.
     """
-    owner = np.repeat(np.arange(len(counts)), counts)
-    if len(np.unique(owner)) < 2:
+    owner_P = np.repeat(np.arange(len(counts)), counts)
+    with_pairs = np.flatnonzero(counts)
+    if len(with_pairs) < 2:
         return None
+    total = len(owner_P)
     if aligned:
-        having, firsts = np.flatnonzero(counts), np.cumsum([0, *counts])
-        following = zip(having, np.roll(having, -1), strict=True)
-        return np.concatenate([firsts[other] + np.arange(counts[own]) % counts[other] for own, other in following])
-    most, total = max(counts), len(owner)
+        first_pair = np.cumsum([0, *counts])
+        pieces = []
+        for example, other in zip(with_pairs, np.roll(with_pairs, -1), strict=True):
+            place = np.arange(counts[example]) % counts[other]
+            pieces.append(first_pair[other] + place)
+        return np.concatenate(pieces)
+    most = max(counts)
     if 2 * most <= total:
         return (np.arange(total) + most) % total
-    others = {example: np.flatnonzero(owner != example) for example in np.unique(owner).tolist()}
-    return np.array([others[example][pair % len(others[example])] for pair, example in enumerate(owner.tolist())])
+    order_P = np.zeros(total, np.int64)
+    for example in with_pairs:
+        pairs_of_others = np.flatnonzero(owner_P != example)
+        pairs = np.flatnonzero(owner_P == example)
+        order_P[pairs] = pairs_of_others[pairs % len(pairs_of_others)]
+    return order_P
 
 
 # Examples of a batch, with the place among all states where each segment that is laid out begins.
@@ -304,17 +350,20 @@ def compared(
         shuffle: whether each source gets the target of another example; without another there are no pairs.
         aligned: see `shuffled_order`.
     """
-    order = shuffled_order([len(example.pairs) for example, _ in sources], aligned) if shuffle else None
-    if shuffle and order is None:
-        sources = targets = ()
+    order = None
+    if shuffle:
+        order = shuffled_order([len(example.pairs) for example, _ in sources], aligned)
+        if order is None:
+            sources = targets = ()
+    source_reads = [(pair.source, at) for example, at in sources for pair in example.pairs]
+    target_reads = [(pair.target, at) for example, at in targets for pair in example.pairs]
     pairs = [pair for example, _ in sources for pair in example.pairs]
-    weights, groups = [pair.weight for pair in pairs], [pair.group for pair in pairs]
-    return (
-        state_reads([(pair.source, at) for example, at in sources for pair in example.pairs]),
-        state_reads([(pair.target, at) for example, at in targets for pair in example.pairs], order),
-        torch.tensor(weights, dtype=torch.float32) if any(weight != 1.0 for weight in weights) else None,
-        torch.tensor(groups) if any(groups) else None,
-    )
+    weights = groups = None
+    if any(pair.weight != 1.0 for pair in pairs):
+        weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float32)
+    if any(pair.group for pair in pairs):
+        groups = torch.tensor([pair.group for pair in pairs])
+    return state_reads(source_reads), state_reads(target_reads, order), weights, groups
 
 
 def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarray | None = None) -> StateReads:
@@ -335,13 +384,15 @@ def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarr
         for segment, first, coefficient, tokens in read.terms
         for token in range(first, first + tokens)
     ]
-    positions, vectors, coefficients = map(np.array, zip(*terms, strict=True)) if terms else [np.zeros(0)] * 3
-    chosen, layer = None if order is None else torch.from_numpy(order), next(iter(layers), None)
-    places = flat([positions])
+    layer = next(iter(layers), None)
+    chosen = None if order is None else torch.from_numpy(order)
+    positions = torch.tensor([position for position, _, _ in terms], dtype=torch.int64)
     if all(read.is_state for read, _ in reads):
-        return StateReads(places if chosen is None else places[chosen], count=len(reads), layer=layer)
-    weights = torch.from_numpy(coefficients.astype(np.float32))
-    return StateReads(places, flat([vectors]), weights, chosen, len(reads), layer)
+        ordered = positions if chosen is None else positions[chosen]
+        return StateReads(ordered, count=len(reads), layer=layer)
+    vectors = torch.tensor([vector for _, vector, _ in terms], dtype=torch.int64)
+    coefficients = torch.tensor([coefficient for _, _, coefficient in terms], dtype=torch.float32)
+    return StateReads(positions, vectors, coefficients, chosen, len(reads), layer)
 
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:

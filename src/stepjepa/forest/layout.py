@@ -132,23 +132,36 @@ def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool =
         trunk: False lays out these alone, for a forward pass that needs no gradient. The example must have a pair.
     """
     aims = target_segments(example)
-    every = range(TRUNK, 1 + len(example.segments))
-    numbers = [number for number in every if targets or number not in aims] if trunk else aims
-    whole = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
-    segments = [whole if number == TRUNK else example.segments[number - 1] for number in numbers]
+    numbers = list(range(TRUNK, 1 + len(example.segments)))
+    if not trunk:
+        numbers = aims
+    elif not targets:
+        numbers = [number for number in numbers if number not in aims]
+
+    chat = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
+    segments = [chat if number == TRUNK else example.segments[number - 1] for number in numbers]
     pieces = [segment.tokens(predictor_ids) for segment in segments]
     lengths = [len(piece) for piece in pieces]
+    starts = np.cumsum([0, *lengths]).tolist()
+
+    # Of every token: its index in its segment, and its segment's number, first position and place on the trunk.
     order = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
     first = TRUNK if trunk else TRUNK + 1
+    segment_number = np.arange(first, first + len(lengths), dtype=np.int32)
+    first_position = np.array([segment.position for segment in segments], np.int32)
+    attach = np.array([segment.attach for segment in segments], np.int32)
+
+    label_positions, label_ids = label_indices(example if trunk else example._replace(labels=()))
     return Forest(
         example,
         np.concatenate(pieces).astype(np.int32, copy=False),
-        order + np.repeat(np.array([segment.position for segment in segments], np.int32), lengths),
-        np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths),
+        np.repeat(first_position, lengths) + order,
+        np.repeat(segment_number, lengths),
         order,
-        np.repeat(np.array([segment.attach for segment in segments], np.int32), lengths),
-        *label_indices(example if trunk else example._replace(labels=())),
-        dict(zip(numbers, np.cumsum([0, *lengths]).tolist(), strict=False)),
+        np.repeat(attach, lengths),
+        label_positions,
+        label_ids,
+        dict(zip(numbers, starts, strict=False)),
     )
 
 
@@ -169,25 +182,36 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
         ValueError: a pair that is no branch or state of the trunk and a copy of the trunk's tokens.
     """
     trunk = np.asarray(example.trunk, dtype=np.int32)
-    inserted, stop, begin, end = np.zeros(0, np.int32), len(trunk), 0, 0
+    inserted = np.zeros(0, np.int32)
+    stop = len(trunk)  # where the predictors are inserted
+    begin = end = 0  # of the isolated target
     pairs: tuple[Pair, ...] = ()
 
     def place(token: int) -> int:
         return token if token < stop else token + len(inserted)
 
     def on_trunk(read: Read, start: int) -> Read:
-        return read._replace(terms=tuple(one._replace(segment=TRUNK, token=start + one.token) for one in read.terms))
+        terms = [term._replace(segment=TRUNK, token=start + term.token) for term in read.terms]
+        return read._replace(terms=tuple(terms))
 
     for pair in example.pairs[:1]:
-        branch, copy = example.segment(pair.source), example.segment(pair.target)
-        hangs = branch is None or (branch.attach != ISOLATED and not len(branch.ids))
-        if copy is None or copy.origin is None or not hangs or len(pair.source.terms) + len(pair.target.terms) > 2:
+        branch = example.segment(pair.source)
+        copy = example.segment(pair.target)
+        on_the_chat = branch is None or (branch.attach != ISOLATED and not len(branch.ids))
+        single_states = len(pair.source.terms) == len(pair.target.terms) == 1
+        if copy is None or copy.origin is None or not on_the_chat or not single_states:
             raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
+        source_start = 0
         if branch is not None:
-            inserted, stop = branch.tokens(predictor_ids), branch.attach + 1
-        begin, end = place(copy.origin), place(copy.origin + len(copy.ids) - 1) + 1
-        source = on_trunk(pair.source, 0 if branch is None else stop)
-        pairs = (pair._replace(source=source, target=on_trunk(pair.target, begin)),)
+            inserted = branch.tokens(predictor_ids)
+            source_start = stop = branch.attach + 1
+        begin = place(copy.origin)
+        end = place(copy.origin + len(copy.ids) - 1) + 1
+        source = on_trunk(pair.source, source_start)
+        target = on_trunk(pair.target, begin)
+        pairs = (pair._replace(source=source, target=target),)
+
+    # A label span that the predictors part becomes two.
     around = [Span(first, min(last, stop)) for first, last in example.labels]
     around += [Span(place(max(first, stop)), place(last - 1) + 1) for first, last in example.labels]
     moved = Example(

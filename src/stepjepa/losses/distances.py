@@ -145,11 +145,14 @@ def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Ten
     lengths, and zero at 0 and pi, where the angle has a kink. A vector of length 0 (up to `MIN_LENGTH`) has no
     direction: its angle counts as pi/2, as if its cosine were 0, and has no gradient.
     """
-    sides = source_PD.float(), target_PD.float()
-    shorter_P = torch.minimum(*(torch.linalg.vector_norm(side, dim=-1) for side in sides))
-    has_direction_P = shorter_P.detach() > MIN_LENGTH
+    source_PD, target_PD = source_PD.float(), target_PD.float()
+    source_length_P = torch.linalg.vector_norm(source_PD, dim=-1)
+    target_length_P = torch.linalg.vector_norm(target_PD, dim=-1)
+    has_direction_P = torch.minimum(source_length_P, target_length_P).detach() > MIN_LENGTH
     # Where one has no direction, both are a constant one.
-    source, target = (F.normalize(torch.where(has_direction_P.unsqueeze(1), side, 1.0), dim=-1) for side in sides)
-    apart_P = torch.linalg.vector_norm(source - target, dim=-1)
-    along_P = torch.linalg.vector_norm(source + target, dim=-1)
+    keep_P1 = has_direction_P.unsqueeze(1)
+    source_unit_PD = F.normalize(torch.where(keep_P1, source_PD, 1.0), dim=-1)
+    target_unit_PD = F.normalize(torch.where(keep_P1, target_PD, 1.0), dim=-1)
+    apart_P = torch.linalg.vector_norm(source_unit_PD - target_unit_PD, dim=-1)
+    along_P = torch.linalg.vector_norm(source_unit_PD + target_unit_PD, dim=-1)
     return torch.where(has_direction_P, 2 * torch.atan2(apart_P, along_P), torch.pi / 2)

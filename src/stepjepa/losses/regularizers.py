@@ -51,11 +51,14 @@ def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
     """
     if rows_QD.shape[0] < 2:
         return _connected_zero(rows_QD)
-    centred_QD = rows_QD.float() - rows_QD.float().mean(dim=0)
+    count, width = rows_QD.shape
+    rows_QD = rows_QD.float()
+    centred_QD = rows_QD - rows_QD.mean(dim=0)
     with torch.autocast(rows_QD.device.type, enabled=False):
-        covariance_DD = centred_QD.T @ centred_QD / (rows_QD.shape[0] - 1)
+        covariance_DD = centred_QD.T @ centred_QD / (count - 1)
     # Twice the upper triangle: taking the diagonal off the sum of all squares would leave its rounding error.
-    return 2 * covariance_DD.triu(diagonal=1).square().sum() / rows_QD.shape[1]
+    upper_DD = covariance_DD.triu(diagonal=1)
+    return 2 * upper_DD.square().sum() / width
 
 
 def vicreg_regularizer(
@@ -136,14 +139,20 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     Returns:
         (K,) float32, at least 0.
     """
-    knots_T = torch.linspace(0.0, bound, knots, device=values_NK.device)
+    device = values_NK.device
+    knots_T = torch.linspace(0.0, bound, knots, device=device)
+    step = bound / (knots - 1)
     normal_T = torch.exp(-knots_T.square() / 2)
-    weights_T = torch.full_like(knots_T, bound / (knots - 1)) * normal_T
-    weights_T[[0, -1]] /= 2
-    phases_NKT = values_NK[..., None] * knots_T
+    weights_T = step * normal_T
+    weights_T[[0, -1]] /= 2  # the ends of the trapezoid rule
+
     # Sums, not means, are what unequal processes can add up.
-    sums_2KT = sum_over_ranks(torch.stack([phases_NKT.cos().sum(dim=0), phases_NKT.sin().sum(dim=0)]))
-    rows = sum_over_ranks(torch.tensor(float(values_NK.shape[0]), device=values_NK.device))
+    phases_NKT = values_NK[..., None] * knots_T
+    cosine_sum_KT = phases_NKT.cos().sum(dim=0)
+    sine_sum_KT = phases_NKT.sin().sum(dim=0)
+    sums_2KT = sum_over_ranks(torch.stack([cosine_sum_KT, sine_sum_KT]))
+    rows = sum_over_ranks(torch.tensor(float(len(values_NK)), device=device))
+
     cosine_KT, sine_KT = sums_2KT / rows.clamp(min=1)
     error_KT = (cosine_KT - normal_T).square() + sine_KT.square()
     return rows * (error_KT * weights_T).sum(dim=-1)

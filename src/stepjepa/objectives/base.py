@@ -120,12 +120,18 @@ class Objective:
         self.options: Any = options
         self.own: Any = options
         options_with_defaults(type(self))
-        if self.Options is None or not isinstance(options, self.Options):
-            carried = None if options is None or is_built_in(type(self)) else cast(Any, options).objective_options
-            self.own = self._checked({**(carried or {}), **own})
-            if not is_built_in(type(self)) and hasattr(self.own, "check"):
-                with explaining_options(type(self), "are refused by their check()"):
-                    self.own.check()
+        if self.Options is not None and isinstance(options, self.Options):
+            return
+        # The options of a user's own class are no fields of the run's options, which carry their values.
+        users_own = not is_built_in(type(self))
+        values = dict(own)
+        if users_own and options is not None:
+            carried = cast(Any, options).objective_options or {}
+            values = {**carried, **own}
+        self.own = self._checked(values)
+        if users_own and hasattr(self.own, "check"):
+            with explaining_options(type(self), "are refused by their check()"):
+                self.own.check()
 
     def _checked(self, values: Mapping[str, Any]) -> object:
         """Its own options by name as an instance of `Options`; None where it has none."""

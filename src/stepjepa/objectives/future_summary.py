@@ -6,13 +6,14 @@
     head              h_t  --------->   {x_t+2,    x_t+3,    x_t+4}         sigmoid(W f(h_t) + log(window / V))
     ```
 
-The companion of `multi_token`: one head for the whole window instead of one for each token ahead, so that the window can be long.
-The target is the bag of the tokens 2 to `summary_window` ahead, as far as the labelled run goes: 1 for every entry of the
-vocabulary that is in it, 0 for all others. f is a network D -> 2 D -> D with GELU in between; W is the model's output head,
-trained along; the constant lets a logit of 0 mean the frequency that an entry has in a window by chance. The loss of a state
-is the binary cross-entropy summed over the vocabulary and divided by the entries in the bag, so that it has the size of an LM
-loss; a state with nothing ahead has none. The paper weighs entries by their rarity, or learns the summary with a second model
-that reads backwards; neither is done here. The head serves training alone.
+The companion of `multi_token`: one head for all of a window instead of one for each token ahead, so that the window can be
+long. The target is the bag of the tokens 2 to `summary_window` ahead, as far as the labelled run goes: 1 for every entry of
+the vocabulary that is in it, 0 for all others. f is a network D -> 2 D -> D with GELU in between; W is the model's output
+head, trained along; the constant lets a logit of 0 mean the frequency that an entry has in a window by chance.
+
+The loss of a state is the binary cross-entropy summed over the vocabulary and divided by the entries in the bag, so that it
+has the size of an LM loss; a state with nothing ahead has none. The paper weighs entries by their rarity, or learns the
+summary with a second model that reads backwards; neither is done here. The head serves training alone.
 
 Shapes: P states, one a pair; D width, V vocabulary, W tokens of a window, C rows of a chunk.
 """
@@ -65,6 +66,7 @@ class FutureSummary(LookAhead):
         return float(pairs * (3 * 8 * width**2 + products * 2 * width * vocabulary))
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
+        """See `Objective`; one part."""
         import torch
         import torch.nn.functional as F
 

@@ -132,20 +132,24 @@ class LLMJEPA(Objective):
         return builder.found(reason)
 
     def _standalone(self, chat: TokenChat) -> PairsFound:
-        builder, reason = self.builder(chat.ids), "no_user_message"
+        builder = self.builder(chat.ids)
+        reason = "no_user_message"
         user: Message | None = None
-        *_, last = (message for message in chat.messages if message["role"] == "assistant")
+        answers = [message for message in chat.messages if message["role"] == "assistant"]
         for message in chat.messages:
             if message["role"] == "user":
                 user = message
-            if message["role"] != "assistant" or user is None or (chat.target is not None and message is not last):
+            if message["role"] != "assistant" or user is None or not is_trained(message):
                 continue
-            if not is_trained(message):
-                continue
-            answer = message if chat.target is None else {**message, "content": chat.target}
+            answer = message
+            if chat.target is not None:  # the text of a column stands for the last answer
+                if message is not answers[-1]:
+                    continue
+                answer = {**message, "content": chat.target}
             left, right = (answer, user) if self.options.reverse_pred else (user, answer)
             try:
-                (source, seen), (target, shown) = self._source(chat, left), self._target(chat, right)
+                source, seen = self._source(chat, left)
+                target, shown = self._target(chat, right)
             except RowError as error:
                 reason = error.reason
                 continue
@@ -154,7 +158,9 @@ class LLMJEPA(Objective):
             if source_token is None or target_token is None:
                 reason = "view_shorter_than_last_token"
                 continue
-            builder.pairs.append(Pair(builder.alone(source, source_token), builder.alone(target, target_token)))
+            source_read = builder.alone(source, source_token)
+            target_read = builder.alone(target, target_token)
+            builder.pairs.append(Pair(source_read, target_read))
         return builder.found(reason)
 
     def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, Span]:
@@ -168,15 +174,17 @@ class LLMJEPA(Objective):
         if not message["content"].strip():
             raise RowError("empty_view", "the message is empty")
         front = self.options.front_pred
-        content = _MARK + message["content"] if front else message["content"] + _MARK
-        before, found, behind = _alone(chat, {**message, "content": content}).partition(_MARK)
-        if not found:
+        content = message["content"]
+        marked = _MARK + content if front else content + _MARK
+        text = _alone(chat, {**message, "content": marked})
+        if _MARK not in text:
             raise RowError("view_refused", "the chat template does not show the message when it is alone")
+        before, _, behind = text.partition(_MARK)
         (first, _), (second, last) = encode_texts(chat.tokenizer, [before, behind])
         segment = Segment(np.concatenate([first, second]), ISOLATED, 0, 0, self.predictors, len(first))
         readout = len(first) + self.predictors - 1
-        if front:
-            shown = message["content"] if behind.startswith(message["content"]) else message["content"].strip()
+        if front:  # the predictors are read where the content behind them ends
+            shown = content if behind.startswith(content) else content.strip()
             readout += token_span(last, 0, behind.find(shown) + len(shown)).stop
         return segment, Span(0, readout + 1)
 
@@ -187,10 +195,12 @@ class LLMJEPA(Objective):
             RowError: as `_source`.
         """
         text = _alone(chat, message)
-        before, found, behind = _alone(chat, {**message, "content": _MARK}).partition(_MARK)
-        if not found or not text.startswith(before) or not text.endswith(behind):
+        marked = _alone(chat, {**message, "content": _MARK})
+        before, mark, behind = marked.partition(_MARK)
+        if not mark or not text.startswith(before) or not text.endswith(behind):
             raise RowError("view_refused", "the chat template does not show the message when it is alone")
-        start, end = len(before), len(text) - len(behind)
+        start = len(before)
+        end = len(text) - len(behind)
         ((ids, last),) = encode_texts(chat.tokenizer, [text])
         first, stop = token_span(last, start, end)
         if start < end and (first == stop or last[stop - 1] != end - 1):

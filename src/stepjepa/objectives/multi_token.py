@@ -60,9 +60,11 @@ class MultiToken(LookAhead):
         """The heads."""
         from torch import nn
 
-        heads = range(1, self.options.token_horizon)
-        layers = ((nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in heads)
-        return nn.ModuleList(nn.Sequential(*own) for own in layers)
+        heads = nn.ModuleList()
+        for _ in range(1, self.options.token_horizon):
+            head = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            heads.append(head)
+        return heads
 
     def flops(self, pairs: int, width: int, vocabulary: int) -> float:
         """See `Objective`; as if the output head were trained."""
@@ -77,15 +79,22 @@ class MultiToken(LookAhead):
         from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum
 
         assert isinstance(view.modules, torch.nn.ModuleList)
-        ids, labelled, states = batch.rows.input_ids.flatten(), batch.label_positions + 1, output.source_states
+        states_PD = output.source_states
+        ids = batch.rows.input_ids.flatten()
         if self.options.control == "random":  # one token for all
             generator = torch.Generator().manual_seed(self.options.seed)
-            ids = torch.full_like(ids, int(torch.randint(view.vocabulary, (), generator=generator)))
-        inside_P, total = torch.isin(batch.targets.positions, labelled), states.new_zeros((), dtype=torch.float32)
-        for ahead, head in enumerate(view.modules, 1):  # of the next token
-            place_P = batch.targets.positions + ahead
+            token = int(torch.randint(view.vocabulary, (), generator=generator))
+            ids = torch.full_like(ids, token)
+        labelled = batch.label_positions + 1
+        next_P = batch.targets.positions  # where the next token is
+        inside_P = torch.isin(next_P, labelled)
+        rows = chunk_rows(view.vocabulary)
+        total = states_PD.new_zeros((), dtype=torch.float32)
+        for ahead, head in enumerate(view.modules, 1):
+            place_P = next_P + ahead
             inside_P = inside_P & torch.isin(place_P, labelled)
-            token_P = ids[place_P.clamp(max=len(ids) - 1)].where(inside_P, -100)  # which cross-entropy leaves out
-            predicted_PD = head(states.float()).to(states.dtype)
-            total = total + chunked_cross_entropy_sum(view.logits, predicted_PD, token_P, chunk_rows(view.vocabulary))
+            token_P = ids[place_P.clamp(max=len(ids) - 1)]
+            token_P = token_P.where(inside_P, -100)  # which cross-entropy leaves out
+            predicted_PD = head(states_PD.float()).to(states_PD.dtype)
+            total = total + chunked_cross_entropy_sum(view.logits, predicted_PD, token_P, rows)
         return {JEPA: LossPart(total, batch.weight)}

@@ -92,10 +92,17 @@ class NextLatent(LookAhead):
         """The dynamics network."""
         from torch import nn
 
-        first, *rest = nn.Linear(2 * width, width), nn.Linear(width, width), nn.Linear(width, width)
-        for parameter in rest[-1].parameters():
+        network = nn.Sequential(
+            nn.LayerNorm(2 * width),
+            nn.Linear(2 * width, width),
+            nn.GELU(),
+            nn.Linear(width, width),
+            nn.GELU(),
+            nn.Linear(width, width),
+        )
+        for parameter in network[-1].parameters():
             nn.init.zeros_(parameter)
-        return nn.Sequential(nn.LayerNorm(2 * width), first, nn.GELU(), rest[0], nn.GELU(), rest[1])
+        return network
 
     def flops(self, pairs: int, width: int, vocabulary: int) -> float:
         """See `Objective`: every step of the network three times, and of the head two products and a gradient."""
@@ -113,19 +120,23 @@ class NextLatent(LookAhead):
         """See `Objective`; a part of its own is the divergence of the tokens."""
         import torch
 
-        parts = dict(super().loss(output, batch, view, step))
-        predicted_PD, ids_P = output.source_states, _next_ids(batch)
+        parts = dict(super().loss(output, batch, view, step))  # of the first step of every rollout
+        predicted_PD = output.source_states
+        ids_P = _next_ids(batch)
         position_P = batch.sources.positions
         follows_P = torch.zeros_like(position_P, dtype=torch.bool)  # whether the next pair is the next one on the trunk
         follows_P[:-1] = position_P[1:] == position_P[:-1] + 1
         inside_P = torch.ones_like(follows_P)
-        distance, divergence = parts[JEPA].sum, predicted_PD.new_zeros((), dtype=torch.float32)
-        for ahead in range(self.options.latent_horizon):  # of pair i, in pair i + ahead
+        distance = parts[JEPA].sum
+        divergence = predicted_PD.new_zeros((), dtype=torch.float32)
+        # The later steps of pair i have the tokens and the targets of the pairs i + 1, i + 2, ...
+        for ahead in range(self.options.latent_horizon):
             target_PD = output.target_states.roll(-ahead, 0)
             if ahead:
                 inside_P = inside_P & follows_P.roll(1 - ahead)
                 predicted_PD = _step(predicted_PD, ids_P.roll(-ahead), view)
-                distance = distance + (self.distances(predicted_PD, target_PD) * inside_P).sum()
+                distances_P = self.distances(predicted_PD, target_PD)
+                distance = distance + (distances_P * inside_P).sum()
             if self.options.latent_kl:
                 divergence = divergence + _divergence(predicted_PD, target_PD, inside_P, view)
         parts[JEPA] = parts[JEPA]._replace(sum=distance, weight=self.options.latent_distance)
@@ -157,9 +168,10 @@ def _divergence(
     from stepjepa.losses.lm import chunk_rows, chunked_sum
 
     def chunk_loss(predicted_CD: torch.Tensor, target_CD: torch.Tensor, inside_C: torch.Tensor) -> torch.Tensor:
-        both = (view.logits(states_CD, detach=True).float() for states_CD in (predicted_CD, target_CD))
-        found_CV, wanted_CV = (logits_CV.log_softmax(dim=-1) for logits_CV in both)
-        return (F.kl_div(found_CV, wanted_CV, reduction="none", log_target=True).sum(dim=-1) * inside_C).sum()
+        predicted_CV = view.logits(predicted_CD, detach=True).float().log_softmax(dim=-1)
+        target_CV = view.logits(target_CD, detach=True).float().log_softmax(dim=-1)
+        divergence_C = F.kl_div(predicted_CV, target_CV, reduction="none", log_target=True).sum(dim=-1)
+        return (divergence_C * inside_C).sum()
 
     target_PD = target_PD.detach().to(predicted_PD.dtype)
     return chunked_sum(chunk_loss, chunk_rows(view.vocabulary), predicted_PD, target_PD, inside_P)

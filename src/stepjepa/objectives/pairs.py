@@ -51,13 +51,17 @@ class PairBuilder:
         """
         text = self.target
         view = target if text is None else Span(0, len(text))
-        aim = self.readout(view)
-        read = None if aim is None else self.source(source, close, group)
-        if read is None or aim is None:
+        target_token = self.readout(view)
+        if target_token is None:
+            return False
+        source_read = self.source(source, close, group)
+        if source_read is None:
             return False
         if text is not None and view not in self._copies:
-            self._copies[view] = self.add(Segment(text, ISOLATED, target.start + self.predictors))
-        self.pairs.append(Pair(read, self.copy(*view, aim), horizon=horizon, group=group))
+            segment = Segment(text, ISOLATED, target.start + self.predictors)
+            self._copies[view] = self.add(segment)
+        target_read = self.copy(*view, target_token)
+        self.pairs.append(Pair(source_read, target_read, horizon=horizon, group=group))
         return True
 
     def read(self, segment: int, token: int, view: Span | None = None) -> Read:
@@ -81,8 +85,10 @@ class PairBuilder:
             return None if token is None else self.read(TRUNK, token, view)
         number = self._branches.get((view.stop, group))
         if number is None:
+            # No tokens but the predictors, which are filled in when the example is laid out.
             branch = Segment(np.zeros(0, np.int32), view.stop - 1, view.stop, group, self.predictors)
-            number = self._branches[view.stop, group] = self.add(branch)
+            number = self.add(branch)
+            self._branches[view.stop, group] = number
         return self.read(number, self.predictors - 1)
 
     def copy(self, start: int, stop: int, readout: int) -> Read:

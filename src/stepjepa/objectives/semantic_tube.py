@@ -58,8 +58,9 @@ Shapes: P pairs, D width.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -175,11 +176,14 @@ class SemanticTube(TrunkObjective):
         """The contents of every turn, between whose bounds `draw` combines states; with the sampler `steps` the pairs."""
         turns, reason = question_and_answer(chat.turns)
         contents = tuple(self._contents(turn.user, turn.answer) for turn in turns if turn.user is not None)
-        if not (self.needs_steps and contents):
-            return PairsFound(view_spans=contents, reason=None if contents else reason)
+        if not contents:
+            return PairsFound(reason=reason)
+        if not self.needs_steps:
+            return PairsFound(view_spans=contents)
         pairs: list[Pair] = []
-        for views, turn in zip(contents, turns, strict=True):
-            pairs += pairs_of_spans(*views, step_spans(*views, turn.steps, self.options), self.options)
+        for (user, answer), turn in zip(contents, turns, strict=True):
+            spans = step_spans(user, answer, turn.steps, self.options)
+            pairs += pairs_of_spans(user, answer, spans, self.options)
         return PairsFound(pairs=tuple(pairs), reason=None if pairs else "fewer_than_two_steps")
 
     def _contents(self, user: Span, answer: Span) -> tuple[Span, Span]:
@@ -233,11 +237,12 @@ class _Content(NamedTuple):
     def path(self, *offsets: int) -> Vector:
         """``c(o_1) - c(o_0) + c(o_3) - c(o_2) + ..``; what cancels is left out."""
         terms: dict[int, float] = defaultdict(float)
-        for index, offset in enumerate(offsets):
-            sign = 1 if index % 2 else -1
+        sign = -1
+        for offset in offsets:
             terms[self.u0 + min(offset, self.user_length)] += sign
             terms[self.a0 + max(offset - self.user_length, 0)] += sign
-        return {state: coefficient for state, coefficient in sorted(terms.items()) if coefficient}
+            sign = -sign
+        return {state: terms[state] for state in sorted(terms) if terms[state]}
 
 
 def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Generator) -> list[Pair]:
@@ -264,12 +269,16 @@ def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Ge
 
 def step_spans(user: Span, answer: Span, steps: Sequence[Span], options: TubeOptions) -> list[tuple[int, ...]]:
     """The offsets between the bounds of an answer's steps, as `draw_span` returns them and the table says."""
+    if not steps:
+        return []
     content = _content(user, answer)
-    ends = [*(step.start for step in steps[:1]), *(step.stop for step in steps)]
-    bounds = dict.fromkeys(content.user_length + end - answer.start for end in ends)  # a step may be without a token
-    times = 3 if options.tube_mode == "three_index" else 2
-    found = zip(*(list(bounds)[first:] for first in range(times)), strict=False)
-    return [offsets for offsets in found if offsets != (0, content.length)]
+    bounds = [steps[0].start, *(step.stop for step in steps)]
+    offsets = [content.user_length + bound - answer.start for bound in bounds]
+    offsets = list(dict.fromkeys(offsets))  # a step may be without a token
+    if options.tube_mode == "three_index":
+        return list(zip(offsets, offsets[1:], offsets[2:], strict=False))
+    spans = pairwise(offsets)
+    return [span for span in spans if span != (0, content.length)]
 
 
 def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions) -> list[Pair]:
@@ -282,29 +291,32 @@ def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], opt
         spans: as `draw_span` returns them; not read in the other modes.
         options: its `tube_mode`, `tube_length_adjustment` and `tube_layer` are read.
     """
-    content, mode = _content(user, answer), options.tube_mode
+    content = _content(user, answer)
     n, user_length = content.length, content.user_length
-    if mode == "curvature":
-        return _pairs(_curvature(content), options)
-    if mode == "mean":
-        return _pairs([(_mean(user), _mean(answer), 1.0)], options)
-    if mode == "e2e":
-        pieces = [(n - user_length, user_length, content.path(0, user_length), content.path(user_length, n))]
-    elif mode == "three_index":
-        pieces = [(t - r, r - s, content.path(r, t), content.path(s, r)) for s, r, t in spans]
+    path, adjustment = content.path, options.tube_length_adjustment
+    vectors: list[tuple[Vector, Vector, float]] = []  # source, target, weight
+    if options.tube_mode == "curvature":
+        vectors = _curvature(content)
+    elif options.tube_mode == "mean":
+        vectors.append((_mean(user), _mean(answer), 1.0))
+    elif options.tube_mode == "e2e":
+        weight = length_weight(n - user_length, user_length, adjustment)
+        vectors.append((path(0, user_length), path(user_length, n), weight))
+    elif options.tube_mode == "three_index":
+        for s, r, t in spans:
+            weight = length_weight(t - r, r - s, adjustment)
+            vectors.append((path(r, t), path(s, r), weight))
     else:
-        pieces = [(n - (t - s), t - s, content.path(0, s, t, n), content.path(s, t)) for s, t in spans]
-    adjustment = options.tube_length_adjustment
-    return _pairs(((source, target, length_weight(r, p, adjustment)) for r, p, source, target in pieces), options)
+        for s, t in spans:
+            weight = length_weight(n - (t - s), t - s, adjustment)
+            vectors.append((path(0, s, t, n), path(s, t), weight))
+    layer = options.tube_layer
+    return [Pair(_read(source, layer), _read(target, layer), weight) for source, target, weight in vectors]
 
 
-def _pairs(vectors: Iterable[tuple[Vector, Vector, float]], options: TubeOptions) -> list[Pair]:
-    """A pair of each source, target and weight."""
-
-    def read(vector: Vector) -> Read:
-        return Read(tuple(Term(TRUNK, state, value) for state, value in vector.items()), options.tube_layer)
-
-    return [Pair(read(source), read(target), weight) for source, target, weight in vectors]
+def _read(vector: Vector, layer: int | None) -> Read:
+    terms = [Term(TRUNK, state, coefficient) for state, coefficient in vector.items()]
+    return Read(tuple(terms), layer)
 
 
 def length_weight(source_length: int, target_length: int, adjustment: str) -> float:
@@ -331,25 +343,34 @@ def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[i
     Returns:
         Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
     """
-    three = options.tube_mode == "three_index"
+    three_index = options.tube_mode == "three_index"
     limit = n if options.tube_max_length is None else options.tube_max_length
-    shortest, longest = _shortest(options), min(n if three else n - 1, limit)
+    shortest = _shortest(options)
+    longest = min(n if three_index else n - 1, limit)
     if options.tube_sampler == "uniform":
         lengths = np.arange(shortest, longest + 1)
-        ways = (n + 1 - lengths) * (lengths - 1 if three else 1)  # starts, times middle indices
-        cumulative = np.cumsum(ways)
-        length = int(lengths[np.searchsorted(cumulative, rng.integers(cumulative[-1]), side="right")])
+        starts = n + 1 - lengths
+        middle_indices = lengths - 1 if three_index else 1
+        cumulative = np.cumsum(starts * middle_indices)
+        number = rng.integers(cumulative[-1])
+        length = int(lengths[np.searchsorted(cumulative, number, side="right")])
         s = int(rng.integers(n - length, endpoint=True))
         t = s + length
     elif options.tube_sampler == "draw_both":
         s = t = 0
         while not shortest <= t - s <= longest:
-            s, t = sorted((int(rng.integers(n)), int(rng.integers(1, n, endpoint=True))))
+            first = int(rng.integers(n))
+            second = int(rng.integers(1, n, endpoint=True))
+            s, t = min(first, second), max(first, second)
             t = min(t, s + limit)
     else:
-        s = 0 if options.tube_sampler == "zero" else int(rng.integers(n - shortest, endpoint=True))
+        s = 0
+        if options.tube_sampler != "zero":
+            s = int(rng.integers(n - shortest, endpoint=True))
         t = int(rng.integers(s + shortest, min(n, s + longest), endpoint=True))
-    return (s, int(rng.integers(s + 1, t)), t) if three else (s, t)
+    if three_index:
+        return s, int(rng.integers(s + 1, t)), t
+    return s, t
 
 
 def _mean(span: Span) -> Vector:
@@ -361,5 +382,10 @@ def _curvature(content: _Content) -> list[tuple[Vector, Vector, float]]:
 
     The weight 1 / angles makes the weighted mean over a batch the mean over examples of their mean angle, as published.
     """
-    first = [*range(content.u0, content.u1 - 1), *range(content.a0, content.a1 - 1)]
-    return [({i: -1.0, i + 1: 1.0}, {i + 1: -1.0, i + 2: 1.0}, 1 / len(first)) for i in first]
+    angles = [*range(content.u0, content.u1 - 1), *range(content.a0, content.a1 - 1)]
+    vectors: list[tuple[Vector, Vector, float]] = []
+    for i in angles:
+        before = {i: -1.0, i + 1: 1.0}
+        after = {i + 1: -1.0, i + 2: 1.0}
+        vectors.append((before, after, 1 / len(angles)))
+    return vectors

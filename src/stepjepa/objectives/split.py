@@ -45,13 +45,16 @@ class Split(Objective):
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
         """One pair of the (T,) tokens, or the reason why there is none."""
-        cut = max(2, int(len(trunk) * self.options.split_ratio))
-        if len(trunk) - cut < 2:
+        length = len(trunk)
+        cut = max(2, int(length * self.options.split_ratio))
+        if length - cut < 2:
             return PairsFound(reason="too_short_to_split")
         builder = self.builder(trunk)
-        source, aim = builder.source(Span(0, cut)), builder.readout(Span(cut, len(trunk)))
-        if source is None or aim is None:
+        source = builder.source(Span(0, cut))
+        target_token = builder.readout(Span(cut, length))
+        if source is None or target_token is None:
             return PairsFound(reason="view_shorter_than_last_token")
-        target = builder.alone(Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut), aim - cut)
+        rest = Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut)
+        target = builder.alone(rest, target_token - cut)
         builder.pairs.append(Pair(source, target))
         return builder.found("")

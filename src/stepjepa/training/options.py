@@ -56,8 +56,8 @@ class MethodOptions(Topic):
         OBJECTIVES[1],
         "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> later step (step_jepa), first "
         "part of the tokens -> the rest (split), displacements of the chat's own states (semantic_tube), state and token -> "
-        "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary); or a class "
-        "of your own, as file.py:Class or package.module:Class, whose code is run.",
+        "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary); or a "
+        "class of your own, as file.py:Class or package.module:Class, whose code is run.",
         METHOD,
         choices=OBJECTIVES,
         own=True,
