@@ -1,0 +1,202 @@
+"""What is given as a model and cannot serve as one gets a line of its own: a folder that is none, a tokenizer that does not
+fit, weights that broke."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, T5Config
+
+from stepjepa import check
+from stepjepa.api import evaluate, train
+from stepjepa.cli.main import main
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation.files import Answers
+from stepjepa.evaluation.nll import AnswerLoss
+from stepjepa.evaluation.predictions import read_predictions, record_lines
+from stepjepa.evaluation.score import EvaluationResult
+from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
+from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
+from stepjepa.study.score import score_model
+from support.answers import TEST
+from support.models import tiny_model
+from support.rows import step_rows, write
+from support.tokenizers import byte_bpe_tokenizer, fresh
+from support.training import STEPS, trainer_for
+
+# Folders that are no model
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("two gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of one file"),
+        ("no tokenizer", "the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)"),
+        ("no weights", "the folder holds no weights (model.safetensors)"),
+        ("t5", "is an encoder-decoder; give a causal language model"),
+    ],
+)
+def test_a_folder_that_is_no_model_has_its_own_line(kind, message, tmp_path):
+    tokenizer, folder = byte_bpe_tokenizer("chatml"), tmp_path / "m"
+    folder.mkdir()
+    if kind == "t5":
+        ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
+        AutoModelForSeq2SeqLM.from_config(T5Config(**sizes, **ids)).save_pretrained(folder)
+    elif kind == "no tokenizer":
+        tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+    elif kind == "no weights":
+        tiny_model("llama", vocab_size=len(tokenizer)).config.save_pretrained(folder)
+    else:
+        for name in ("model.Q4_1.gguf", "model.Q8_0.gguf"):
+            (folder / name).write_bytes(b"GGUF")
+    if kind in ("t5", "no weights"):
+        tokenizer.save_pretrained(folder)
+    data, model = str(write(tmp_path / "rows.jsonl", step_rows(8))), str(folder)
+    for call in (
+        lambda: train(model_name=model, train_file=[data], output_dir=str(tmp_path / "run"), max_steps=1),
+        lambda: evaluate(model_name=model, test_file=data, metric=["exact"]),
+    ):
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert str(error.value).startswith(f"--model_name {model}: {message}") and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+# Token ids beyond the model's embedding would be read as predictor tokens, or fail in the middle of training.
+
+
+@pytest.fixture
+def grown(tmp_path):
+    """A tokenizer with one token more than its model, and both as the folder of a model."""
+
+    def grow(token, **changes):
+        plain = byte_bpe_tokenizer("chatml")
+        tokenizer = fresh(plain)
+        tokenizer.add_tokens([token], special_tokens=True)
+        for name, value in changes.items():
+            setattr(tokenizer, name, value)
+        model = tiny_model("llama", vocab_size=len(plain))
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / "m")
+        return tokenizer, model, len(plain)
+
+    return grow
+
+
+@pytest.mark.parametrize("what", ["eos_token", "chat_template"])
+def test_a_tokenizer_that_has_grown_without_its_model(what, grown, tmp_path):
+    text = "<|end_of_turn|>"
+    template = byte_bpe_tokenizer("chatml").chat_template.replace("<|im_end|>", text)
+    tokenizer, model, size = grown(text, **{what: text if what == "eos_token" else template})
+    calls = [
+        lambda: trainer_for(tmp_path, tokenizer, step_rows(8), model=model, predictors=1, **STEPS),
+        lambda: load_model(str(tmp_path / "m"), tokenizer),
+        lambda: check(step_rows(8), tmp_path / "m"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=f"needs {size + 1:,} embeddings and the model has {size:,}"):
+            call()
+
+
+def test_a_row_with_such_a_token_is_skipped(grown, tmp_path):
+    """As the image token of a model for text, which the tokenizer alone knows."""
+    (tokenizer, model, size), rows = grown("<image>"), step_rows(8)
+    rows[3]["messages"][-1]["content"] += " <image>"
+    report = trainer_for(tmp_path, tokenizer, rows, model=model, predictors=1, **STEPS).data_reports["train"]
+    assert report.rows_kept == 7 and dict(report.rows_skipped) == {"no_embedding": 1}
+    assert f"<image> has id {size}, and the model has {size} embeddings" in "".join(report.lines())
+    assert check(rows, tmp_path / "m").tokens.data.rows_skipped["no_embedding"] == 1
+    with pytest.raises(DataError, match="a token for which the model has no embedding"):
+        trainer_for(tmp_path, tokenizer, rows[3:4], model=model, predictors=1, **STEPS)
+
+
+# A model whose training broke is refused by whoever would score it, in one line that names the tensor.
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A good model; one with a number in its last layer that is none; an adapter with infinity; the names of the tensors."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = load_tokenizer("tiny", [row["messages"][1]["content"] for row in TEST])
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    load_model("tiny", tokenizer).save_pretrained(folder / "good")
+    tokenizer.save_pretrained(folder / "good")
+    shutil.copytree(folder / "good", folder / "broken")
+    weights = load_file(folder / "broken" / "model.safetensors")
+    name = sorted(name for name in weights if "down_proj" in name)[-1]
+    weights[name][3, 5] = float("nan")
+    save_file(weights, folder / "broken" / "model.safetensors", metadata={"format": "pt"})
+    lora = LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear")
+    adapter = get_peft_model(load_model(str(folder / "good"), tokenizer), lora)
+    with torch.no_grad():
+        next(p for name, p in adapter.named_parameters() if "lora_B" in name)[0, 0] = float("-inf")
+    adapter.save_pretrained(folder / "adapter")
+    return folder, {"broken": f"{folder / 'broken'}: {name}", "adapter": "lora_B"}
+
+
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [
+        ("broken", "evaluate {model} {rows} --metric gsm8k answer_nll --max_new_tokens 2 --output_dir out"),
+        ("broken", "analyze {rows} --models {model} --output_dir out"),
+        ("broken", "analyze {rows} --models {good} --base_model {model} --output_dir out"),
+        ("broken", "train --train_file {rows} --model_name {model} --max_steps 1 --output_dir out"),
+        ("adapter", "evaluate {model} {rows} --metric gsm8k --output_dir out"),
+    ],
+)
+def test_a_model_with_nan_or_infinity_is_refused(model, command, models, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, tensors = models
+    rows = write(tmp_path / "rows.jsonl", TEST[:4])
+    assert main([word.format(model=folder / model, good=folder / "good", rows=rows) for word in command.split()]) == 2
+    said = capsys.readouterr()
+    (error,) = [line for line in said.err.splitlines() if ": error: " in line]
+    assert tensors[model] in error and " holds NaN or infinity (1 of " in error and len(error) < 500
+    assert " %" not in said.out and not list(tmp_path.glob("out*/*.json"))
+
+
+def test_a_study_and_a_head_that_broke_are_refused(models, tmp_path):
+    folder, _ = models
+    with pytest.raises(ConfigError, match="holds NaN or infinity"):
+        score_model(folder / "broken", RowSource(TEST[:2]), {"gsm8k": {}}, max_new_tokens=2)
+    plain = load_model(str(folder / "good"), load_tokenizer(str(folder / "good")))
+    weights = PredictorHead("linear", plain.config.hidden_size, 0).state_dict()
+    head = {f"head.{name}": value for name, value in weights.items()}
+    head["head.layers.0.weight"][0, 0] = float("inf")
+    save_file(head, tmp_path / PREDICTORS_FILE)
+    with pytest.raises(ConfigError, match=f"{PREDICTORS_FILE}: head.layers.0.weight holds NaN or infinity"):
+        attach_saved(plain, tmp_path)
+
+
+def test_large_finite_weights_are_no_fault():
+    """A sum may overflow where no term is infinite, and a mean may hide a NaN between infinities."""
+    for layer, value in ((torch.nn.Linear(4, 4), 3e38), (torch.nn.Linear(4, 4).half(), 60_000.0)):
+        torch.nn.init.constant_(layer.weight, value)
+        check_finite(layer, "layer")
+    with torch.no_grad():
+        layer.bias[0], layer.bias[1] = float("inf"), float("-inf")
+    with pytest.raises(ConfigError, match="layer: bias holds"):
+        check_finite(layer, "layer")
+
+
+def test_a_loss_that_is_no_number_is_written_as_null(tmp_path):
+    Answers().add({"losses": [AnswerLoss(0, float("nan"), 2, 0.5, 1)]})
+    metric = {"kind": "loss", "value": float("nan"), "n": 1}
+    metrics = {"answer_nll": metric, "again": {**metric, "value": None}}
+    lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines] == ["no finite number (1 rows)"] * 2
+    record = {"question": "a", "generated_response": "b", "scores": {"own": float("nan")}, "answer_nll": float("inf")}
+    for name in ("a.jsonl", "a.json"):
+        (tmp_path / name).write_bytes(b"".join(record_lines(tmp_path / name, [record])))
+        text = (tmp_path / name).read_text()
+        assert "NaN" not in text and "Infinity" not in text
+        assert (json.loads(text) if name == "a.jsonl" else json.loads(text)[0])["scores"] == {"own": None}
+        (again,) = read_predictions(tmp_path / name)
+        assert again.scores["own"] != again.scores["own"]
