@@ -24,18 +24,10 @@ IDS = torch.tensor([[7, 8, 9, 10]])
 
 
 def trainer_for(folder, tokenizer, name="llama", peft=None, model=None, **options):
-    options = {
-        "objective": "step_jepa",
-        "predictors": 2,
-        "max_steps": 4,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        **options,
-    }
+    saves = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    options = {"objective": "step_jepa", "predictors": 2, **saves, **options}
     model = model or tiny_model(name, "eager" if name == "gemma2" else "sdpa", vocab_size=len(tokenizer))
-    return training.trainer_for(
-        folder, tokenizer, step_rows(12), peft=peft, model=model, lr_scheduler_type="constant", **options
-    )
+    return training.trainer_for(folder, tokenizer, step_rows(12), peft=peft, model=model, **options)
 
 
 def plain_model(folder, vocabulary):
@@ -160,17 +152,8 @@ def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind
     """Its states are the checkpoint's, after the predictors and the head."""
     monkeypatch.setattr("stepjepa.analysis.plots.save_figure", lambda figure, path: None)
     data, models = str(runs / "data.jsonl"), [str(runs / kind), str(runs / kind / "checkpoint-3")]
-    words = [
-        "analyze",
-        data,
-        "--models",
-        *models,
-        "--output_dir",
-        str(tmp_path / "states"),
-        "--step_jepa",
-        "--layers",
-        "-1",
-    ]
+    words = ["analyze", data, "--models", *models, "--output_dir", str(tmp_path / "states")]
+    words += ["--step_jepa", "--layers", "-1"]
 
     def states(*more):
         assert main([*words, *more]) == 0

@@ -14,10 +14,8 @@ import torch
 
 from faults.kill import comparable
 from stepjepa.cli.main import main
-from stepjepa.errors import RunError
 from stepjepa.training.trainer import JEPATrainer
 from support.runs import CONSTANT, copy_of, one_line, result_of, resume, train
-from support.training import trainer_for
 
 resource = pytest.importorskip("resource")
 
@@ -50,13 +48,6 @@ def raises(error):
 
 def checkpoints_of(out):
     return sorted(path.name for path in out.glob("checkpoint-*"))
-
-
-def strict_json(path):
-    def refuse(word):
-        raise AssertionError(f"{path.name} holds {word}, which is no JSON")
-
-    return json.loads(path.read_text(), parse_constant=refuse)
 
 
 # A loss that is not finite
@@ -108,7 +99,9 @@ def test_a_run_may_continue_and_its_records_say_null(tmp_path, capsys, caplog, a
     out = tmp_path / "out"
     assert train(out, "--terminate_on_nan", "false") == 0
     assert "step 3: the loss is not finite" in caplog.text and capsys.readouterr().out.count("done   6 steps") == 1
-    record = strict_json(out / "metrics.json")
+    text = (out / "metrics.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    record = json.loads(text)
     entries = {entry["step"]: entry for entry in record["log_history"] if "loss" in entry}
     assert entries[3]["loss"] is None and all(entries[step]["loss"] is not None for step in (1, 2))
     assert all(entry["lm_loss"] > 0 for entry in entries.values())
@@ -122,12 +115,6 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, caplog, at
     at_step(3, becomes(math.nan))
     assert train(tmp_path / "out", "--terminate_on_nan", "false", "--save_total_limit", 1) == 0
     assert checkpoints_of(tmp_path / "out") == ["checkpoint-2"] and "checkpoint-4 is not written" in caplog.text
-
-
-def test_the_python_trainer_stops_too(tmp_path, tokenizer, at_step):
-    at_step(2, becomes(math.nan))
-    with pytest.raises(RunError, match="step 2: the loss is not finite"):
-        trainer_for(tmp_path, tokenizer).train()
 
 
 # A full disk, too little memory
@@ -189,11 +176,8 @@ NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "numbers.json")
     ("error", "said"),
     [(OUT_OF_MEMORY[1], "out of memory"), (NO_SPACE, "numbers.json: could not be written (No space left")],
 )
-@pytest.mark.parametrize(("command", "more"), [("analyze rows.jsonl", ["--models", "tiny"]), ("study study.yaml", [])])
-def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, more, error, said):
-    from stepjepa.analysis import run as analysis
-    from stepjepa.study import run
-
+@pytest.mark.parametrize("command", ["analyze rows.jsonl --models tiny", "study study.yaml"])
+def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, error, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("{}\n")
     (tmp_path / "study.yaml").write_text(
@@ -201,9 +185,9 @@ def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, mo
         "arms: {regular: {objective: regular}}\nbase: {model_name: tiny, max_steps: 1}\nmetrics: [answer_nll]\n"
     )
     fail = raises(error)
-    monkeypatch.setattr(analysis, "collect_all", lambda *args, **kwargs: fail(None))
-    monkeypatch.setattr(run.StudyRun, "carry_out", lambda *args, **kwargs: fail(None))
-    assert main([*command.split(), *more]) == 1
+    monkeypatch.setattr("stepjepa.analysis.run.collect_all", lambda *args, **kwargs: fail(None))
+    monkeypatch.setattr("stepjepa.study.run.StudyRun.carry_out", lambda *args, **kwargs: fail(None))
+    assert main(command.split()) == 1
     line = one_line(capsys.readouterr().err, command.split()[0])
     assert said in line and "start the same command again" in line
 

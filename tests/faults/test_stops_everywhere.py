@@ -61,20 +61,16 @@ def test_it_stops_under_plain_generate(base, tmp_path):
     assert ends_of(tmp_path / "exported") == ends_of(folder)
 
 
-def test_an_adapter_folder_names_the_tokens(base, tmp_path):
-    trainer, tokenizer = trained(base, tmp_path, max_steps=1, peft=lora_config(2))
+@pytest.mark.parametrize("kind", ["adapter", "no end of turn"])
+def test_the_ends_in_the_folder_of_a_model(base, tmp_path, kind):
+    """Those of an adapter's chats too; without an end of turn, the EOS that training appends ends an answer."""
+    options = {"peft": lora_config(2)} if kind == "adapter" else {"plain": True}
+    trainer, tokenizer = trained(base, tmp_path, max_steps=1, **options)
     trainer.train()
     trainer.save_model()
-    expected = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
-    assert set(GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id) == expected
-
-
-def test_a_template_without_an_end_of_turn(base, tmp_path):
-    """The EOS that training appends ends an answer."""
-    trainer, tokenizer = trained(base, tmp_path, max_steps=1, plain=True)
-    trainer.train()
-    trainer.save_model()
-    assert ends_of(tmp_path / "out") in (tokenizer.eos_token_id, [tokenizer.eos_token_id])
+    ends = GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id
+    expected = {tokenizer.eos_token_id, *[tokenizer.convert_tokens_to_ids("<|im_end|>")] * (kind == "adapter")}
+    assert set(ends if isinstance(ends, list) else [ends]) == expected
 
 
 def test_a_model_that_names_its_end_is_as_it_was(tokenizer, tmp_path):

@@ -129,13 +129,7 @@ def test_flex_attention_serves_adapters_and_is_dropped_by_the_next_trainer(on_cu
 
 @pytest.mark.parametrize(
     ("device", "asked", "used"),
-    [
-        ("cuda", None, masks.FLEX),
-        ("cuda", "sdpa", "sdpa"),
-        ("cuda", "flex_attention", masks.FLEX),
-        ("cpu", None, masks.SEGMENTS),
-        ("cpu", "sdpa", "sdpa"),
-    ],
+    [("cuda", None, masks.FLEX), ("cuda", "sdpa", "sdpa"), ("cpu", None, masks.SEGMENTS), ("cpu", "sdpa", "sdpa")],
 )
 def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
     model = load_model("tiny", load_tokenizer("tiny", ["a"]), attn_implementation=asked)
@@ -160,8 +154,14 @@ def test_rounded_products_may_be_further_off(precision, limit):
         torch.backends.cuda.matmul.fp32_precision = "none"
 
 
-def test_what_is_compiled_has_dense_rows(on_cuda):
-    assert on_cuda(tiny_model("llama"), torch_compile=True) == ("packed", "sdpa")
+@pytest.mark.parametrize(("changes", "options"), [({}, {"torch_compile": True}), ({"attention_dropout": 0.1}, {})])
+def test_what_is_compiled_or_has_attention_dropout_has_dense_rows(changes, options, on_cuda):
+    assert on_cuda(tiny_model("llama", **changes), **options) == ("packed", "sdpa")
+
+
+def blind(batch):
+    """The batch with branches that see nothing of the trunk."""
+    return replace(batch, attach=batch.attach * 0 - 1)
 
 
 def blind_block(rows, window):
@@ -177,27 +177,14 @@ def wrong_at_another_shape(module, query, *rest, **kwargs):
     return flex_with_gradient(module, query * (1.0 if query.shape[-2] == 128 else 1.1), *rest, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("name", "broken"),
-    [
-        ("block_mask", blind_block),
-        ("flex_attention_forward", wrong_gradient),
-        ("flex_attention_forward", wrong_at_another_shape),
-    ],
-)
+BROKEN = [("flex_attention_forward", wrong_gradient), ("flex_attention_forward", wrong_at_another_shape)]
+
+
+@pytest.mark.parametrize(("name", "broken"), [("block_mask", blind_block), *BROKEN])
 def test_flex_attention_that_is_not_exact_leaves_sdpa(name, broken, on_cuda, monkeypatch):
     monkeypatch.setattr(masks, name, broken)
     assert on_cuda(tiny_model("llama")) == ("packed", "sdpa")
     assert on_cuda(tiny_model("llama", "flex_attention"))[0] == "two_pass"
-
-
-def test_flex_attention_is_no_choice_for_attention_dropout(on_cuda):
-    assert on_cuda(tiny_model("llama", attention_dropout=0.1)) == ("packed", "sdpa")
-
-
-def blind(batch):
-    """The batch with branches that see nothing of the trunk."""
-    return replace(batch, attach=batch.attach * 0 - 1)
 
 
 @pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
