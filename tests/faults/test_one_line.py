@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from inspect import getsource
 from pathlib import Path
 
@@ -18,14 +17,12 @@ import torch
 import transformers
 
 from stepjepa.cli.main import main
-from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.evaluation.run import earlier_result
 from stepjepa.generation.output import reading_record
 from stepjepa.modeling import load
 from stepjepa.modeling.load import load_model
-from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.study.records import StudyRunFolder
 from stepjepa.training import config
 from stepjepa.training.config import JEPAConfig
@@ -96,48 +93,7 @@ def test_every_key_that_transformers_reads_is_known():
     assert len(read) > 10 and read <= set(config._FSDP)
 
 
-@dataclass
-class Required:
-    weight: int
-
-
-@dataclass
-class Wrong:
-    weight: int = "three"  # type: ignore[assignment]
-
-
-@dataclass
-class Refusing:
-    weight: int = 3
-
-    def check(self):
-        raise KeyError("it breaks")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (object, "Own.Options is not a dataclass"),
-        (Required, "the options of Own cannot be made of their defaults .*'weight'"),
-        (Wrong, "weight is 'three'; it must be a whole number"),
-        (Refusing, "the options of Own are refused by their check.*it breaks"),
-    ],
-)
-def test_broken_options_of_an_own_objective_are_named(options, words):
-    own = type("Own", (StepJEPA,), {"Options": options, "__module__": __name__})
-    with pytest.raises(ConfigError, match=words):
-        JEPAConfig(objective=own())
-
-
 # Files
-
-
-def test_aliases_of_yaml_are_limited():
-    lines = ["b: 1", "a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
-    with pytest.raises(ConfigError, match=f"run.yaml:2: more than {MOST_VALUES:,} values, aliases"):
-        parse_tree("\n".join(lines), "run.yaml")
-    assert parse_tree("a: &a [1, 2]\nb: *a", "run.yaml").value == {"a": [1, 2], "b": [1, 2]}
 
 
 def test_a_deep_record_of_a_run_costs_no_traceback(ended, tmp_path, capsys):
@@ -169,12 +125,11 @@ def test_damaged_records_of_evaluations_and_studies_are_one_line(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs the limits of Linux")
-@pytest.mark.parametrize("greedy", ["{{ 'x' * 50000000000 }}", "{{ '%099999999999d' % 3 }}"])
-def test_a_template_that_takes_too_much_memory_is_refused(tokenizer, greedy):
+def test_a_template_that_takes_too_much_memory_is_refused(tokenizer):
     import resource
 
     tokenizer, before = fresh(tokenizer), resource.getrlimit(resource.RLIMIT_AS)
-    tokenizer.chat_template = greedy
+    tokenizer.chat_template = "{{ 'x' * 50000000000 }}"
     with pytest.raises(ConfigError, match="the chat template takes more than 1,024 MiB for 1 messages; mend it"):
         ChatRenderer(tokenizer).apply([{"role": "user", "content": "a"}])
     assert resource.getrlimit(resource.RLIMIT_AS) == before
@@ -196,9 +151,7 @@ import re, sys
 from stepjepa.utils.parallel import mapped
 
 def stubborn(number):
-    if number:
-        re.match(r"(a+)+$", "a" * 60 + "b")
-    return number
+    return re.match(r"(a+)+$", "a" * 60 + "b") if number else number
 
 if __name__ == "__main__":
     try:
@@ -211,12 +164,10 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_an_interruption_ends_workers_at_once(tmp_path):
-    script = tmp_path / "work.py"
-    script.write_text(STUBBORN)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    listen = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
-    process = subprocess.Popen([sys.executable, script], env=environment, preexec_fn=listen, **pipes)
+    (tmp_path / "work.py").write_text(STUBBORN)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    options["env"] = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, tmp_path / "work.py"], **options)
     assert process.stdout is not None and process.stdout.readline() == "0\n"
     os.killpg(process.pid, signal.SIGINT)
     begin = time.monotonic()

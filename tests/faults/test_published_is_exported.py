@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
@@ -195,23 +194,6 @@ def test_without_network_before_and_after_training(tmp_path, hub, capsys, down, 
     if down == "down_later":
         _, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
         assert not loading["missing_keys"] and (tmp_path / "run" / "metrics.json").is_file()
-
-
-def test_an_adapter_of_a_checkpoint_loads_in_peft(tmp_path, tokenizer):
-    tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "base")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    one = trainer(tmp_path, tokenizer, lora_config(2, dropout=0.0), model)
-    one.train()
-    checkpoint = tmp_path / "out" / "checkpoint-2"
-    assert main(["export", str(checkpoint), str(tmp_path / "exported")]) == 0
-    trained = one.model.eval()(IDS).logits
-    for folder in (checkpoint, tmp_path / "exported"):
-        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-        torch.testing.assert_close(PeftModel.from_pretrained(plain, folder).eval()(IDS).logits, trained)
-    words = ["export", str(checkpoint), str(tmp_path / "merged"), "--merge_lora", "true"]
-    assert main([*words, "--base_model", str(tmp_path / "base")]) == 0
-    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(IDS).logits, trained)
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab() == tokenizer.get_vocab()
 
 
 def test_what_cannot_be_exported(tmp_path, capsys, monkeypatch, tokenizer):

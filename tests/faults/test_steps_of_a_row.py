@@ -172,10 +172,6 @@ TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
     [
         ([chat(NUMBERED, total_steps=3)] * 3, "separator"),
         ([chat(NUMBERED)] * 60 + [chat(PARAGRAPHS)], "separator"),  # serves 61, numbered 60
-        ([chat(NUMBERED)] * 3, "separator"),  # a tie
-        ([chat(ITEMS)] * 3 + [chat(PARAGRAPHS)], "numbered"),
-        ([chat("Take four.\nHalve it.\n#### 2")] * 3 + [chat(PARAGRAPHS)], "lines"),
-        ([chat(ITEMS), chat(PARAGRAPHS), chat("Take four.\nHalve it.")], "auto"),  # none serves two thirds
         ([chat(ITEMS, steps=["1. Take four.", "2. Halve it."])] * 9 + [chat(PARAGRAPHS)], "separator"),
     ],
 )
