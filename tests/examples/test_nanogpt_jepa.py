@@ -47,8 +47,7 @@ def test_it_runs_as_a_script_and_characters_load_no_transformers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "arms"),
-    [("--tokenizer bpe --jepa_k 2", ["baseline", "jepa"]), ("--jepa_lambda 0", ["baseline"])],
+    ("options", "arms"), [("--tokenizer bpe --jepa_k 2", ["baseline", "jepa"]), ("--jepa_lambda 0", ["baseline"])]
 )
 def test_other_runs(script, tmp_path, monkeypatch, capsys, options, arms):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *TINY, *options.split(), "--out_dir", str(tmp_path / "out")])
