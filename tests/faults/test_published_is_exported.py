@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
+from stepjepa import export
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors, export_model
@@ -22,9 +22,9 @@ from stepjepa.modeling.load import lora_config
 from support.families import family_model
 from support.models import tiny_model
 from support.rows import step_rows, write
+from support.tokenizers import byte_bpe_tokenizer, fresh
 from support.training import trainer_for
 
-IDS = torch.tensor([[7, 8, 9, 10]])
 NO_NETWORK = "[Errno -2] Name or service not known"
 KINDS = {
     "full": [],
@@ -227,3 +227,66 @@ def test_a_vocabulary_of_two_sizes_is_exported_or_refused_before_training(tmp_pa
     else:
         with pytest.raises(ConfigError, match="the vocabulary of .* cannot grow"):
             check_keeps_predictors(model, tokenizer)
+
+
+# A model trained here stops after its answer under plain transformers, whatever ends a turn in its chat template
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+ROWS = [{"question": f"Say {word}", "answer": word} for word in ("red", "blue", "green", "pink")]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A base model as published: its EOS is <|endoftext|>, and a ChatML template ends turns with <|im_end|>."""
+    folder, tokenizer = tmp_path_factory.mktemp("base"), fresh(byte_bpe_tokenizer("chatml"))
+    tokenizer.add_special_tokens({"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"})
+    ends = dict.fromkeys(("eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=len(tokenizer), **SIZES, **ends))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # A published config: sampling values without sampling, which transformers refuses to write once it is changed.
+    config = {"eos_token_id": [tokenizer.eos_token_id], "temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def trained(base, folder, **options):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    return trainer_for(folder, tokenizer, ROWS, model=model, objective="regular", **options), tokenizer
+
+
+def ends_of(folder):
+    return json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+
+
+def test_it_stops_under_plain_generate(base, tmp_path):
+    trainer, tokenizer = trained(base, tmp_path, max_steps=60, save_strategy="steps", save_steps=60)
+    trainer.train()
+    trainer.save_model()
+    folder, eos, end = tmp_path / "out", tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model, words = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": ROWS[1]["question"]}]
+    inputs = words.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    output = model.generate(**inputs, max_new_tokens=20, do_sample=False)[0, inputs["input_ids"].shape[1] :].tolist()
+    assert output[-1] == end and words.decode(output[:-1]) == "blue"
+    assert sorted(ends_of(folder)) == sorted([eos, end])
+    assert words.eos_token == "<|endoftext|>", "the tokenizer's EOS is left alone"
+    assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.6, "what was there stays"
+    assert r"| end of an answer | \<\|im\_end\|\>" in (folder / "README.md").read_text()
+    assert ends_of(folder / "checkpoint-60") == ends_of(folder)
+    export(tmp_path / "out" / "checkpoint-60", tmp_path / "exported")
+    assert ends_of(tmp_path / "exported") == ends_of(folder)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "no end of turn"])
+def test_the_ends_in_the_folder_of_a_model(base, tmp_path, kind):
+    """Those of an adapter's chats too; without an end of turn, the EOS that training appends ends an answer."""
+    options = {"peft": lora_config(2)} if kind == "adapter" else {"plain": True}
+    trainer, tokenizer = trained(base, tmp_path, max_steps=1, **options)
+    trainer.train()
+    trainer.save_model()
+    ends = GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id
+    expected = {tokenizer.eos_token_id, *[tokenizer.convert_tokens_to_ids("<|im_end|>")] * (kind == "adapter")}
+    assert set(ends if isinstance(ends, list) else [ends]) == expected

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 
 import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation.output import Output, Paths
+from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
@@ -83,12 +81,3 @@ def test_prepared_files_follow_no_link(name, tmp_path):
     assert main(["prepare", str(rows), "--output_file", str(tmp_path / "out" / "out.jsonl")]) == 0
     assert victim.read_text() == "precious"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["out.jsonl", "out.report.json"]
-
-
-@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")
-def test_answers_in_the_making_follow_no_link(tmp_path):
-    (tmp_path / "answers.partial").symlink_to(tmp_path / "victim")
-    output = Output(Paths((), tmp_path / "record.json", tmp_path / "answers.partial"), {})
-    with pytest.raises(DataError, match="answers.partial"), output.opened(print):
-        pass
-    assert not (tmp_path / "victim").exists()

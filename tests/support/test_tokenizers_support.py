@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 
 from support import tokenizers as made
-from support.templates import FORMATS
 
 HARD = (
     "12 + 5 = 17.\n\nSo 17.",
@@ -90,17 +89,3 @@ def test_mistral_chats_equal_the_original(name, messages):
 
     want = source.encode_chat_completion(ChatCompletionRequest.from_openai(messages)).tokens
     assert converted(name).apply_chat_template(messages, return_dict=False) == want
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format(name):
-    """Under the small tokenizer, whose BOS is <s>. Gemma is given no system message."""
-    form, tokenizer, chat = FORMATS[name], made.byte_bpe_tokenizer(template=name), DIALOGUE[name == "gemma" :]
-    text = tokenizer.apply_chat_template(chat, tokenize=False)
-    before, after = text.split(ANSWER)
-    assert after.strip("\n") == (form.end_of_turn or "") and text.startswith("<s>") == form.writes_bos
-    options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
-    prompt = tokenizer.apply_chat_template(chat[:-1], **options)
-    assert before in (prompt, prompt + " ")
-    assert all(len(made.ids_of(tokenizer, marker)) == 1 for marker in form.markers)
-    assert tokenizer.eos_token == form.eos
