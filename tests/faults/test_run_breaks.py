@@ -14,9 +14,11 @@ import torch
 
 from stepjepa.analysis import run as analysis
 from stepjepa.cli.main import main
+from stepjepa.errors import RunError
 from stepjepa.study.run import StudyRun
 from stepjepa.training.trainer import JEPATrainer
 from support.runs import CONSTANT, copy_of, one_line, result_of, resume, train
+from support.training import trainer_for
 
 resource = pytest.importorskip("resource")
 
@@ -116,6 +118,12 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, caplog, at
     at_step(3, becomes(math.nan))
     assert train(tmp_path / "out", "--terminate_on_nan", "false", "--save_total_limit", 1) == 0
     assert checkpoints_of(tmp_path / "out") == ["checkpoint-2"] and "checkpoint-4 is not written" in caplog.text
+
+
+def test_the_python_trainer_stops_too(tmp_path, tokenizer, at_step):
+    at_step(2, becomes(math.nan))
+    with pytest.raises(RunError, match="step 2: the loss is not finite"):
+        trainer_for(tmp_path, tokenizer).train()
 
 
 # A full disk, too little memory

@@ -16,6 +16,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.study import stages
 from stepjepa.study.records import StudyRunFolder, read_record
+from stepjepa.training import checkpoints as saving
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.files import write_manifest
 from support.rows import step_rows, write
@@ -241,6 +242,23 @@ def test_checkpoints_without_an_optimizer_are_refused(tmp_path, capsys):
     (out / "metrics.json").unlink()
     for flags in ((), ("--resume_from_checkpoint", out / "checkpoint-2")):
         assert "written with save_only_model" in refused(capsys, out, "--max_steps", 2, *flags)
+
+
+def test_an_old_checkpoint_goes_only_after_the_manifest_of_the_new_one(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(folder):
+        assert (folder / "trainer_state.json").exists()
+        if folder.name == "checkpoint-4":
+            raise Killed
+        written(folder)
+
+    written = saving.write_manifest
+    monkeypatch.setattr(saving, "write_manifest", killed)
+    with pytest.raises(Killed):
+        train(tmp_path / "out", "--save_total_limit", 1)
+    assert (tmp_path / "out" / "checkpoint-2" / "optimizer.pt").exists()
 
 
 def test_the_best_checkpoint_stays_and_is_the_final_model(tmp_path):
