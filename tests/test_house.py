@@ -66,40 +66,6 @@ def test_figures_only_get_better(run, now, measured, flags, status, recorded):
     assert run(now, measured, *flags) == (status, recorded)
 
 
-def test_an_objective_is_named_in_few_places_only(tool, sources):
-    text = '"""step_jepa"""\nif name == "step_jepa" or f"{name}split":\n    print("step_jepa is one")\n'
-    planted = sources(forest__tube=text, objectives__tube=text, config__spellings=text)
-    found = tool("figures").objective_literals(planted)
-    assert found == ["stepjepa/forest/tube.py:2: step_jepa", "stepjepa/forest/tube.py:2: split"]
-
-
-OPTIONS = """
-class Options:
-    lora_rank: int = option(16, "Goes with --lora_alpha.", group="lora_alpha")
-    lora_alpha: int = option(32, "Scale.")
-    seed: int = option(0, "Seed.")
-    file: str = option("", "File.")
-    width: int = 5
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("getattr(o, 'seed'), setattr(o, 'width', 1), getattr(o, name)", ["seed"]),
-        ("('seed', 'lora_rank', 'other')", ["seed", "lora_rank"]),
-        ("'lora_rank seed width'.split()", ["lora_rank", "seed"]),
-        ("f'--seed {seed}: not with --width or --lora_rank'", ["seed", "lora_rank"]),
-        ("o['lora_rank']", []),
-        ("def f():\n    '''Reads --seed and lora_rank.'''", []),
-    ],
-)
-def test_names_of_options_that_are_restated(tool, sources, text, found):
-    hits = tool("figures").option_literals(sources(config__options=OPTIONS, cli__train=text))
-    assert [hit.split(": ")[1] for hit in hits] == found
-    assert all(hit.startswith("stepjepa/cli/train.py:") for hit in hits)
-
-
 @pytest.mark.parametrize(
     ("back", "files", "packages"),
     [
@@ -114,18 +80,6 @@ def test_import_circles(tool, sources, back, files, packages):
     figures = tool("figures")
     found = figures.import_links(sources(data__b="from ..forest import a", data__c="", forest__a=back, errors=""))
     assert [figures.circles(links) for links in found] == [files, packages]
-
-
-def test_packages_that_may_import_every_other_one(tool, sources):
-    planted = sources(data__a="", forest__a="", cli__a="", errors="")
-    allowed = {"data": {"data"}, "forest": {"data", "errors"}, "cli": {"cli", "data", "forest"}}
-    assert tool("figures").open_packages(planted, allowed) == ["cli"]
-
-
-def test_signatures_that_leave_a_type_open(tool, sources):
-    text = "class A:\n    def __init__(self, x: Any): ...\n    def _f(self, x: Any): ...\ndef f(x: list[Any]) -> Any: ...\n"
-    hits = tool("figures").any_signatures(sources(data__a=text + "class _B:\n    def g(self, x: Any): ...\n"))
-    assert hits == ["stepjepa/data/a.py:2: __init__: x", "stepjepa/data/a.py:4: f: return"]
 
 
 def test_tokens_and_lines_of_code_of_comments_and_of_docstrings(sources):

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -262,7 +263,7 @@ STEPS = {"objective": "step_jepa", "step_pairs": "all"}
 
 NO_TOKENS = SimpleNamespace(
     get_added_vocab=dict, get_vocab=dict, eos_token_id=None, bos_token_id=None, pad_token_id=None, chat_template=None,
-    apply_chat_template=ValueError, get_chat_template=ValueError,
+    apply_chat_template=Mock(side_effect=ValueError), get_chat_template=Mock(side_effect=ValueError),
 )  # fmt: skip
 
 
