@@ -320,7 +320,8 @@ def kill_elastic(folder: Path, number: int, seed: int = 0) -> tuple[int, list[st
             f"{name}, {before} processes of {sizes[0]}, killed at operation {at} after {checkpoint and checkpoint.name}"
         )
         line = f"{where}, then {after} of {sizes[1]}"
-        print(f"{line}: {problem or ('refused' if refused else 'ended')}", flush=True)
+        end = "refused" if refused else "equal" if name in expected else "begun again"
+        print(f"{line}: {problem or end}", flush=True)
         wrong += [f"{line}: {problem}"] if problem else []
     return number, wrong
 
