@@ -32,12 +32,5 @@ def test_what_is_public():
 @pytest.mark.parametrize("name", ["inspect", "report", "study"])
 def test_a_command_is_a_function_also_where_a_package_has_its_name(name):
     assert import_module(f"stepjepa.{name}") is sys.modules[f"stepjepa.{name}"]
-    code = (
-        f"import stepjepa; from stepjepa import {name}; from stepjepa.{name} import *; assert callable(stepjepa.{name})"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_the_functions_load_no_torch_before_they_are_called():
-    code = "import stepjepa, sys; assert callable(stepjepa.train); assert 'torch' not in sys.modules"
+    code = f"import stepjepa; from stepjepa.{name} import *; assert callable(stepjepa.{name})"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

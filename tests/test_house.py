@@ -48,73 +48,28 @@ def run(tool, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("measured", "flags", "status", "recorded"),
+    ("now", "measured", "flags", "status", "recorded"),
     [
-        ((200, 12), [], 0, (200, 12)),
-        ((201, 12), [], 1, (200, 12)),
-        ((200, 11), [], 1, (200, 12)),
-        ((150, 13), [], 0, (200, 12)),
-        ((150, 13), ["--update"], 0, (150, 13)),
-        ((150, 11), ["--update"], 1, (200, 12)),
-        ((150, 13), ["--strict"], 1, (200, 12)),
-        ((100, 16), ["--strict"], 0, (200, 12)),
+        ((200, 12), (200, 12), [], 0, (200, 12)),
+        ((200, 12), (201, 12), [], 1, (200, 12)),
+        ((200, 12), (200, 11), [], 1, (200, 12)),
+        ((200, 12), (150, 13), ["--update"], 0, (150, 13)),
+        ((200, 12), (150, 11), ["--update"], 1, (200, 12)),
+        ((200, 12), (150, 13), ["--strict"], 1, (200, 12)),
+        ((200, 12), (100, 16), ["--strict"], 0, (200, 12)),
+        # Below its target a figure may move, but the best stays recorded.
+        ((80, 20), (90, 17), ["--update"], 0, (80, 20)),
+        ((80, 20), (101, 17), [], 1, (80, 20)),
     ],
 )
-def test_figures_only_get_better(run, measured, flags, status, recorded):
-    assert run((200, 12), measured, *flags) == (status, recorded)
-
-
-def test_below_its_target_a_figure_may_move_but_the_best_stays_recorded(run, capsys):
-    now = (80, 20)
-    assert run(now, (90, 17), "--update") == (0, now)
-    assert run(now, (101, 17)) == (1, now)
-    assert "lines is 101, recorded is 80 (+21); see: python tools/house.py --where lines" in capsys.readouterr().err
-
-
-def test_an_objective_is_named_in_few_places_only(tool, sources):
-    text = '"""step_jepa"""\nif name == "step_jepa" or f"{name}split":\n    print("step_jepa is one")\n'
-    planted = sources(forest__tube=text, objectives__tube=text, config__spellings=text)
-    found = tool("figures").objective_literals(planted)
-    assert found == ["stepjepa/forest/tube.py:2: step_jepa", "stepjepa/forest/tube.py:2: split"]
-
-
-OPTIONS = """
-class Options:
-    lora_rank: int = option(16, "Goes with --lora_alpha.", group="lora_alpha")
-    lora_alpha: int = option(32, "Scale.")
-    seed: int = option(0, "Seed.")
-    file: str = option("", "File.")
-    width: int = 5
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("getattr(o, 'seed'), setattr(o, 'width', 1), getattr(o, name)", ["seed"]),
-        ("('seed', 'lora_rank', 'other')", ["seed", "lora_rank"]),
-        ("{'seed': 1, 'lora_rank': 2}", ["seed", "lora_rank"]),
-        ("['seed', 'width', o.file]", []),
-        ("{'seed', 'file', 'one', 'two', 'three'}", []),
-        ("'lora_rank seed width'.split()", ["lora_rank", "seed"]),
-        ("'seed file'", []),
-        ("f'--seed {seed}: not with --width or --lora_rank'", ["seed", "lora_rank"]),
-        ("f'lora_rank is {rank}, seed is free'", ["lora_rank"]),
-        ("o['lora_rank']", []),
-        ("def f():\n    '''Reads --seed and lora_rank.'''", []),
-    ],
-)
-def test_names_of_options_that_are_restated(tool, sources, text, found):
-    hits = tool("figures").option_literals(sources(config__options=OPTIONS, cli__train=text))
-    assert [hit.split(": ")[1] for hit in hits] == found
-    assert all(hit.startswith("stepjepa/cli/train.py:") for hit in hits)
+def test_figures_only_get_better(run, now, measured, flags, status, recorded):
+    assert run(now, measured, *flags) == (status, recorded)
 
 
 @pytest.mark.parametrize(
     ("back", "files", "packages"),
     [
         ("from stepjepa.data import b", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
-        ("def f():\n    from ..data.b import x", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
         ("import_module('stepjepa.data.b')", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
         ("from stepjepa.data import c", [], ["data <-> forest"]),
         ("if TYPE_CHECKING:\n    from stepjepa.data import b", ["stepjepa.data.b <-> stepjepa.forest.a"], []),
@@ -125,18 +80,6 @@ def test_import_circles(tool, sources, back, files, packages):
     figures = tool("figures")
     found = figures.import_links(sources(data__b="from ..forest import a", data__c="", forest__a=back, errors=""))
     assert [figures.circles(links) for links in found] == [files, packages]
-
-
-def test_packages_that_may_import_every_other_one(tool, sources):
-    planted = sources(data__a="", forest__a="", cli__a="", errors="")
-    allowed = {"data": {"data"}, "forest": {"data", "errors"}, "cli": {"cli", "data", "forest"}}
-    assert tool("figures").open_packages(planted, allowed) == ["cli"]
-
-
-def test_signatures_that_leave_a_type_open(tool, sources):
-    text = "class A:\n    def __init__(self, x: Any): ...\n    def _f(self, x: Any): ...\ndef f(x: list[Any]) -> Any: ...\n"
-    hits = tool("figures").any_signatures(sources(data__a=text + "class _B:\n    def g(self, x: Any): ...\n"))
-    assert hits == ["stepjepa/data/a.py:2: __init__: x", "stepjepa/data/a.py:4: f: return"]
 
 
 def test_tokens_and_lines_of_code_of_comments_and_of_docstrings(sources):
@@ -164,11 +107,6 @@ DENSE = "    a = b + c * (d.e(f, g) - 1)\n"
 def test_dense_functions(tool, sources, text, hits):
     lines = tool("figures").dense_functions(sources(data__a=text))
     assert [line.split("  ")[-1] for line in lines] == hits
-
-
-def test_nodes_inside_fstrings(tool, sources):
-    (source,) = sources(data__a="f'{a} and {b.c(1)}' + 'd' + e")
-    assert tool("figures").fstring_nodes(source) == 1 + 4
 
 
 def test_public_classes_that_exist_twice(tool, sources):

@@ -97,24 +97,16 @@ def test_the_library_keeps_the_order():
     ("path", "source", "wrong"),
     [
         ("data/chat.py", "from stepjepa.forest.layout import build", 1),
-        ("data/chat.py", "from stepjepa import forest", 1),
         ("data/chat.py", "from ..forest import layout", 1),
         ("data/chat.py", "def f():\n    import stepjepa.training.config", 1),
         ("data/deep/er.py", "from ...forest import layout", 1),
         ("forest/layout.py", "from stepjepa import JEPATrainer", 1),
-        ("modeling/load.py", "import stepjepa.training.trainer", 1),
         ("training/trainer.py", "import_module('stepjepa.study.run')", 1),
         ("losses/lm.py", "import numpy as np", 1),
-        ("losses/lm.py", "from transformers import PreTrainedModel", 1),
-        ("inspect/rows.py", "from stepjepa.cli import check", 1),
-        ("analysis/geometry.py", "from stepjepa.study.run import run_study", 1),
-        ("study/run.py", "from stepjepa.cli.parser import StrictParser", 1),
         ("errors.py", "from stepjepa.data import chat", 1),
         ("__main__.py", "from stepjepa.training import trainer", 1),
         ("data/chat.py", "import transformers\nfrom stepjepa.errors import DataError\nfrom . import steps", 0),
-        ("data/chat.py", "from stepjepa import __version__", 0),
         ("losses/lm.py", "import math\nimport torch.nn.functional as F\nfrom stepjepa.errors import ConfigError", 0),
-        ("training/trainer.py", "from stepjepa.losses import lm\nfrom stepjepa.forest import layout", 0),
         ("inspect/rows.py", "from stepjepa.forest import layout\nfrom .terminal import draw", 0),
     ],
 )
@@ -131,7 +123,7 @@ def run_main(*argv: str) -> str:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import stepjepa\nassert 'JEPATrainer' in dir(stepjepa) and stepjepa.__version__", ""),
+        ("import stepjepa\nassert 'JEPATrainer' in dir(stepjepa) and callable(stepjepa.train)", ""),
         (run_main("--help"), "train"),
         (run_main("train", "--help"), "--predictors"),
     ],

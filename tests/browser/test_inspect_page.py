@@ -1,21 +1,17 @@
-"""The page of ``stepjepa inspect`` as people use it: pointer, keyboard, matrix, pairs, forms, numbers, themes."""
+"""The page of ``stepjepa inspect`` as people use it: pointer, keyboard, matrix, pairs, forms; and its promises."""
 
 import numpy as np
 import pytest
 
-from stepjepa.data.types import Example, Span
-from stepjepa.objectives.semantic_tube import pairs_of_spans
-from support.browsing import EXAMPLE, brightness, hover, settled, words_of
-from support.pages import read_page, write_rows
-from support.records import row_record, tube_record
-from support.tube import tube_options
+from support.browsing import EXAMPLE, barriers, hover, settled, words_of
+from support.pages import read_page, records, stepped_example, write_rows
+from support.records import row_record
 
 
 def marked(page):
     """{mark: [tokens]} of the text."""
-    found = page.evaluate(
-        "Array.from(document.querySelectorAll('.token'), (e) => [Number(e.dataset.token), e.dataset.mark || ''])"
-    )
+    script = "(e) => [Number(e.dataset.token), e.dataset.mark || '']"
+    found = page.evaluate(f"Array.from(document.querySelectorAll('.token'), {script})")
     marks = {name: [token for token, mark in found if mark == name] for name in ("seen", "seer", "current")}
     return {name: tokens for name, tokens in marks.items() if tokens}
 
@@ -25,10 +21,8 @@ def choose(page, label):
 
 
 def parts(page):
-    found = page.evaluate(
-        "Array.from(document.querySelectorAll('.token'), (e) => [Number(e.dataset.token), e.dataset.part || '', "
-        "e.dataset.read || ''])"
-    )
+    script = "(e) => [Number(e.dataset.token), e.dataset.part || '', e.dataset.read || '']"
+    found = page.evaluate(f"Array.from(document.querySelectorAll('.token'), {script})")
     names = {name: [token for token, part, _ in found if part == name] for name in ("source", "original", "target")}
     return names | {"read": [token for token, _, read in found if read]}
 
@@ -64,9 +58,8 @@ def test_pairs(open_page, small):
     page = open_page(small)
     first, second = page.locator(".pair").all()
     assert "source: up to 2 b, read at 9 <|predictor_2|> (position 4)" in first.inner_text()
-    assert (
-        "target 10\u201311 (positions 5\u20136); on the trunk 3\u20134, read at 11 d (position 6)" in first.inner_text()
-    )
+    target = "target 10\u201311 (positions 5\u20136); on the trunk 3\u20134, read at 11 d (position 6)"
+    assert target in first.inner_text()
     first.click()
     assert parts(page) == {"source": [0, 1, 2, 8, 9], "original": [3, 4], "target": [10, 11], "read": [9, 11]}
     assert page.locator("#forest .arrow.chosen").count() == 1
@@ -77,34 +70,18 @@ def test_pairs(open_page, small):
     assert not any(parts(page).values())
 
 
-def test_sums_of_states(open_page, tmp_path):
-    pairs = pairs_of_spans(Span(1, 4), Span(5, 8), [(1, 2)], tube_options())
-    example = Example(np.arange(8, dtype=np.int32), (Span(5, 8),), pairs=tuple(pairs))
-    page = open_page(write_rows(tmp_path / "tube.html", {"packed": tube_record([example], words_of)}))
-    (pair,) = page.locator(".pair").all()
-    said = " ".join(pair.inner_text().split())
-    assert "pair 1, span" in said and "P (target): 2; \u2212 h[1] + h[2]" in said
-    pair.click()
-    assert parts(page)["target"] == [2] and parts(page)["read"] == [1, 2]
-
-
 def test_keyboard(open_page, small):
     page = open_page(small)
     stops = []
-    for _ in range(14):
+    focused = "document.activeElement"
+    for _ in range(10):
         page.keyboard.press("Tab")
-        stops.append(page.evaluate("document.activeElement.id || document.activeElement.className.split(' ')[0] || "
-                                   "document.activeElement.name"))  # fmt: skip
-    assert stops == [
-        *("skip", "theme", "form", "token", "zoom-in", "zoom-out", "zoom-all", "mask-picture", "pair", "pair"),
-        *stops[10:],
-    ]
+        stops.append(page.evaluate(f"{focused}.id || {focused}.className.split(' ')[0] || {focused}.name"))
+    assert stops == "skip theme form token zoom-in zoom-out zoom-all mask-picture pair pair".split()
     page.focus('[data-token="0"]')
     where = lambda: page.evaluate("Number(document.activeElement.dataset.token)")  # noqa: E731
-    for key, token in (
-        *(("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 15), ("ArrowRight", 15), ("PageUp", 14)),
-        *(("PageUp", 12), ("Home", 0), ("PageDown", 1), ("PageDown", 8)),
-    ):
+    keys = "ArrowRight ArrowRight ArrowLeft End ArrowRight PageUp PageUp Home PageDown PageDown".split()
+    for key, token in zip(keys, (1, 2, 1, 15, 15, 14, 12, 0, 1, 8), strict=True):
         page.keyboard.press(key)
         assert where() == token, key
     page.keyboard.press("ArrowUp")
@@ -114,10 +91,8 @@ def test_keyboard(open_page, small):
     page.focus('[data-token="8"]')
     assert marked(page) == {"current": [8], "seen": [0, 1, 2], "seer": [9]}
     spoken = page.inner_text("#say")
-    assert (
-        spoken.startswith("token 8 <|predictor_1|> \u00b7 branch 1 \u00b7 position 3")
-        and "sees 4: 0\u20132, 8" in spoken
-    )
+    assert spoken.startswith("token 8 <|predictor_1|> \u00b7 branch 1 \u00b7 position 3")
+    assert "sees 4: 0\u20132, 8" in spoken
     page.keyboard.press("Enter")
     assert page.get_attribute('[data-token="8"]', "aria-selected") == "true"
     page.keyboard.press("ArrowRight")
@@ -151,9 +126,8 @@ def test_the_matrix(open_page, small):
     side = page.evaluate("mask.side")
     left = page.evaluate("mask.left + BAND")
     page.mouse.move(box["x"] + left + side * 0.5 / 16, box["y"] + 9 + side * 15.5 / 16)
-    assert "down: 15 f (target 2)" in page.inner_text("#tip") and "isolated: it sees itself alone" in page.inner_text(
-        "#tip"
-    )
+    tip = page.inner_text("#tip")
+    assert "down: 15 f (target 2)" in tip and "isolated: it sees itself alone" in tip
     pixels = page.evaluate(
         """() => {
             const {width, height} = mask.picture;
@@ -194,14 +168,83 @@ def test_forms_rows_and_predictors(open_page, command):
     assert page.inner_text("#counts") == data["variants"][1]["forms"]["packed"]["rows"][1]["counts"]
 
 
-def test_themes(open_page, small):
-    page = open_page(small, scheme="dark")
-    assert brightness(page) < 128
-    before = page.evaluate("mask.inks.ink")
-    page.click("#theme")
-    assert brightness(page) > 128 and page.evaluate("mask.inks.ink") != before  # the matrix was drawn again
-    page.click("#theme")
-    assert brightness(page) < 128
-    page.emulate_media(color_scheme="light")
-    page.reload()
-    assert brightness(page) > 128
+# Its promises: the rule, hostile text, no network, every width, everybody
+
+RTL = "\u05e9\u05dc\u05d5\u05dd abc"
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(2)>",
+    RTL,
+    "\u202e\x00\x1b",
+    "\U0001f600",
+    "&lt;",
+]
+
+
+def test_what_the_page_says_agrees_with_the_rule(open_page, command):
+    """`why`, which puts the rule into words, and the runs that the library has read off its own rule."""
+    page = open_page(command)
+    wrong = page.evaluate(
+        """() => {
+            let wrong = 0, asked = 0;
+            const forms = DATA.variants.flatMap((variant) => Object.values(variant.forms));
+            for (const row of forms.flatMap((form) => form.rows.map((raw) => new Row(raw)))) {
+                for (let q = 0; q < row.length; q++) for (let k = 0; k < row.length; k++, asked++) {
+                    if (row.why(q, k)[0] !== row.sees(q, k)) wrong++;
+                }
+            }
+            return [wrong, asked];
+        }"""
+    )
+    assert wrong[0] == 0 and wrong[1] > 50_000
+
+
+def test_text_of_the_data_is_text(open_page, tmp_path):
+    texts = lambda index: HOSTILE[index % len(HOSTILE)]  # noqa: E731
+    rows = records(stepped_example(24, 2), texts)
+    page = open_page(write_rows(tmp_path / "hostile.html", rows, HOSTILE[0]))
+    assert page.inner_text("h1") == HOSTILE[0] and page.title() == HOSTILE[0]
+    assert page.locator("script").count() == 2 and page.locator("img").count() == 0
+    assert page.inner_text('[data-token="0"] bdi') == HOSTILE[0]
+    assert page.inner_text('[data-token="3"] bdi') == r"\u202e\x00\x1b"
+    hover(page, 1)
+    assert HOSTILE[1].replace(" ", "\u00b7") in page.inner_text("#status")
+    page.locator(".pair").first.click()
+    page.hover("#mask-picture")
+    for token in (1, 2, 3):  # what stands in a token does not move what stands beside it
+        boxes = [page.locator(f'[data-token="{at}"]').bounding_box() for at in (token - 1, token)]
+        assert boxes[1]["x"] > boxes[0]["x"] or boxes[1]["y"] > boxes[0]["y"]
+    assert page.evaluate("getComputedStyle(document.querySelector('[data-token=\"2\"]')).unicodeBidi") == "isolate"
+    assert page.inner_text('[data-token="2"] bdi') == RTL.replace(" ", "\u00b7")
+
+
+def test_the_policy_stops_what_is_not_the_page_s_own(browser, small):
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.goto(small.as_uri())
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.ran = true";
+        document.body.append(script);
+        return fetch("https://example.invalid/").then(() => (window.went = true), () => {});
+    }""")
+    assert page.evaluate("[window.ran, window.went]") == [None, None]
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_kept_out(open_page, axe, command, scheme):
+    """No width makes the page scroll sideways; axe-core finds nothing serious with a pair chosen, all
+    unfolded and the matrix read, nor with a token pointed at."""
+    page = open_page(command, width=360, scheme=scheme, bypass_csp=True)
+    for width in (360, 800, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
+        settled(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.querySelector('#mask-picture').clientWidth") > 0.5 * min(width, 600)
+    page.evaluate(axe)
+    page.locator(".pair").first.click()
+    page.click("summary")
+    page.focus("#mask-picture" if scheme == "light" else '[data-token="20"]')
+    settled(page)
+    assert barriers(page) == []

@@ -56,9 +56,8 @@ def test_the_filter(open_page, pair):
     for label, left in (("both right", ["0"]), ("only A", ["1", "4"]), ("only B", ["2"]), ("both wrong", ["3"])):
         choose(page, label)
         assert questions(page) == left
-        assert page.inner_text("#shown").startswith(
-            f"A is regular, B is step. Right is what gsm8k calls right. {len(left)} questions"
-        )
+        shown = f"A is regular, B is step. Right is what gsm8k calls right. {len(left)} questions"
+        assert page.inner_text("#shown").startswith(shown)
     choose(page, "all")
     assert questions(page) == list("01234")
     first = page.locator(".card").first
@@ -84,9 +83,8 @@ def test_three_models(open_page, pages):
     page.focus('select[name="b"]')
     page.select_option('select[name="b"]', label="third")
     # rw against wwwr, by fours: only A, both wrong, only A, only B
-    assert page.locator("label.choice").all_inner_texts() == [
-        *("all (60)", "both right (0)", "only A (30)", "only B (15)", "both wrong (15)")
-    ]
+    labels = ["all (60)", "both right (0)", "only A (30)", "only B (15)", "both wrong (15)"]
+    assert page.locator("label.choice").all_inner_texts() == labels
     assert page.evaluate("document.activeElement.name") == "b"
     page.select_option('select[name="a"]', label="third")  # the two change places
     assert page.locator(".card").first.locator("h4").all_inner_texts() == ["A: third\nwrong", "B: regular\nright"]
@@ -112,11 +110,8 @@ def test_a_chart_by_pointer_and_keys(open_page, pair):
     assert tip.is_hidden() and page.locator('[data-chart="lm_loss"] .cursor circle').count() == 0
     page.focus('[data-chart="jepa_loss"] .plot')
     first, last = "step 10; step 0.5", "step 50; step 0.1; step (evaluation) 0.2"
-    for key, said in zip(
-        ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home"),
-        (first, "step 20; step 0.25", first, last, last, first),
-        strict=True,
-    ):
+    keys = "ArrowRight ArrowRight ArrowLeft End ArrowRight Home".split()
+    for key, said in zip(keys, (first, "step 20; step 0.25", first, last, last, first), strict=True):
         page.keyboard.press(key)
         assert page.inner_text("#say") == said
     page.keyboard.press("Escape")
@@ -125,13 +120,17 @@ def test_a_chart_by_pointer_and_keys(open_page, pair):
     assert page.locator('[data-chart="jepa_loss"] table').inner_text().split("\n")[1] == "10\t0.5\t"
 
 
-def test_themes(open_page, pair):
-    page = open_page(pair, scheme="dark")
-    line = "getComputedStyle(document.querySelector('.plot path.line')).stroke"
+@pytest.mark.parametrize(
+    ("name", "colour"),
+    [("pair", "getComputedStyle(document.querySelector('.plot path.line')).stroke"), ("small", "mask.inks.ink")],
+)
+def test_themes(open_page, request, name, colour):
+    """Of this page and of that of ``stepjepa inspect``, whose drawings change with them."""
+    page = open_page(request.getfixturevalue(name), scheme="dark")
     assert brightness(page) < 128
-    before = page.evaluate(line)
+    before = page.evaluate(colour)
     page.click("#theme")
-    assert brightness(page) > 128 and page.evaluate(line) != before
+    assert brightness(page) > 128 and page.evaluate(colour) != before
     page.click("#theme")
     assert brightness(page) < 128
     page.emulate_media(color_scheme="light")

@@ -93,35 +93,28 @@ def test_it_is_understood(page, command, tmp_path, monkeypatch):
         importlib.import_module(f"stepjepa.cli.{words[0]}").run(words[1:])
 
 
+# Flags of other programs, of benchmarks and examples, and of the published evaluation.
+FOREIGN = set("""address min_nodes nproc_per_node nnodes logdir profile threads clock template notes startswith max_lora_rank
+base apply_chat_template use_fsdp fsdp_version help help_all version config quiet""".split())  # fmt: skip
+
+
 def test_flags_in_the_text_exist(reference):
-    known = {
-        "help",
-        "help_all",
-        "version",
-        "config",
-        "quiet",
-        *TrainingArguments.__dataclass_fields__,
-    }
+    known = {*FOREIGN, *TrainingArguments.__dataclass_fields__}
     for parser in reference.parsers().values():
         known |= {*parser.options, *parser.aliases}
-    # those of other programs, of benchmarks and examples, and the published evaluation's
-    foreign = set(
-        "address min_nodes nproc_per_node nnodes logdir profile threads clock template notes startswith".split()
-    )
-    foreign |= {"max_lora_rank", "base", "apply_chat_template", "use_fsdp", "fsdp_version"}
     unknown = []
     for page in PAGES:
         text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         # The first column of the table of flags that are not here, but for the names that have another meaning here.
-        head, found, rest = text.partition("that are not here\n")
+        head, title, rest = text.partition("that are not here\n")
         table, end, rest = rest.partition("\n#")
         absent = set(re.findall(r"`--(\w+)", " ".join(re.findall(r"^\|([^|]*)", table, re.MULTILINE))))
         assert not absent & known - {"eval_split", "eval_steps"}, f"{page.name}: listed as not here"
-        text = head + found + re.sub(r"^\|[^|]*", "|", table, flags=re.MULTILINE) + end + rest
+        text = head + title + re.sub(r"^\|[^|]*", "|", table, flags=re.MULTILINE) + end + rest
         spans = re.findall(r"`(?!python|pip|make|git|sbatch|torchrun|accel)([^`\n]+)`", text)
         flags = {flag.replace("-", "_") for span in spans for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", span)}
-        known_here = known | foreign | {f"no_{name}" for name in known}
-        unknown += [f"{page.name}: {flag}" for flag in sorted(flags - known_here) if not flag.endswith("_")]
+        left = flags - known - {f"no_{name}" for name in known}
+        unknown += [f"{page.name}: {flag}" for flag in sorted(left) if not flag.endswith("_")]
     assert not unknown
 
 
@@ -130,11 +123,9 @@ def made(tmp_path_factory):
     """Files and models of the names that the pages use."""
     folder = tmp_path_factory.mktemp("made")
     rows = [{**row, "rationale": "Add one number after the other."} for row in step_rows(12)]
-    raw, solved = [], []
-    for n in range(12):
-        raw.append({"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}.\nSo {n + 1}.\n#### {n + 1}"})
-        solution = f"First we add the number 1 to {n}.\n\nThe answer is then \\boxed{{{n + 1}}}."
-        solved.append({"problem": f"What is {n} + 1?", "solution": solution})
+    raw = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1.\nSo {n + 1}.\n#### {n + 1}"} for n in range(12)]
+    answers = [f"First we add the number 1 to {n}.\n\nThe answer is then \\boxed{{{n + 1}}}." for n in range(12)]
+    solved = [{"problem": row["question"], "solution": text} for row, text in zip(raw, answers, strict=True)]
     write(folder / "mbpp.jsonl", [{"text": "Add one.", "code": "def f(x): ...", "test_list": ["assert f(1) == 2"]}])
     (folder / "shards").mkdir()
     for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
@@ -224,25 +215,24 @@ def test_the_page_on_inspect(made, tmp_path, monkeypatch):
 def test_the_words_of_trl_are_our_options_or_its_aliases(reference):
     text = (ROOT / "docs" / "howto" / "from_trl.md").read_text(encoding="utf-8")
     train = reference.parsers()["train"]
-    rows = [
-        [re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:3]] for row in re.findall(r"^\| `.*", text, re.M)
-    ]
+    lines = re.findall(r"^\| `.*", text, re.M)
+    rows = [[re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:3]] for line in lines]
     assert len(rows) > 12
     for theirs, ours in rows:
         assert set(ours) <= {*train.options, *TrainingArguments.__dataclass_fields__}, ours
         for word in theirs:
             target = train.aliases.get(word)  # an option, one with a value, or for each value what it sets
-            names = {target} if isinstance(target, str) else set(re.findall(r"\w+", repr(target))) if target else set()
+            names = set(re.findall(r"\w+", repr(target))) if target else set()
             assert not names or not ours or names & set(ours), (word, target, ours)
 
 
 def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
-    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     files, aliases = recipe_files(), reference.parsers()["train"].aliases
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    lines = [
+        line for line in (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines() if line[:2] == "| "
+    ]
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     tables = [row for row in rows if "`--" in row[-3]]
-    assert len(tables) > 20
     used = set()
     for row in tables:
         named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", row[-2]))
@@ -253,4 +243,4 @@ def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
             recipe = Path(files[name]).read_text(encoding="utf-8")
             assert any(re.search(rf"\b{option}: ", recipe) for option in names), f"{row[0]}: {name} has none of {names}"
         used |= named
-    assert used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx", "llm_jepa_table3"}
+    assert len(tables) > 20 and used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx"}

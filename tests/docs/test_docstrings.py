@@ -55,12 +55,9 @@ def raised(node: ast.AST) -> Iterator[str]:
             for part in (*child.handlers, *child.orelse, *child.finalbody):
                 yield from raised(part)
         elif not isinstance(child, ast.FunctionDef | ast.Lambda):
-            if (
-                isinstance(child, ast.Raise)
-                and isinstance(child.exc, ast.Call)
-                and isinstance(child.exc.func, ast.Name)
-            ):
-                yield child.exc.func.id
+            error = child.exc if isinstance(child, ast.Raise) else None
+            if isinstance(error, ast.Call) and isinstance(error.func, ast.Name):
+                yield error.func.id
             yield from raised(child)
 
 
@@ -75,11 +72,12 @@ def test_arrays_have_shapes():
 
 
 def test_errors_are_named():
-    functions = [one for one in definitions() if isinstance(one[2], ast.FunctionDef) and one[1] not in OVERRIDES]
     bad = [
         f"{file}: {name}: {error}"
-        for file, name, node, doc in functions
-        if not file.startswith("cli/")  # `main` prints those
+        for file, name, node, doc in definitions()
+        if isinstance(node, ast.FunctionDef)
+        and name not in OVERRIDES
+        and not file.startswith("cli/")  # `main` prints those
         for error in ERRORS & set(raised(node))
         if error not in doc
     ]

@@ -46,21 +46,16 @@ def trained(folder):
     return folder / "run"
 
 
-def settings(run):
-    return json.loads((run / "run.json").read_text())["settings"]
-
-
 def test_the_class_is_forty_lines_and_the_pages_commands_run(trained, capsys):
     assert len([line for line in CODE.splitlines() if line.strip()]) <= 40
     for line in COMMANDS.splitlines()[:-1]:
         assert main(shlex.split(line)[1:]) == 0
         said = capsys.readouterr().out
         assert "--from_end INT" in said if "--help" in line else f"{NAME}, K = 2, packed" in said
-    assert settings(trained)["objective_options"] == {"from_end": 2}
+    record, metrics = (json.loads((trained / f"{name}.json").read_text()) for name in ("run", "metrics"))
+    assert record["settings"]["objective_options"] == {"from_end": 2} and metrics["metrics"]["jepa_loss"] > 0
     resolved = yaml.safe_load((trained / "resolved.yaml").read_text())
     assert (resolved["objective"], resolved["jepa_loss"]) == (NAME, "conclusion.py:log_cosh")
-    last = json.loads((trained / "metrics.json").read_text())["metrics"]
-    assert last["jepa_loss"] > 0
 
 
 def test_from_python_as_on_the_page(trained, folder):
@@ -105,10 +100,11 @@ def test_resumed_with_the_same_options_and_code_only(trained, folder, capsys):
 
 
 @pytest.mark.long
-def test_tokenised_in_worker_processes(folder):
-    words = ["train", "--train_file", "train.jsonl", "--model_name", "tiny", "--objective", NAME, "--max_steps", "1"]
-    words += ["--disable_tqdm", "--save_strategy", "no", "--output_dir", "workers"]
-    assert main([*words, "--dataset_num_proc", "2"]) == 0
+def test_tokenised_in_worker_processes():
+    words = (
+        f"--train_file train.jsonl --model_name tiny --objective {NAME} --max_steps 1 --disable_tqdm --save_strategy no"
+    )
+    assert main(["train", *words.split(), "--output_dir", "workers", "--dataset_num_proc", "2"]) == 0
 
 
 def test_the_folder_of_a_run_imports_nothing(trained, folder, tmp_path, monkeypatch, capsys):
@@ -116,25 +112,18 @@ def test_the_folder_of_a_run_imports_nothing(trained, folder, tmp_path, monkeypa
     shutil.copytree(folder, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     Path("conclusion.py").unlink()
-    evaluate = ["evaluate", "run", "train.jsonl", "--metric", "exact", "--max_examples", "2", "--max_new_tokens", "4"]
-    assert main(evaluate) == 0
+    assert main("evaluate run train.jsonl --metric exact --max_examples 2 --max_new_tokens 4".split()) == 0
     assert main(["report", "run"]) == 0 and NAME in Path("run/report.html").read_text()
     assert main(["analyze", "train.jsonl", "--models", "run", "--step_jepa"]) == 0
     assert main(["export", "run/checkpoint-4", "exported"]) == 0
 
 
 STUDY = f"""
-output_dir: study
-seeds: [0]
-baseline: regular
 data: {{train_file: train.jsonl, select_file: select.jsonl, test_file: test.jsonl}}
-metrics: [exact]
 base: {{model_name: tiny, max_steps: 1, objective: "{NAME}", from_end: 1}}
-arms:
-  regular: {{objective: regular}}
-  own: {{tune: {{from_end: [1, 2]}}}}
-select: exact
-evaluate: {{max_examples: 1, max_new_tokens: 2}}
+arms: {{regular: {{objective: regular}}, own: {{tune: {{from_end: [1, 2]}}}}}}
+seeds: [0]
+metrics: [exact]
 """
 
 

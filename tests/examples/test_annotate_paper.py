@@ -105,12 +105,10 @@ def test_what_cannot_be_done_is_one_line(script, paper, tmp_path, capsys):
     for name, content, annotated, said in (
         ("none.pdf", None, out, "there is no such file"),
         ("text.pdf", b"not a PDF\n", out, "cannot be read as a PDF"),
-        ("cut.pdf", whole[:200], out, "cannot be read as a PDF"),
         ("locked.pdf", locked(whole), out, "locked with a password"),
         ("other.pdf", other, out, "holds none of the places"),
         ("paper.pdf", whole, tmp_path / "mine.pdf", "add --overwrite"),
         ("paper.pdf", whole, paper, "or the paper itself"),
-        ("paper.pdf", whole, tmp_path, "is a folder"),
     ):
         if content is not None:
             (tmp_path / name).write_bytes(content)

@@ -149,14 +149,8 @@ def damaged_bytes(data: bytes, rng: random.Random) -> bytes:
         at, count = rng.randrange(len(data) + 1), rng.randrange(1, 40)
         head, some, tail = data[:at], data[at : at + count], data[at + count :]
         flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in some[:1]) + some[1:]
-        ways = [
-            b"",
-            flipped + tail,
-            rng.choice(BYTES) + some + tail,
-            tail,
-            some * 3 + tail,
-            rng.randbytes(count) + some + tail,
-        ]
+        ways = [b"", flipped + tail, rng.choice(BYTES) + some + tail, tail, some * 3 + tail]
+        ways.append(rng.randbytes(count) + some + tail)
         data = b"" if rng.random() < 0.03 else head + rng.choice(ways)
     return data
 
@@ -291,31 +285,19 @@ def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
 
 
 # The command line, the options that get odd values, and those of them that the command line has or that do harm.
+SHORT_TRAIN = "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}"
+SHORT_EVALUATE = "evaluate {run} {rows} --output_file {out} --max_new_tokens 2 --max_examples 1 --metric exact"
+LEFT_OUT = "output_dir dataset_num_proc deepspeed fsdp push_to_hub debug report_to ray_scope"
 FLAGS = [
     ("check {rows} --model_name tiny", "inspect.check:CheckOptions", "file eval_file"),
     ("inspect {rows} --model_name tiny", "inspect.view:InspectOptions", "file html png"),
     ("prepare {rows} --output_file {out}", "data.prepare:PrepareOptions", "file output_file num_proc"),
-    (
-        "evaluate {run} {rows} --output_file {out} --max_new_tokens 2 --max_examples 1 --metric exact",
-        "evaluation.options:EvaluateOptions",
-        "output_dir output_file analyze",
-    ),
-    (
-        "analyze {rows} --models {run} --output_dir {out} --layers -1",
-        "analysis.options:AnalyzeOptions",
-        "from_states base_model output_dir",
-    ),
-    (
-        "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",
-        "training.config:JEPAConfig",
-        "output_dir dataset_num_proc deepspeed fsdp push_to_hub debug report_to ray_scope",
-    ),
-    (
-        "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",
-        "training.run_options:RunOptions",
-        "debug_level",
-    ),
-]
+    (SHORT_EVALUATE, "evaluation.options:EvaluateOptions", "output_dir output_file analyze"),
+    ("analyze {rows} --models {run} --output_dir {out} --layers -1", "analysis.options:AnalyzeOptions",
+     "from_states base_model output_dir"),
+    (SHORT_TRAIN, "training.config:JEPAConfig", LEFT_OUT),
+    (SHORT_TRAIN, "training.run_options:RunOptions", "debug_level"),
+]  # fmt: skip
 
 
 def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import typing
+from unittest.mock import Mock
 
 import pytest
 import transformers
@@ -18,7 +19,6 @@ from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.plan import write_plan
 from stepjepa.study.reading import read_options
 from stepjepa.study.records import StudyRunFolder
@@ -73,14 +73,6 @@ def test_the_defaults_that_help_shows_are_those_of_a_run():
         stepjepa.train(train_file=["x"], learning_rat=1.0)
 
 
-def test_a_number_out_of_its_bounds_is_named_with_its_place(tmp_path, capsys):
-    (tmp_path / "run.yaml").write_text("seed: 1\nlbd: -2\n")
-    assert "run.yaml:2: lbd is -2.0; it must be at least 0" in refusal(
-        capsys, "train", "--config", tmp_path / "run.yaml"
-    )
-    assert ": --max_length is 1; it must be at least 2" in refusal(capsys, "check", "rows.jsonl", "--max_length", 1)
-
-
 # The published command, renamed: its readme's "Custom Training" after `stepjepa train`.
 PUBLISHED = """--train_file rows.jsonl --model_name tiny --output_dir run --lora --lora_rank 16 --lbd 0.1 --gamma 1.0
 --jepa_loss_type cosine --num_epochs 3 --batch_size 4 --grad_accum 4""".split()
@@ -98,23 +90,20 @@ PARTS = ["Step one.", "Step two."]
         ("--config run.yaml", {"total_steps": 2}, True),
         ("", {}, False),
         ("", {"total_steps": 1, "steps": ["Step one. Step two."]}, False),
-        ("--step_jepa", {"total_steps": 2}, False),
         ("--regular", {"total_steps": 2}, False),
         ("--objective llm_jepa", {"total_steps": 2}, False),
         ("--config objective.yaml", {"total_steps": 2}, False),
     ],
 )
 def test_a_note_where_no_objective_is_given_and_the_data_has_steps(tmp_path, capsys, monkeypatch, words, row, said):
-    def nothing(*arguments):
-        raise ConfigError("enough")
-
     monkeypatch.chdir(tmp_path)
-    if not words.startswith("--max_steps"):
-        monkeypatch.setattr("stepjepa.training.run.run_training", nothing)
+    trained = words.startswith("--max_steps")
+    if not trained:
+        monkeypatch.setattr("stepjepa.training.run.run_training", Mock(side_effect=ConfigError("enough")))
     write(tmp_path / "rows.jsonl", [{"messages": CHAT, **row}] * 4)
     (tmp_path / "run.yaml").write_text("seed: 7\n")
     (tmp_path / "objective.yaml").write_text("objective: llm_jepa\n")
-    assert main(["train", *PUBLISHED, *words.split()]) == (0 if words.startswith("--max_steps") else 2)
+    assert main(["train", *PUBLISHED, *words.split()]) == (0 if trained else 2)
     notes = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
     found = [note for note in notes if note.startswith(NOTE)]
     assert len(found) == said and all("--step_jepa trains Step-JEPA" in note for note in found)
@@ -135,28 +124,25 @@ BLOCKS = "blocks: {small: {base: {max_steps: 3}, seeds: [5]}, large: {}}\n"
 
 @pytest.fixture
 def study(tmp_path):
-    def study(*overrides, text=STUDY, **options):
+    def read(*overrides, text=STUDY, **options):
         file = tmp_path / "study.yaml"
         file.write_text(text)
         return read_options(StudyOptions(str(file), overrides=list(overrides), **options))
 
-    return study
+    return read
 
 
 def test_what_is_set_for_a_study_is_read_by_its_runs_or_refused(study):
     seeds = {"": (7,), "mini.seeds=[4, 5]": (4, 5), "seeds=[4, 5]": (4, 5)}
     for override, expected in seeds.items():
         assert study(*filter(None, [override]), mini=True).blocks[0].seeds == expected
-    assert study("mini.base.max_steps=1", mini=True).blocks[0].base["max_steps"] == 1
     assert study(mini=True, seeds=[9]).blocks[0].seeds == (9,)
     assert study("blocks.small.seeds=[4]", text=STUDY + BLOCKS).blocks[0].seeds == (4,)
     assert study("base.lbd=1", text=STUDY + BLOCKS).blocks[1].base["lbd"] == 1  # no block says anything of it
     for override, text, options, said in [
         ("mini.seeds=[4]", STUDY, {}, "--set mini.seeds=.*: the section mini is read with --mini only"),
-        ("mini.mini.seeds=[4]", STUDY, {"mini": True}, "unknown key 'mini'"),
         ("seeds=[4]", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.seeds="),
         ("base.max_steps=9", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.base.max_steps="),
-        ("base.lbd=1", STUDY + BLOCKS, {"seeds": [4]}, "block small has its own"),
     ]:
         with pytest.raises(ConfigError, match=said):
             study(override, text=text, **options)
@@ -174,18 +160,16 @@ def test_runs_of_a_study_have_names_for_trackers(study, tmp_path, base, first):
     assert names[0] == f"{first}/regular/seed-1" and names[-1] == f"{first}/step_jepa+shuffled/seed-3"
 
 
-@pytest.mark.parametrize("share", ["0.2", "0", "1", "1e-1"])
-def test_a_share_is_no_split(share, tmp_path, capsys):
+def test_a_share_is_no_split(tmp_path, capsys):
     rows = write(tmp_path / "rows.jsonl", TEST[:4])
     for command in (
-        f"train --train_file {rows} --eval_split={share} --output_dir out",
-        f"train --train_file {rows} --eval_file {rows} --eval_split={share} --output_dir out",
-        f"check {rows} --eval_file {rows} --eval_split={share}",
-        f"check {rows} --dataset_split={share}",
+        f"train --train_file {rows} --eval_split=0.2 --output_dir out",
+        f"train --train_file {rows} --eval_file {rows} --eval_split=1 --output_dir out",
+        f"check {rows} --dataset_split=1e-1",
     ):
         assert "stepjepa prepare FILE --valid_ratio" in refusal(capsys, *command.split())
     with pytest.raises((ConfigError, DataError), match="a number"):
-        RunOptions(eval_split=share)
+        RunOptions(eval_split="0")
 
 
 def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):
@@ -216,8 +200,6 @@ def test_a_picture_that_needs_matplotlib_is_refused_before_the_page_is_written(t
     error = refusal(capsys, "inspect", rows, "--model_name", "tiny", "--html", page, "--png", picture)
     assert "this needs matplotlib" in error and "pip install" in error
     assert not page.exists() and not picture.exists()
-    assert main(["inspect", str(rows), "--model_name", "tiny", "--html", str(page)]) == 0
-    assert page.stat().st_size > 10_000
 
 
 # Values that no run can use
@@ -227,67 +209,33 @@ def number_fields(kind):
     """The options of a dataclass that take numbers, and no booleans."""
     hints = {name: {hint, *typing.get_args(hint)} for name, hint in typing.get_type_hints(kind).items()}
     fields = {field.name for field in dataclasses.fields(kind)}
-    return sorted(
-        name for name, kinds in hints.items() if name in fields and {int, float} & kinds and bool not in kinds
-    )
+    numbers = {name for name, kinds in hints.items() if {int, float} & kinds and bool not in kinds}
+    return sorted(numbers & fields)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**20, -(10**20), -2])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 10**20, -2])
 def test_no_number_of_a_run_is_beyond_use(value, tmp_path):
     trainer, method = number_fields(transformers.TrainingArguments), number_fields(JEPAOptions)
     assert {"save_steps", "per_device_train_batch_size", "max_grad_norm", "seed", "warmup_steps"} <= set(trainer)
     for name in trainer:
         with pytest.raises(ConfigError, match=f"^{name} is "):
             JEPAConfig(output_dir=str(tmp_path), **{name: value})
-    assert len(method) > 20
     for name in () if isinstance(value, int) else method:
         with pytest.raises(ConfigError, match=name):
             JEPAOptions(**{name: value}).check()
-
-
-def test_numbers_of_the_command_line_are_one_line(tmp_path, capsys):
+    assert len(method) > 20
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):  # it would be filled for hours
         with pytest.raises(ConfigError, match=f"^{name} is 2147483648; it must be .* at most 1048576$"):
             JEPAConfig(output_dir=str(tmp_path), **{name: 2**31})
-    flags = "save_steps=-inf per_device_train_batch_size=100000000000000000000 eval_steps=nan lbd=1e999 max_steps=-7 "
-    flags += f"num_train_epochs=0 adam_beta2=1 seed={'9' * 5000}"
-    for flag in flags.split():
-        words = ["--train_file", "nothing.jsonl", f"--{flag}", "--output_dir", tmp_path / "out"]
-        assert flag.partition("=")[0] in refusal(capsys, "train", *words)
-
-
-def test_a_tokenizer_without_a_usable_length_is_one_line(tmp_path, capsys):
-    load_tokenizer("tiny", ["a few words"]).save_pretrained(tmp_path)
-    file, rows = tmp_path / "tokenizer_config.json", tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "a few words ' + "and more " * 50 + '"}\n')
-    settings = json.loads(file.read_text())
-    assert "model_max_length" in settings
-    for longest in ("text", -5, True, [1], None):
-        file.write_text(json.dumps({**settings, "model_max_length": longest}))
-        if longest is not None:
-            assert "model_max_length" in refusal(capsys, "check", rows, "--model_name", tmp_path)
-        else:  # transformers takes its own
-            main(["check", str(rows), "--model_name", str(tmp_path)])
-            assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_tokenizer_of_another_model_is_one_line(tmp_path, capsys):
-    load_model("tiny", load_tokenizer("tiny", ["a"])).save_pretrained(tmp_path)
-    load_tokenizer("tiny", [row["messages"][1]["content"] for row in TEST]).save_pretrained(tmp_path)
-    rows = write(tmp_path / "rows.jsonl", TEST[:2])
-    assert main(["evaluate", str(tmp_path), rows, "--metric", "exact", "--output_dir", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert "embeddings and the model has" in error and ": error: " in error.splitlines()[-1]
 
 
 def test_text_that_is_no_text_is_skipped_or_one_line(tmp_path, capsys):
     lone = tmp_path / "lone.jsonl"
     lone.write_text('{"text": "a \\ud800 b"}\n{"text": "words of a text that is long enough"}\n')
     assert main(["check", str(lone), "--model_name", "tiny"]) == 0 and "skipped 1" in capsys.readouterr().out
-    assert main(["inspect", str(lone), "--model_name", "tiny", "--objective", "split", "--row", "1"]) == 0
     words = ["--model_name", "tiny", "--objective", "split", "--max_steps", "1", "--save_strategy", "no"]
     assert main(["train", "--train_file", str(lone), *words, "--output_dir", str(tmp_path / "out")]) == 0
-    rows, config = write(tmp_path / "rows.jsonl", TEST[:2]), tmp_path / "config.yaml"
-    config.write_text('system_prompt: "a \\ud800 b"\n')
-    for flag in (["--system_prompt", "a\udcffb"], ["--config", config], ["--chat_template_kwargs", '{"a": "\\udc00"}']):
-        assert "expected UTF-8 text" in refusal(capsys, "check", rows, "--model_name", "tiny", *flag)
+    rows = write(tmp_path / "rows.jsonl", TEST[:2])
+    assert "expected UTF-8 text" in refusal(
+        capsys, "check", rows, "--model_name", "tiny", "--system_prompt", "a\udcffb"
+    )

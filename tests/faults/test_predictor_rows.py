@@ -24,18 +24,10 @@ IDS = torch.tensor([[7, 8, 9, 10]])
 
 
 def trainer_for(folder, tokenizer, name="llama", peft=None, model=None, **options):
-    options = {
-        "objective": "step_jepa",
-        "predictors": 2,
-        "max_steps": 4,
-        "save_strategy": "steps",
-        "save_steps": 2,
-        **options,
-    }
+    saves = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    options = {"objective": "step_jepa", "predictors": 2, **saves, **options}
     model = model or tiny_model(name, "eager" if name == "gemma2" else "sdpa", vocab_size=len(tokenizer))
-    return training.trainer_for(
-        folder, tokenizer, step_rows(12), peft=peft, model=model, lr_scheduler_type="constant", **options
-    )
+    return training.trainer_for(folder, tokenizer, step_rows(12), peft=peft, model=model, **options)
 
 
 def plain_model(folder, vocabulary):
@@ -60,7 +52,7 @@ def test_a_checkpoint_has_the_vocabulary_as_it_came(tmp_path, tokenizer, options
     assert final.keys() == last.keys() and all(torch.equal(final[name], last[name]) for name in last)
 
 
-def test_a_lora_checkpoint_is_the_adapter_and_a_few_rows(tmp_path, tokenizer):
+def test_a_lora_checkpoint_is_the_adapter_and_a_few_rows_and_is_exported_as_it_was_trained(tmp_path, tokenizer):
     base = tiny_model("llama", vocab_size=len(tokenizer))
     base.save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
@@ -71,9 +63,16 @@ def test_a_lora_checkpoint_is_the_adapter_and_a_few_rows(tmp_path, tokenizer):
     assert adapter and all(".lora_A." in name or ".lora_B." in name for name in adapter)
     rows = load_file(folder / "predictors.safetensors")
     assert {name: value.numel() for name, value in rows.items()} == {"predictors.weight": 2 * 32}
-    plain = PeftModel.from_pretrained(plain_model(tmp_path / "base", len(tokenizer)), folder).eval()
-    torch.testing.assert_close(plain(IDS).logits, trainer.model.eval()(IDS).logits)
+    trained = trainer.model.eval()(IDS).logits
+    assert main(["export", str(folder), str(tmp_path / "exported")]) == 0
+    for adapter_folder in (folder, tmp_path / "exported"):
+        plain = PeftModel.from_pretrained(plain_model(tmp_path / "base", len(tokenizer)), adapter_folder).eval()
+        torch.testing.assert_close(plain(IDS).logits, trained)
     assert (plain(IDS).logits - base(IDS).logits).abs().max() > 1e-2
+    words = ["export", str(folder), str(tmp_path / "merged"), "--merge_lora", "true"]
+    assert main([*words, "--base_model", str(tmp_path / "base")]) == 0
+    torch.testing.assert_close(plain_model(tmp_path / "merged", len(tokenizer))(IDS).logits, trained)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab() == tokenizer.get_vocab()
 
 
 def grown(model, rows):
@@ -160,17 +159,8 @@ def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind
     """Its states are the checkpoint's, after the predictors and the head."""
     monkeypatch.setattr("stepjepa.analysis.plots.save_figure", lambda figure, path: None)
     data, models = str(runs / "data.jsonl"), [str(runs / kind), str(runs / kind / "checkpoint-3")]
-    words = [
-        "analyze",
-        data,
-        "--models",
-        *models,
-        "--output_dir",
-        str(tmp_path / "states"),
-        "--step_jepa",
-        "--layers",
-        "-1",
-    ]
+    words = ["analyze", data, "--models", *models, "--output_dir", str(tmp_path / "states")]
+    words += ["--step_jepa", "--layers", "-1"]
 
     def states(*more):
         assert main([*words, *more]) == 0

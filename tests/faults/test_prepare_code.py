@@ -22,10 +22,9 @@ from support.checks import check_format
 from support.rows import lines
 
 MODULES = (
-    "argparse ast asyncio.tasks bisect calendar cmd codecs collections configparser contextlib copy csv dataclasses decimal "
-    "difflib dis email.message enum filecmp fnmatch fractions functools glob gzip heapq html.parser http.client inspect "
-    "ipaddress json.decoder json.encoder linecache locale logging mailbox numbers pathlib pickle pprint random re sched "
-    "shlex shutil statistics string tempfile textwrap tokenize traceback types typing urllib.parse uuid zipfile"
+    "argparse ast bisect calendar codecs collections configparser contextlib copy csv dataclasses decimal difflib dis enum "
+    "fnmatch fractions functools glob gzip heapq html.parser inspect ipaddress json.decoder linecache logging mailbox "
+    "pathlib pickle pprint random re shlex shutil statistics string tempfile textwrap tokenize traceback types typing uuid"
 ).split()
 PROSE = "The function takes a list of numbers.\n\nIt returns the largest one of them."
 STYLES = ("auto", "separator", "lines", "numbered", "sentence")
@@ -78,14 +77,10 @@ def test_code_among_prose_stays_as_it_is():
         body = "\n".join("    " + line if line else line for line in source.split("\n"))
         if "```" in source or "~~~" in source:
             continue
-        for text in (f"{PROSE}\n\n{source}", f"{source}\n\n{PROSE}", f"{PROSE}\n\n{source}\n\nDone, it works."):
+        for text in (f"{PROSE}\n\n{source}", f"{PROSE}\n\n{source}\n\nDone, it works."):
             assert prepared(text) == text
         for fenced in (f"```python\n{source}\n```", f"~~~\n{source}\n~~~", f"    ```\n{body}\n    ```"):
-            for text in (
-                f"{PROSE}\n\n{fenced}\n\nDone, it works.",
-                fenced,
-                f"1. Write it:\n\n{fenced}\n\n2. Run it now.",
-            ):
+            for text in (f"{PROSE}\n\n{fenced}\n\nDone.", fenced, f"1. Write it:\n\n{fenced}\n\n2. Run it now."):
                 for style in ("auto", "separator", "lines", "numbered"):
                     assert fenced in prepared(text, step_splitter=style)
 
@@ -108,16 +103,18 @@ def test_a_list_of_steps_with_code_stays_as_it_is():
         "fn main() {\n    let x = 1;\n}",
         "package main\n\nfunc main() {\n\tprintln(1)\n}",
         "<ul>\n  <li>a</li>\n\n  <li>b</li>\n</ul>",
-        "    return x\n\n    # the rest of a body",
         "all: a b\n\n\tcc -o a a.c\n\n\tcc -o b b.c",
-        'for f in *; do\n\n  echo "$f"\n\ndone',
         ">>> f(1)\n2\n\n>>> f(2)\n    3",
-        "a = 1\n\nb = 2\n\nprint(a  +  b)",
+        # About thinking, with its marks.
+        "import re\n\ndef strip(t):\n    return re.sub(r'<think>.*?</think>', '', t)\n\nprint(strip('a'))",
+        "def f(t):\n    head, _, tail = t.partition('x</think>')\n\n    return tail",
+        "# what follows </think> is the answer\ndef f(t):\n    return t",
     ],
 )
-def test_code_of_other_languages(text):
+def test_code_of_other_languages_and_about_thinking(text):
     for style in STYLES:
-        assert prepared(text, step_splitter=style) == text
+        assert prepared(text, step_splitter=style) == prepared(text, step_splitter=style, keep_thinking=True) == text
+    assert answer_of(text) == text
 
 
 def test_a_comment_at_the_end_of_code_is_no_final_answer():
@@ -133,40 +130,16 @@ def test_a_comment_at_the_end_of_code_is_no_final_answer():
     assert recognise([{"question": "q", "answer": code}] * 3, PrepareOptions(), "rows").name == "columns"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import re\n\ndef strip(t):\n    return re.sub(r'<think>.*?</think>', '', t)\n\nprint(strip('a'))",
-        "import re\n\nP = re.compile(r'(<think>)(.*)')\n\ndef f(t):\n    return P.sub('', t)",
-        "def f(t):\n    head, _, tail = t.partition('x</think>')\n\n    return tail",
-        "# what follows </think> is the answer\ndef f(t):\n    return t",
-    ],
-)
-def test_code_about_thinking_stays_as_it_is(code):
-    for style in STYLES:
-        assert prepared(code, step_splitter=style) == code
-        assert prepared(code, step_splitter=style, keep_thinking=True) == code
-    assert answer_of(code) == code
-
-
 def test_prose_is_no_code():
-    for text in (
-        PROSE,
-        "For each box:\n  take one of them.\n\nThen add.",
-        "x = 3\ny = 4",
-        "1. Add 3 and 4;\n2. halve it.",
-        "If x > 3, then y = 2.\nelse y = 1",
-        "Yes\nNo",
-        "Import the class of the day: from all of them.",
-    ):
+    loop = "For each box:\n  take one of them.\n\nThen add."
+    for text in (PROSE, loop, "x = 3\ny = 4", "If x > 3, then y = 2.\nelse y = 1", "Yes\nNo"):
         assert not holds_code(text)
 
 
 def test_white_space_inside_a_step_stays():
     text = "1. Take one of the apples.\n\n   - It   is red.\n\n   - It is\tsweet.\n\n2. Add another one to it."
-    assert prepared(text, step_splitter="numbered") == (
-        "1. Take one of the apples.\n   - It   is red.\n   - It is\tsweet.\n\n2. Add another one to it."
-    )
+    joined = text.replace("\n\n   -", "\n   -")
+    assert prepared(text, step_splitter="numbered") == joined
 
 
 def test_what_check_counts_of_prepared_code(tmp_path):

@@ -22,42 +22,24 @@ from support.trl_templates import IN_PARTS, template, templates, tokenizer_with
 THINKING = "<think>\nTwo and two.\n</think>\n\n"
 
 
-def user(text):
-    return {"role": "user", "content": text}
+def chat(*texts, system=None, **more):
+    """Turns of these texts, of the user and of the assistant; `more` are other keys of the assistant's."""
+    turns = [{"role": "user", "content": text} for text in texts]
+    turns[1::2] = [{"role": "assistant", "content": text, **more} for text in texts[1::2]]
+    return turns if system is None else [{"role": "system", "content": system}, *turns]
 
 
-def assistant(text, **more):
-    return {"role": "assistant", "content": text, **more}
-
-
-QUESTION = user("What is 2 + 2?")
+QUESTION = "What is 2 + 2?"
 CHATS = {
-    "one turn": [QUESTION, assistant("It is 4.")],
-    "system": [{"role": "system", "content": "Be brief."}, QUESTION, assistant("It is 4.")],
-    "two turns": [QUESTION, assistant("It is 4."), user("And 3 + 3?"), assistant("It is 6.")],
-    "three turns": [
-        QUESTION,
-        assistant("It is 4."),
-        user("And 3 + 3?"),
-        assistant("It is 6."),
-        user("1?"),
-        assistant("1."),
-    ],
-    "thinking": [QUESTION, assistant(f"{THINKING}It is 4.")],
-    "thinking in two turns": [
-        QUESTION,
-        assistant(f"{THINKING}It is 4."),
-        user("And?"),
-        assistant(f"{THINKING}It is 6."),
-    ],
-    "thinking apart": [QUESTION, assistant("It is 4.", reasoning_content="Two and two.")],
-    "thinking apart in two turns": [
-        QUESTION,
-        assistant("It is 4.", reasoning_content="Two and two."),
-        user("And?"),
-        assistant("It is 6.", reasoning_content="Three and three."),
-    ],
-    "blank lines": [QUESTION, assistant("\n\nIt is 4.\n\n")],
+    "one turn": chat(QUESTION, "It is 4."),
+    "system": chat(QUESTION, "It is 4.", system="Be brief."),
+    "two turns": chat(QUESTION, "It is 4.", "And 3 + 3?", "It is 6."),
+    "three turns": chat(QUESTION, "It is 4.", "And 3 + 3?", "It is 6.", "1?", "1."),
+    "thinking": chat(QUESTION, f"{THINKING}It is 4."),
+    "thinking in two turns": chat(QUESTION, f"{THINKING}It is 4.", "And?", f"{THINKING}It is 6."),
+    "thinking apart": chat(QUESTION, "It is 4.", reasoning_content="Two and two."),
+    "thinking apart in two turns": chat(QUESTION, "It is 4.", "And?", "It is 6.", reasoning_content="Two and two."),
+    "blank lines": chat(QUESTION, "\n\nIt is 4.\n\n"),
 }
 SWITCHES = ({}, {"enable_thinking": True}, {"enable_thinking": False})
 
@@ -70,10 +52,8 @@ def assert_asked_as_trained(tokenizer, messages, **kwargs):
     if isinstance(rendered, RowError):
         assert rendered.reason == "template_refused", rendered
         return 0
-    store, report = encode_dataset(
-        [{"messages": messages}], tokenizer, renderer, settings_of("regular", max_length=4096)
-    )
-    (example,) = store
+    settings = settings_of("regular", max_length=4096)
+    (example,), report = encode_dataset([{"messages": messages}], tokenizer, renderer, settings)
     answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     spans = [span for span in rendered.spans if span.role == "assistant"]
     for index, span, opening, begin in zip(answers, spans, rendered.openings, rendered.begins, strict=True):
@@ -155,7 +135,7 @@ def test_the_record_of_a_run_says_what_its_prompts_ended_in():
     assert DataReport.from_dict(record).prompts == report.prompts
     assert trained_ending([record["prompts"]]) == "<think>\n"
     assert trained_ending([{"endings": {"": 3, "<think>\n": 2}}, {"endings": {"<think>\n": 2}}]) == "<think>\n"
-    assert trained_ending([{}]) is None and trained_ending([]) is None
+    assert trained_ending([{}]) is None
 
 
 def test_prompts_are_what_was_trained_unless_something_else_is_asked_for():
@@ -164,7 +144,7 @@ def test_prompts_are_what_was_trained_unless_something_else_is_asked_for():
 
     def prompt(prompt_from, trained):
         made = Prompter(tokenizer, None, False, None, prompt_from, trained)
-        return made.text([QUESTION]), bool(made.note)
+        return made.text(chat(QUESTION)), bool(made.note)
 
     opened = f"{header}<think>\n"
     assert prompt(None, None) == (opened, True)  # a model from elsewhere, and one note
@@ -190,11 +170,7 @@ def test_a_response_is_what_comes_after_the_text_that_the_template_writes(name):
 
 
 def test_what_a_template_leaves_out_of_an_answer_is_counted():
-    rows = [
-        {"messages": CHATS["one turn"]},
-        {"messages": CHATS["thinking"]},
-        {"messages": CHATS["thinking in two turns"]},
-    ]
+    rows = [{"messages": CHATS[name]} for name in ("one turn", "thinking", "thinking in two turns")]
     lost = len("".join(THINKING.split()))
     _, _, report = report_of("deepseek_r1_distill", rows)
     counts = report.prompts
@@ -203,47 +179,37 @@ def test_what_a_template_leaves_out_of_an_answer_is_counted():
     assert f"part of the answer in 2 rows, {3 * lost} characters in all (first: list row 1: '<think>" in line
     _, _, report = report_of("qwen3", rows)  # in earlier turns
     assert (report.prompts.left_out, report.prompts.characters_left_out) == (1, lost)
-    _, _, report = report_of("lfm2_2_5", rows)
-    (line,) = [line for line in report.lines() if "leaves out" in line]
-    assert line.endswith("""the model is not trained on it: --chat_template_kwargs '{"preserve_thinking": true}'""")
     _, _, report = report_of("qwen3_training", rows)
     assert not report.prompts.left_out and not report.prompts.warnings()
 
 
 def test_check_counts_the_steps_that_the_model_gets():
     answer = "<think>\nOne.\n\nTwo.\n</think>\n\nThree.\n\nFour.\n\nFive."
-    rows = [{"messages": [QUESTION, assistant(answer)]} for _ in range(12)]
-    tokenizer = tokenizer_with(template("deepseek_r1_distill"))
+    rows = [{"messages": chat(QUESTION, answer)} for _ in range(12)]
     method = JEPAOptions(objective="step_jepa", step_splitter="separator", step_pairs="all")
     reader = TextReader(RowSource(rows), method)
-    tokens = read_tokens(reader, tokenizer, method, "any")
+    tokens = read_tokens(reader, tokenizer_with(template("deepseek_r1_distill")), method, "any")
     assert reader.texts.step_counts == {3: 12} and reader.texts.pairs_all == tokens.data.pairs == 24
     assert {"prompt_opened", "prompt_left_out"} <= set(warned(tokens))
     assert check_format(rows).step_counts == {4: 12}  # without a tokenizer there is no template
 
 
 def test_an_answer_that_is_not_located_says_what_is_missing():
-    shown = "<{{ m['role'] }}>{{ m['content'] }}</>"
-    keeps = "{% if keep_thinking or '</think>' not in m['content'] %}" + shown + "{% endif %}"
-    text = "{% for m in messages %}" + keeps + "{% endfor %}"
+    keeps = "{% if keep_thinking or '</think>' not in m['content'] %}<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}"
     with pytest.raises(RowError) as caught:
-        ChatRenderer(tokenizer_with(text)).render(CHATS["thinking"])
-    assert str(caught.value) == (
-        "message 2 (assistant) cannot be located in what the chat template writes; '<think>' is missing; "
-        """--chat_template_kwargs '{"keep_thinking": true}' keeps it"""
-    )
+        ChatRenderer(tokenizer_with("{% for m in messages %}" + keeps + "{% endfor %}")).render(CHATS["thinking"])
+    assert "message 2 (assistant) cannot be located in what the chat template writes" in str(caught.value)
+    assert str(caught.value).endswith("""--chat_template_kwargs '{"keep_thinking": true}' keeps it""")
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_thinking_in_a_key_of_its_own_reaches_the_template(key):
-    messages = check_messages([QUESTION, {**assistant("It is 4."), key: "Two and two."}])
+    messages = check_messages(chat(QUESTION, "It is 4.", **{key: "Two and two."}))
+    own = "{% for m in messages %}<|{{ m.role }}|>{{ m.thinking }}#{{ m.content }}{% endfor %}"
     for name, shown in (
         ("qwen3", "<think>\nTwo and two.\n</think>\n\nIt is 4."),
         ("glm4moe", "<think>Two and two.</think>\nIt is 4."),
-        (
-            "{% for m in messages %}<|{{ m.role }}|>{{ m.thinking }}#{{ m.content }}{% endfor %}",
-            "Two and two.#It is 4.",
-        ),
+        (own, "Two and two.#It is 4."),
     ):
         tokenizer, store, report = report_of(name, [{"messages": messages}])
         (labels,) = store[0].labels

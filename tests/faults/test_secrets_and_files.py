@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 
 import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.config.option import options_of
-from stepjepa.errors import ConfigError, DataError
-from stepjepa.generation.output import Output, Paths
+from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
@@ -23,20 +20,17 @@ from support.training import trainer_for
 TOKEN = "hf_verysecretindeed"
 
 
-@pytest.mark.parametrize("objective", ["split", "semantic_tube", "step_jepa"])
-def test_the_start_of_a_run_says_the_options_of_its_objective_alone(objective):
-    config = JEPAConfig("out", objective=objective, hub_token=TOKEN, readout="mean")
-    said = loss_line(config)
-    assert TOKEN not in said and "hub_token" not in said and "out" not in said.replace("readout", "")
-    assert ("mean over a view" in said) == (objective != "semantic_tube")
-
-
-def test_the_start_of_a_run_says_how_lambda_changes():
-    config = JEPAConfig("out", lbd_warmup_ratio=0.1, lbd_schedule="cosine", jepa_until=0.5, jepa_ratio=0.25)
-    said = loss_line(config)
+def test_the_start_of_a_run_says_the_options_of_its_objective_and_how_lambda_changes():
+    for objective, words in (
+        ("split", "mean over a view"),
+        ("semantic_tube", "span"),
+        ("step_jepa", "mean over a view"),
+    ):
+        said = loss_line(JEPAConfig("out", objective=objective, hub_token=TOKEN, readout="mean"))
+        assert words in said and TOKEN not in said and "hub_token" not in said
+    said = loss_line(JEPAConfig("out", lbd_warmup_ratio=0.1, lbd_schedule="cosine", jepa_until=0.5, jepa_ratio=0.25))
     for words in ("warmed up over 10%", "schedule cosine", "lambda 0 after 50%", "pairs in 25% of the examples"):
-        assert words in said
-    assert "lambda" not in loss_line(JEPAConfig("out")) and "25%" not in loss_line(JEPAConfig("out"))
+        assert words in said and words not in loss_line(JEPAConfig("out"))
 
 
 @pytest.mark.parametrize("options", [{"objective": "regular"}, {"objective": "llm_jepa", "lbd": 0.0}])
@@ -60,18 +54,14 @@ def test_the_token_of_the_hub_is_in_no_file(tmp_path, bpe_tokenizer):
 
     # A copy keeps the secret and a pickle does not.
     config = JEPAConfig(output_dir=str(tmp_path), hub_token=TOKEN, last_token=-2)
-    assert copy.deepcopy(config).hub_token == copy.copy(config).hub_token == TOKEN
-    assert TOKEN.encode() not in pickle.dumps(config)
+    assert copy.deepcopy(config).hub_token == TOKEN and TOKEN.encode() not in pickle.dumps(config)
     again = pickle.loads(pickle.dumps(config))
     assert (again.hub_token, again.last_token, again.output_dir) == (None, -2, str(tmp_path))
-    secret = {name for name, one in options_of(JEPAConfig).items() if one.secret}
-    assert "hub_token" in secret and "last_token" not in secret
 
 
 def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
-    assert (
-        main(["train", "--train_file", "rows.jsonl", "--hub_token", TOKEN, "again", "--output_dir", str(tmp_path)]) == 2
-    )
+    words = ["--train_file", "rows.jsonl", "--hub_token", TOKEN, "again", "--output_dir", str(tmp_path)]
+    assert main(["train", *words]) == 2
     said = capsys.readouterr()
     assert TOKEN not in said.err + said.out and "'--hub_token'" in said.err
     tree = parse_tree(f"hub_token: {TOKEN}", "study.yaml")
@@ -91,12 +81,3 @@ def test_prepared_files_follow_no_link(name, tmp_path):
     assert main(["prepare", str(rows), "--output_file", str(tmp_path / "out" / "out.jsonl")]) == 0
     assert victim.read_text() == "precious"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["out.jsonl", "out.report.json"]
-
-
-@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a system whose links cannot be refused")
-def test_answers_in_the_making_follow_no_link(tmp_path):
-    (tmp_path / "answers.partial").symlink_to(tmp_path / "victim")
-    output = Output(Paths((), tmp_path / "record.json", tmp_path / "answers.partial"), {})
-    with pytest.raises(DataError, match="answers.partial"), output.opened(print):
-        pass
-    assert not (tmp_path / "victim").exists()

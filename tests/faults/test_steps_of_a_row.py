@@ -7,15 +7,22 @@ import json
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from stepjepa.analysis.pairs import read_pairs
 from stepjepa.cli.main import main
+from stepjepa.data.encode import encode_dataset, read_chat
+from stepjepa.data.prepare import PrepareOptions, prepare
 from stepjepa.data.sources import RowSource
-from stepjepa.training.datasets import encode, settings_for
+from stepjepa.data.template import ChatRenderer
+from stepjepa.report.reading import data_lines
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.datasets import ExampleReader, Sources, encode, settings_for
 from stepjepa.training.options import JEPAOptions
+from support.checks import check_format
 from support.encoding import views_of
 from support.rows import lines, write
+from support.tokenizers import with_template
 
 THOUGHTS = "<think>\nI wonder what {n} and one more come to.\n\nOne takes {n} and counts on from there.\n</think>\n\n"
 STYLES = [
@@ -85,12 +92,6 @@ PREPARED = [
 
 @pytest.mark.parametrize("keep_thinking", [True, False])
 def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_path, bpe_tokenizer, keep_thinking):
-    from stepjepa.analysis.pairs import read_pairs
-    from stepjepa.data.encode import encode_dataset, read_chat
-    from stepjepa.data.prepare import PrepareOptions, prepare
-    from stepjepa.data.template import ChatRenderer
-    from support.checks import check_format
-
     renderer, method = ChatRenderer(bpe_tokenizer), method_of(predictors=2)
     for number, (form, options) in enumerate(PREPARED):
         case, file = f"{form} {options}", tmp_path / f"{number}.jsonl"
@@ -100,9 +101,8 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         if form == "columns":
             options |= {"question_column": "problem", "response_column": "solution"}
         raw = raw_rows(form)
-        report = prepare(
-            PrepareOptions(format={"list": "columns"}.get(form, form), output_file=str(file), **options), raw
-        )
+        named = {"list": "columns"}.get(form, form)
+        report = prepare(PrepareOptions(format=named, output_file=str(file), **options), raw)
         rows, source = lines(file), RowSource(str(file))
         total = [len(row["steps"]) for row in rows]
         assert len(rows) == len(STYLES) == report.rows_kept and [row["total_steps"] for row in rows] == total, case
@@ -126,8 +126,6 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
 
 
 def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path, capsys, monkeypatch):
-    from stepjepa.report.reading import data_lines
-
     monkeypatch.chdir(tmp_path)
     file, folder = tmp_path / "it's train.jsonl", tmp_path / "run"
     raw = write(tmp_path / "raw.jsonl", raw_rows("teacher"))
@@ -157,9 +155,6 @@ def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path,
     raw = write(tmp_path / "raw.jsonl", raw_rows("gsm8k") * 5)
     said = run(capsys, "prepare", raw, "--output_file", "a.jsonl", "--valid_ratio", "0.3")
     assert "--train_file a.jsonl --eval_file a.valid.jsonl --model_name mini --step_jepa --output_dir runs/a" in said
-    short = write(tmp_path / "short.jsonl", [{"question": "What?", "answer": "So.\n#### 5"}])
-    said = run(capsys, "prepare", short, "--output_file", "b.jsonl", "--min_steps", "1")
-    assert "--model_name mini --output_dir runs/b" in said  # no pair of steps to train on
 
 
 def chat(text: str, **more) -> dict:
@@ -177,10 +172,6 @@ TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
     [
         ([chat(NUMBERED, total_steps=3)] * 3, "separator"),
         ([chat(NUMBERED)] * 60 + [chat(PARAGRAPHS)], "separator"),  # serves 61, numbered 60
-        ([chat(NUMBERED)] * 3, "separator"),  # a tie
-        ([chat(ITEMS)] * 3 + [chat(PARAGRAPHS)], "numbered"),
-        ([chat("Take four.\nHalve it.\n#### 2")] * 3 + [chat(PARAGRAPHS)], "lines"),
-        ([chat(ITEMS), chat(PARAGRAPHS), chat("Take four.\nHalve it.")], "auto"),  # none serves two thirds
         ([chat(ITEMS, steps=["1. Take four.", "2. Halve it."])] * 9 + [chat(PARAGRAPHS)], "separator"),
     ],
 )
@@ -198,9 +189,8 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     record = checked(capsys, file)
     warnings = {name: (warning["count"], warning["text"]) for name, warning in record["warnings"].items()}
     assert record["step_counts"] == {"2": 2, "3": 10} and record["steps"]["own"] == 2
-    assert {name: warnings[name][0] for name in warnings if "own_" in name} == {
-        "own_steps_not_found": 1, "own_no_steps": 1,
-    }  # fmt: skip
+    counts = {name: count for name, (count, _) in warnings.items() if "own_" in name}
+    assert counts == {"own_steps_not_found": 1, "own_no_steps": 1}
     assert record["steps"]["other_totals"] == 4
     assert "line 2: step 2 of 2 does not stand in the answer after step 1: 'Double it.'" in str(warnings)
     assert "line 7: 3 found, total_steps is 5" in record["steps"]["first_other_total"]
@@ -209,21 +199,17 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     assert "steps: the rows' own in 2, found by --step_splitter separator in 10" in said
     assert "own steps not taken in 1 row: the steps in the row do not stand in its answer (first: " in said
     assert f"not as many steps as total_steps says in 4 rows (first: {file} line 7: 3 found, total_steps is 5)" in said
-    said, _ = train(capsys, file, tmp_path / "stream", "--streaming")
-    assert "not as many steps as total_steps says in " in said
     said = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", "1")
     assert "steps: found by --step_splitter separator" in said and "line 2: step 2 of 2 does not stand" in said
     # Who names a splitter, or requires the column, gets that.
     record = checked(capsys, file, "--step_splitter", "lines")
     assert record["step_counts"] == {"2": 1, "3": 11} and record["steps"]["own"] == 0
     assert checked(capsys, file, "--step_splitter", "list")["rows_usable"] == 3
-    file = write(tmp_path / "other.jsonl", [{**good, "parts": ["Well:", "take", "four. Halve it. Done."]}])
-    assert checked(capsys, file, "--steps_column", "parts")["step_counts"] == {"3": 1}
 
 
-def encoded(tokenizer, source, **options):
+def encoded(tokenizer, source):
     """Examples and report of a data set under ``auto``."""
-    return encode(source, tokenizer, method_of(**options))
+    return encode(source, tokenizer, method_of())
 
 
 def targets(tokenizer, example) -> list[str]:
@@ -231,8 +217,6 @@ def targets(tokenizer, example) -> list[str]:
 
 
 def test_several_turns_thoughts_and_introductions(bpe_tokenizer):
-    from support.tokenizers import with_template
-
     system, user = {"role": "system", "content": "S\n\nT"}, {"role": "user", "content": "Why?"}
     first, last = ({"role": "assistant", "content": text} for text in ("A.\n\nB.", " Well.\n\nC. D.\n\nE "))
     rows = [
@@ -253,9 +237,6 @@ def test_several_turns_thoughts_and_introductions(bpe_tokenizer):
 
 
 def test_files_streams_and_caches_give_the_same_steps(tmp_path, bpe_tokenizer):
-    from stepjepa.training.config import JEPAConfig
-    from stepjepa.training.datasets import ExampleReader, Sources
-
     own = [chat(NUMBERED, steps=TWO_OF_THREE)] * 3
     files = [write(tmp_path / "own.jsonl", own), write(tmp_path / "items.jsonl", [chat(ITEMS)] * 3)]
     want = [example.pairs for file in files for example in encoded(bpe_tokenizer, file)[0]]
@@ -280,20 +261,8 @@ def test_files_streams_and_caches_give_the_same_steps(tmp_path, bpe_tokenizer):
     assert made.reports["eval"].steps.splitter == "numbered"
 
 
-@pytest.mark.slow
-def test_worker_processes_give_the_same_steps(bpe_tokenizer):
-    rows = [chat(NUMBERED, steps=TWO_OF_THREE, total_steps=5), chat(ITEMS)] * 3
-    one, two = (encoded(bpe_tokenizer, rows, dataset_num_proc=processes) for processes in (1, 2))
-    assert one[1] == two[1]
-    for name, array in one[0].arrays.items():
-        assert np.array_equal(array, two[0].arrays[name])
-
-
 def test_other_steps_are_other_data(bpe_tokenizer):
-    steps = [
-        ["1. Take four.", "It is even.", "2. Halve it."],
-        TWO_OF_THREE,
-        ["1. Take four.\n\nIt is even.", "2. Halve it."],
-    ]
+    head, *middle, last = "1. Take four.", "It is even.", "2. Halve it."
+    steps = [[head, *middle, last], TWO_OF_THREE, [f"{head}\n\n{middle[0]}", last]]
     prints = {encoded(bpe_tokenizer, [chat(NUMBERED, steps=own)])[1].fingerprint for own in steps}
     assert len(prints) == 3  # three steps, two, and another two

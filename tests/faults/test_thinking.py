@@ -26,10 +26,7 @@ MARKS = {
     "kimi": ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     "command-a": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
     "gemma4": ("<|channel>thought\n", "\n<channel|>"),
-    "gpt-oss": (
-        "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-    ),
+    "gpt-oss": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
     "gpt-oss, decoded": ("<|channel|>analysis<|message|>", "assistant<|channel|>final<|message|>"),
     "muse": (" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>"),
 }
@@ -38,7 +35,7 @@ ANSWER = "So it is (A), \\boxed{5}."
 
 
 @pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
-def test_what_follows_the_last_closing_mark_is_the_answer(marks):
+def test_what_follows_the_last_closing_mark_is_the_answer_and_an_open_block_has_none(marks):
     opening, closing = marks
     bare = ANSWER if "START_RESPONSE" not in closing else f"<|START_RESPONSE|>{ANSWER}"
     for text in (
@@ -51,11 +48,7 @@ def test_what_follows_the_last_closing_mark_is_the_answer(marks):
         assert answer_of(text).strip() == bare
         assert final_answer(text) == ground_truth(text) == "5"
         assert response_parts(text, False) == [bare]
-
-
-@pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
-def test_thinking_that_does_not_end_has_no_answer(marks):
-    opening, closing = marks
+    # Thinking that does not end has no answer.
     assert answer_of(f"{opening}\nfor x in y:\n    print(x)") == ""  # [THINK] is a list in Python
     for text in (opening + THOUGHTS, opening + "Hm." + closing + "#### 7\n" + opening + THOUGHTS):
         assert answer_of(text) == "" and final_answer(text) is None and ground_truth(text) is None
@@ -81,11 +74,7 @@ def test_metrics_compare_without_thinking(name):
 
 
 def test_marks_that_a_text_is_about_are_none():
-    for text in (
-        "Models write `<think>` before an answer and `</think>` after.",
-        "Use this:\n```\n<think>\n```",
-        "I think <b>so</b>.",
-    ):
+    for text in ("Models write `<think>` before an answer and `</think>` after.", "Use this:\n```\n<think>\n```"):
         assert answer_of(text) == text
 
 
@@ -138,18 +127,17 @@ def test_an_answer_that_a_template_asks_for(name):
     assert opened_in(tokenizer, prompt) == opened
     assert answer_of(response(written + ANSWER)) == ANSWER
     thoughts = "<|channel|>analysis<|message|>" if name == "gptoss" else "" if opened else "<think>"
-    if name != "qwen2_5":
-        assert final_answer(response(thoughts + THOUGHTS)) is None
+    assert name == "qwen2_5" or final_answer(response(thoughts + THOUGHTS)) is None
 
 
 def test_every_template_of_trl_that_writes_thinking():
     answer = {"role": "assistant", "content": "It is 5.\n\nSo 5."}
     answer |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), "Is it 7?\n\nNo.")
     thinking = 0
+    names = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": True}
+    messages = [{"role": "user", "content": "How many?"}, answer]
     for name in [name for name in templates() if not name.startswith(IN_PARTS)]:
-        compiled = _compile_jinja_template(template(name))
-        names = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": True}
-        text = compiled.render(messages=[{"role": "user", "content": "How many?"}, answer], **names)
+        text = _compile_jinja_template(template(name)).render(messages=messages, **names)
         if "Is it 7?" in text:
             thinking += 1
             assert answer_of(text[text.index("Is it 7?") :]).lstrip().startswith("It is 5."), name

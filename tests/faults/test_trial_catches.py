@@ -5,22 +5,30 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import distributed
 from torch.nn.attention.flex_attention import create_mask
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError
+from stepjepa.evaluation.nll import answer_losses
 from stepjepa.forest import visibility
 from stepjepa.modeling import masks, trial
+from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
-from stepjepa.modeling.parts import tolerance
+from stepjepa.modeling.parts import output_head, tolerance
+from stepjepa.modeling.trial import exactness
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
-from support.families import examples_with, family_model
+from support.families import EXAMPLES, VOCABULARY, examples_with, family_config, family_model, own_losses
 from support.models import tiny_model
 
 PAIRS = {"objective": "step_jepa", "predictors": 2}
@@ -129,13 +137,7 @@ def test_flex_attention_serves_adapters_and_is_dropped_by_the_next_trainer(on_cu
 
 @pytest.mark.parametrize(
     ("device", "asked", "used"),
-    [
-        ("cuda", None, masks.FLEX),
-        ("cuda", "sdpa", "sdpa"),
-        ("cuda", "flex_attention", masks.FLEX),
-        ("cpu", None, masks.SEGMENTS),
-        ("cpu", "sdpa", "sdpa"),
-    ],
+    [("cuda", None, masks.FLEX), ("cuda", "sdpa", "sdpa"), ("cpu", None, masks.SEGMENTS), ("cpu", "sdpa", "sdpa")],
 )
 def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
     model = load_model("tiny", load_tokenizer("tiny", ["a"]), attn_implementation=asked)
@@ -160,8 +162,14 @@ def test_rounded_products_may_be_further_off(precision, limit):
         torch.backends.cuda.matmul.fp32_precision = "none"
 
 
-def test_what_is_compiled_has_dense_rows(on_cuda):
-    assert on_cuda(tiny_model("llama"), torch_compile=True) == ("packed", "sdpa")
+@pytest.mark.parametrize(("changes", "options"), [({}, {"torch_compile": True}), ({"attention_dropout": 0.1}, {})])
+def test_what_is_compiled_or_has_attention_dropout_has_dense_rows(changes, options, on_cuda):
+    assert on_cuda(tiny_model("llama", **changes), **options) == ("packed", "sdpa")
+
+
+def blind(batch):
+    """The batch with branches that see nothing of the trunk."""
+    return replace(batch, attach=batch.attach * 0 - 1)
 
 
 def blind_block(rows, window):
@@ -177,27 +185,14 @@ def wrong_at_another_shape(module, query, *rest, **kwargs):
     return flex_with_gradient(module, query * (1.0 if query.shape[-2] == 128 else 1.1), *rest, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("name", "broken"),
-    [
-        ("block_mask", blind_block),
-        ("flex_attention_forward", wrong_gradient),
-        ("flex_attention_forward", wrong_at_another_shape),
-    ],
-)
+BROKEN = [("flex_attention_forward", wrong_gradient), ("flex_attention_forward", wrong_at_another_shape)]
+
+
+@pytest.mark.parametrize(("name", "broken"), [("block_mask", blind_block), *BROKEN])
 def test_flex_attention_that_is_not_exact_leaves_sdpa(name, broken, on_cuda, monkeypatch):
     monkeypatch.setattr(masks, name, broken)
     assert on_cuda(tiny_model("llama")) == ("packed", "sdpa")
     assert on_cuda(tiny_model("llama", "flex_attention"))[0] == "two_pass"
-
-
-def test_flex_attention_is_no_choice_for_attention_dropout(on_cuda):
-    assert on_cuda(tiny_model("llama", attention_dropout=0.1)) == ("packed", "sdpa")
-
-
-def blind(batch):
-    """The batch with branches that see nothing of the trunk."""
-    return replace(batch, attach=batch.attach * 0 - 1)
 
 
 @pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
@@ -260,14 +255,126 @@ def test_processes_that_wait_for_their_weights_have_no_say(monkeypatch):
     assert (forward, model.config._attn_implementation) == ("packed", masks.SEGMENTS)
 
 
-def test_the_states_that_training_reads_are_those_of_separate_passes():
-    """A fallback is what it says: views in rows of their own."""
-    states = []
-    for forward in ("packed", "two_pass"):
-        options = JEPAOptions(**PAIRS, forward=forward)
-        model, setup = set_up_model(family_model("moss_transcribe_diarize"), options, 0, "cpu")
-        collator = make_collator(setup, options, 0, model.config.get_text_config()._attn_implementation, "cpu")
-        with torch.no_grad():
-            output = model(batch=collator(examples_with(2)))
-        states.append(torch.cat([output.source_states, output.target_states]))
-    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
+# The LM loss is that of the model's own logits, whatever its head, windows and entry points; all families: tests/parity
+
+
+STEPS = {"objective": "step_jepa", "step_pairs": "all"}
+
+
+NO_TOKENS = SimpleNamespace(
+    get_added_vocab=dict, get_vocab=dict, eos_token_id=None, bos_token_id=None, pad_token_id=None, chat_template=None,
+    apply_chat_template=Mock(side_effect=ValueError), get_chat_template=Mock(side_effect=ValueError),
+)  # fmt: skip
+
+
+def ready(model, count=0, examples=None):
+    """The model as training has it, the setup and a batch of the examples."""
+    options = JEPAOptions(predictors=count, **STEPS)
+    model, setup = set_up_model(model, options, 0, "cpu")
+    collator = make_collator(setup, options, 0, model.config.get_text_config()._attn_implementation, "cpu")
+    return model, setup, collator(examples or examples_with(count))
+
+
+# Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
+@pytest.mark.parametrize("family", ["modernbert-decoder", "electra", "rembert", "xlstm"])
+def test_the_loss_is_that_of_the_models_own_head_in_training_and_evaluation(family):
+    model = family_model(family)
+    expected = own_losses(model)
+    assert [total for total, *_ in answer_losses(model, EXAMPLES)] == pytest.approx(expected, rel=1e-5)
+    model, _, batch = ready(model)
+    with torch.no_grad():
+        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
+
+
+def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
+    model = family_model("modernbert-decoder")
+    head = output_head(model, VOCABULARY)
+    assert head.own == "model"
+    states = torch.randn(7, 32, requires_grad=True)
+    labels = torch.arange(10, 17)
+    dense = [parameter for name, parameter in model.named_parameters() if not name.startswith("model.")]
+    plain = F.cross_entropy(model.decoder(model.lm_head(states)), labels, reduction="sum")
+    expected = torch.autograd.grad(plain, [states, *dense])
+    for rows in (100, 3):
+        monkeypatch.setattr("stepjepa.modeling.parts.chunk_rows", lambda vocabulary, rows=rows: rows)
+        loss = head.loss_sum(model, states, labels)
+        assert float(loss) == pytest.approx(float(plain), rel=1e-6)
+        for one, other in zip(torch.autograd.grad(loss, [states, *dense]), expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    assert float(head.loss_sum(model, states[:0], labels[:0])) == 0
+
+
+def test_the_start_up_trial_of_a_saved_model_has_its_own_logits(tmp_path):
+    family_model("modernbert-decoder").save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), NO_TOKENS)
+    attach_forest_forward(model, VOCABULARY)
+    verdict = exactness(model, VOCABULARY, "eager")
+    assert verdict.fault == "" and verdict.off < 1e-5
+    expected = own_losses(model)
+    model, _, batch = ready(model)
+    with torch.no_grad():
+        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
+@pytest.mark.parametrize("window", [4, 20])
+def test_a_window_in_the_configuration_that_the_class_ignores_is_ignored(family, window, caplog):
+    model = family_model(family)
+    model.config.sliding_window = window
+    ids = np.random.default_rng(60).integers(3, 90, 60).astype(np.int32)
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(ids)[None].long()).logits[0]
+    expected = F.cross_entropy(logits[19:-1], torch.from_numpy(ids[20:]).long(), reduction="sum")
+    with caplog.at_level(logging.WARNING, "stepjepa"):
+        model, setup, batch = ready(model, examples=[Example(ids, ((20, 60),))])
+    assert setup.forward == "packed" and model.config.sliding_window == window
+    assert [record.getMessage().count("sliding_window") for record in caplog.records] == [1]
+    with torch.no_grad():
+        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
+@pytest.mark.parametrize("objective", ["step_jepa", "regular"])
+def test_a_model_that_sees_the_last_token_from_before_is_refused(forward, objective, tmp_path):
+    """An encoder would be trained on labels that it sees."""
+    encoder = type(family_model("bert"))(family_config("bert", is_decoder=False))
+    encoder.save_pretrained(tmp_path)
+    options = JEPAOptions(objective=objective, predictors=0, forward=forward)
+    for model in (encoder, load_model(str(tmp_path), NO_TOKENS)):
+        with pytest.raises(ConfigError, match="sees the tokens that follow") as refused:
+            set_up_model(model, options, 0, "cpu")
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_positions_that_the_model_counts_otherwise_are_refused():
+    with pytest.raises(ConfigError, match="do not give its own logits"):
+        ready(family_model("roberta"))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mllama", "moss_transcribe_diarize"])
+def test_every_trained_parameter_of_a_multimodal_class_gets_a_gradient(family):
+    """DDP waits for the gradient of each trainable parameter; text gives a vision tower none."""
+    model, _, batch = ready(family_model(family).train(), 2)
+    output = model(batch=batch)
+    (output.lm_loss_sum + output.source_states.sum() + output.target_states.sum()).backward()
+    parameters = dict(model.named_parameters())
+    trained = {name for name, one in parameters.items() if one.requires_grad}
+    assert trained == {name for name, one in parameters.items() if one.grad is not None}
+    assert not any("vision" in name or "audio_tower" in name for name in trained)
+    assert sum("language_model" in name or ".layers." in name for name in trained) > 10
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi4_multimodal"])
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "qkv_proj"]])
+def test_adapters_are_trained_where_text_goes(family, targets):
+    adapter = lora_config(2, targets=targets)
+    model, _ = set_up_model(family_model(family), JEPAOptions(predictors=0, **STEPS), 0, "cpu", adapter)
+    adapted = [name for name, one in model.named_parameters() if "lora_A" in name and one.requires_grad]
+    assert adapted and not any("vision" in name or "image" in name or "audio" in name for name in adapted)
+    if targets == "all-linear":
+        assert len([name for name, _ in model.named_parameters() if "lora_A" in name]) == len(adapted)
+
+
+def test_a_mixture_of_experts_is_not_frozen():
+    model, _, _ = ready(tiny_model("mixtral"))
+    assert all(parameter.requires_grad for parameter in model.parameters())

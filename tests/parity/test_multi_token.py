@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from stepjepa.data.types import Example
-from stepjepa.losses import lm
 from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
-from support.objectives import SEED, Run, assert_same_direction_and_size, gradient, in_one_row, losses, name_of, prepare
+from support.objectives import SEED, Run, assert_same_direction_and_size, gradient, layouts, losses, name_of, prepare
 from support.rows import step_rows
 
 
@@ -20,18 +19,16 @@ def ready(tokenizer, rows=None, **options) -> Run:
 
 def followed(example: Example, first: int) -> list[int]:
     """The labelled tokens from `first` on."""
-    return next(
-        [int(one) for one in example.trunk[first:stop]] for start, stop in example.labels if start <= first < stop
-    )
+    (stop,) = [stop for start, stop in example.labels if start <= first < stop]
+    return example.trunk[first:stop].tolist()
 
 
 def in_a_loop(run: Run, horizon: int, question: bool, shuffled: bool) -> tuple[torch.Tensor, int]:
     """The sum of the loss, and the number of states."""
     model, total, count = run.model, torch.zeros(()), 0
     output = model.get_output_embeddings().weight
-    starts = [
-        [t for start, stop in e.labels for t in (range(start, stop) if not question else [start])] for e in run.examples
-    ]
+    places = (lambda start, stop: [start]) if question else range
+    starts = [[first for span in example.labels for first in places(*span)] for example in run.examples]
     for number, (example, own) in enumerate(zip(run.examples, starts, strict=True)):
         ids = torch.tensor(example.trunk, dtype=torch.long)
         states = getattr(model, model.base_model_prefix)(ids[None]).last_hidden_state[0]
@@ -67,15 +64,7 @@ def test_every_layout_equals_a_plain_loop(tokenizer, options, monkeypatch):
     shuffled, question = options.get("control") == "shuffled", "token_positions" in options
     expected, count = in_a_loop(run, options.get("token_horizon", 4), question, shuffled)
     wanted = gradient(run, expected)
-    batches = {
-        "several rows": run.collator(max_row_length=150)(run.examples),
-        "segments": in_one_row(run.collator())(run.examples),
-        "two_pass": run.collator("two_pass")(run.examples),
-        "in chunks": run.collator()(run.examples),
-    }
-    for name, batch in batches.items():
-        if name == "in chunks":
-            monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * run.setup.vocabulary,))
+    for name, batch in layouts(run, monkeypatch):
         parts, found, _ = losses(run, batch)
         assert batch.pairs == count and parts.jepa.item() == pytest.approx(expected.item(), rel=1e-4), name
         assert_same_direction_and_size(found, wanted)
@@ -86,10 +75,8 @@ def test_a_random_target_is_one_token_for_all(tokenizer):
     batch = run.collator()(run.examples)
     logits = run.model.get_output_embeddings()(run.model.jepa.objective[0](run.model(batch=batch).source_states))
     token = torch.randint(run.setup.vocabulary, (), generator=torch.Generator().manual_seed(SEED))
-    last = (
-        torch.tensor([place for e in run.examples for start, stop in e.labels for place in range(stop - start, 0, -1)])
-        == 1
-    )
+    left = [place for e in run.examples for start, stop in e.labels for place in range(stop - start, 0, -1)]
+    last = torch.tensor(left) == 1
     expected = -logits.log_softmax(-1)[~last, token].sum()
     assert losses(run, batch)[0].jepa.item() == pytest.approx(expected.item(), rel=1e-5)
 

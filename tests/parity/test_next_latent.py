@@ -23,7 +23,7 @@ from support.objectives import (
     Run,
     assert_same_direction_and_size,
     gradient,
-    in_one_row,
+    layouts,
     losses,
     name_of,
     prepare,
@@ -85,16 +85,9 @@ def test_every_layout_equals_a_plain_loop(tokenizer, options, monkeypatch):
     distance = F.mse_loss if "jepa_loss" in options else F.smooth_l1_loss
     *expected, rollouts = in_a_loop(run, options.get("latent_horizon", 1), everywhere, distance)
     wanted = [gradient(run, value) for value in expected]
-    batches = {
-        "several rows": run.collator(max_row_length=150)(run.examples),
-        "segments": in_one_row(run.collator())(run.examples),
-        "two_pass": run.collator("two_pass")(run.examples),
-        "in chunks": run.collator()(run.examples[::-1]),
-    }
-    assert len(batches["several rows"].rows.input_ids) > 2 and batches["two_pass"].views is None
-    for name, batch in batches.items():
-        if name == "in chunks":
-            monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * run.setup.vocabulary,))
+    for name, batch in layouts(run, monkeypatch, order=-1):
+        assert name != "several rows" or len(batch.rows.input_ids) > 2
+        assert name != "two_pass" or batch.views is None
         parts = run.model(batch=batch, step=0).parts
         assert tuple(parts) == PARTS and parts["jepa_loss"].count == parts["latent_kl"].count == rollouts
         for part, value, want in zip(PARTS[1:], expected, wanted, strict=True):

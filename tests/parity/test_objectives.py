@@ -106,11 +106,8 @@ def by_hand(tokenizer, case: Options, row, predictors: list[int]) -> tuple[list[
         return source, len(source) - 1, ids[cut:], 0, len(ids) - cut - 1
     answer_start = text.index(answer)
     if case["objective"] == "llm_jepa":
-        source_end, target_start, target_end = (
-            text.index(question) + len(question),
-            answer_start,
-            answer_start + len(answer),
-        )
+        source_end, target_start = text.index(question) + len(question), answer_start
+        target_end = answer_start + len(answer)
     else:
         steps = [f"{step}\n\n" for step in answer.split("\n\n")]
         edges = [answer_start + sum(map(len, steps[:number])) for number in range(len(steps) + 1)]
@@ -118,16 +115,10 @@ def by_hand(tokenizer, case: Options, row, predictors: list[int]) -> tuple[list[
         source_end, target_start = edges[1], edges[horizon]
         target_end = min(edges[horizon + 1], answer_start + len(answer))
     source = [token for token, at in zip(ids, last, strict=True) if at < source_end]
-    target = [
-        (n, token) for n, (token, at) in enumerate(zip(ids, last, strict=True)) if target_start <= at < target_end
-    ]
-    return (
-        source + predictors,
-        len(source + predictors) - 1,
-        [token for _, token in target],
-        target[0][0] + len(predictors),
-        len(target) - 1,
-    )
+    source += predictors
+    inside = [n for n, at in enumerate(last) if target_start <= at < target_end]
+    first = inside[0] + len(predictors)
+    return source, len(source) - 1, [ids[n] for n in inside], first, len(inside) - 1
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])

@@ -10,15 +10,7 @@ import torch.nn.functional as F
 
 from stepjepa.data.types import Example
 from stepjepa.modeling.extras import with_predictors
-from support.objectives import (
-    TARGETS,
-    Run,
-    assert_same_direction_and_size,
-    chats,
-    losses,
-    name_of,
-    prepare,
-)
+from support.objectives import TARGETS, Run, assert_same_direction_and_size, chats, losses, name_of, prepare
 from support.rows import step_rows
 
 # Many pairs of one example

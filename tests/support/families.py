@@ -22,76 +22,45 @@ from support.models import Views, paired
 VOCABULARY, WINDOW = 100, 6
 _WIDTH, _HEADS, _LAYERS = 32, 4, 2
 
-# Field names -> values. Only the fields that a configuration class has are given.
-_SMALL: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "n_vocab", "vocab_size_per_layer_input"), VOCABULARY),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim_model", "emb_dim", "embedding_size", "n_embed"), _WIDTH),
-    **dict.fromkeys(
-        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"), _LAYERS
-    ),
-    **dict.fromkeys(
-        ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "num_decoder_attention_heads"), _HEADS
-    ),
-    **dict.fromkeys(
-        ("encoder_layers", "encoder_attention_heads", "num_encoder_layers", "num_encoder_attention_heads"), 2
-    ),
-    **dict.fromkeys(
-        ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "dff", "dim_ff"), 48
-    ),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), 2),
-    **dict.fromkeys(
-        ("head_dim", "kv_channels", "attention_head_size", "v_head_dim", "qk_nope_head_dim", "attention_head_dim"), 8
-    ),
-    **dict.fromkeys(("qk_rope_head_dim", "index_head_dim", "global_head_dim", "linear_head_dim", "swa_head_dim"), 8),
-    **dict.fromkeys(
-        ("linear_key_head_dim", "linear_value_head_dim", "mamba_head_dim", "hidden_size_per_layer_input"), 8
-    ),
-    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "router_hidden_size", "mamba_d_ssm"), 16),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "linear_num_heads", "linear_num_key_heads", "n_groups"), 2),
-    **dict.fromkeys(("linear_num_value_heads", "kv_n_heads", "swa_num_attention_heads", "swa_num_key_value_heads"), 2),
-    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "original_max_position_embeddings", "d_rel"), 8),
-    **dict.fromkeys(
-        ("ffn_hidden_size", "shared_intermediate_size", "dense_intermediate_size", "feed_forward_size"), 24
-    ),
+# Field names -> value. Only the fields that a configuration class has are given.
+_VALUES: dict[str, Any] = {
+    "vocab_size n_vocab vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size n_embd d_model dim_model emb_dim embedding_size n_embed hidden_size_global": _WIDTH,
+    "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers": _LAYERS,
+    "num_attention_heads n_head n_heads decoder_attention_heads num_decoder_attention_heads num_heads": _HEADS,
+    "encoder_layers encoder_attention_heads num_encoder_layers num_encoder_attention_heads": 2,
+    "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim n_inner dff dim_ff": 48,
+    "num_key_value_heads num_kv_heads n_kv_heads": 2,
+    "head_dim kv_channels attention_head_size v_head_dim qk_nope_head_dim attention_head_dim": 8,
+    "qk_rope_head_dim index_head_dim global_head_dim linear_head_dim swa_head_dim": 8,
+    "linear_key_head_dim linear_value_head_dim mamba_head_dim hidden_size_per_layer_input": 8,
+    "mamba_d_state state_size ssm_state_size router_hidden_size mamba_d_ssm": 16,
+    "mamba_n_heads mamba_num_heads linear_num_heads linear_num_key_heads n_groups index_n_heads": 2,
+    "linear_num_value_heads kv_n_heads swa_num_attention_heads swa_num_key_value_heads": 2,
+    "mamba_chunk_size chunk_size original_max_position_embeddings d_rel": 8,
+    "ffn_hidden_size shared_intermediate_size dense_intermediate_size feed_forward_size": 24,
+    "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size": 24,
     "moe_shared_expert_intermediate_size": 24,
-    "rotary_dim": 4,
-    "depth": 1,
-    "hidden_size_global": _WIDTH,
-    "num_heads": 4,
-    "index_n_heads": 2,
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank"), 16),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 256),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token", "moe_top_k"), 2),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 24),
-    **dict.fromkeys(("sliding_window", "attention_window_size", "window_size", "sliding_window_size"), WINDOW),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups"), 1),
-    **dict.fromkeys(("n_shared_experts", "num_shared_experts"), 1),
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "is_decoder": True,
-    "tie_word_embeddings": False,
+    "kv_lora_rank q_lora_rank o_lora_rank": 16,
+    "max_position_embeddings n_positions n_ctx": 256,
+    "num_experts num_local_experts n_routed_experts moe_num_experts rotary_dim": 4,
+    "num_experts_per_tok moe_k moe_topk num_experts_per_token moe_top_k": 2,
+    "sliding_window attention_window_size window_size sliding_window_size": WINDOW,
+    "n_group topk_group num_expert_groups n_shared_experts num_shared_experts depth": 1,
 }
+_SMALL: dict[str, Any] = {name: value for names, value in _VALUES.items() for name in names.split()} | {
+    "initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "is_decoder": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 # Multipliers and caps on the logits whose usual value, 1 or none, would hide that they are forgotten.
 _TELLING: dict[str, Any] = {
-    "logit_scale": 0.4,
-    "logits_scaling": 3.0,
-    "lm_head_multiplier": 0.4,
-    "final_logit_softcapping": 2.0,
-    "logits_soft_cap": 2.0,
-    "output_logit_soft_cap": 2.0,
-    "logits_mup_width_multiplier": 3.0,
-}
+    "logit_scale": 0.4, "logits_scaling": 3.0, "lm_head_multiplier": 0.4, "final_logit_softcapping": 2.0,
+    "logits_soft_cap": 2.0, "output_logit_soft_cap": 2.0, "logits_mup_width_multiplier": 3.0,
+}  # fmt: skip
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 _INDEXED = {
-    "indexer_n_heads": 2,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 8,
-    "indexer_budget": 16,
-    "indexer_compress_ratio": 4,
-}
+    "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16, "indexer_compress_ratio": 4,
+}  # fmt: skip
 _NGRAMS = {**_LINEAR, **_INDEXED, "ngram_vocab_size_base": 100, "hc_lowrank": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
@@ -119,18 +88,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": _NGRAMS,
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {
-        "axial_pos_embds": False,
-        "attn_layers": ["local", "lsh"],
-        "num_buckets": 2,
-        "local_attn_chunk_length": 8,
-        "lsh_attn_chunk_length": 8,
+        "axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 2,
+        "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8,
     },
     "roc_bert": {
-        "enable_pronunciation": False,
-        "enable_shape": False,
-        "concat_input": False,
-        "pronunciation_vocab_size": 9,
-        "shape_vocab_size": 9,
+        "enable_pronunciation": False, "enable_shape": False, "concat_input": False,
+        "pronunciation_vocab_size": 9, "shape_vocab_size": 9,
     },
     "xlnet": {"d_inner": 48},
     "xlstm": {"num_heads": 2, "qk_dim_factor": 1.0},
@@ -138,15 +101,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba": {"layers_block_type": ["mamba", "hybrid"]},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
-}
+}  # fmt: skip
 # Configuration classes that no small values serve, and what else is missing.
 NOT_BUILT = {
     "dots3_note": "its text model is `dots3_note_text`",
     "gemma3n": "needs timm; its text model is `gemma3n_text`",
     "gemma4_assistant": "drafts for another model",
     "gemma4_unified_assistant": "drafts for another model",
-    "musicgen": "its configuration is that of an encoder and a decoder",
-    "musicgen_melody": "its configuration is that of an encoder and a decoder",
+    **dict.fromkeys(("musicgen", "musicgen_melody"), "its configuration is that of an encoder and a decoder"),
 }
 
 
@@ -185,12 +147,10 @@ def family_config(family: str, **changes: Any) -> Any:
 def family_model(family: str, attention: str | None = None, seed: int = 0) -> Any:
     """A model of a family with random weights, float32, in evaluation mode. Small weights would hide what is wrong behind
     flat logits, so matrices are drawn wide."""
-    config = family_config(family)
+    given = {"dtype": torch.float32} | ({} if attention is None else {"attn_implementation": attention})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, **({} if attention is None else {"attn_implementation": attention})
-        )
+        model = AutoModelForCausalLM.from_config(family_config(family), **given)
     return model.eval()
 
 

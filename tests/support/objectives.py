@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from stepjepa.data.types import LM, Example, ForestOutput
 from stepjepa.forest.collate import ForestCollator
+from stepjepa.losses import lm
 from stepjepa.modeling.extras import TargetEncoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
@@ -181,6 +183,15 @@ class InOneRow(ForestCollator):
 
 def in_one_row(collator: ForestCollator) -> ForestCollator:
     return InOneRow(**vars(collator))
+
+
+def layouts(run: Run, monkeypatch: Any, order: int = 1) -> Iterator[tuple[str, Any]]:
+    """The examples in every layout, by name, the last one in an order of its own with logits in chunks of seven rows."""
+    yield "several rows", run.collator(max_row_length=150)(run.examples)
+    yield "segments", in_one_row(run.collator())(run.examples)
+    yield "two_pass", run.collator("two_pass")(run.examples)
+    monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * run.setup.vocabulary,))
+    yield "in chunks", run.collator()(run.examples[::order])
 
 
 class Parts(NamedTuple):

@@ -70,15 +70,9 @@ def write_evaluation(run: Path, verdicts: str, name: str = "test", **texts: Any)
     right, n = verdicts.count("r"), len(verdicts.replace("u", ""))
     found = {"kind": "accuracy", "value": right / n, "low": 0.1, "high": 0.9, "correct": right, "n": n}
     nll = {
-        "kind": "likelihood",
-        "value": 1.25,
-        "perplexity": 3.49,
-        "tokens": 40,
-        "n": n,
-        "row_mean": 1.5,
-        "low": 1.0,
-        "high": 2.0,
-    }
+        "kind": "likelihood", "value": 1.25, "perplexity": 3.49, "tokens": 40, "n": n,
+        "row_mean": 1.5, "low": 1.0, "high": 2.0,
+    }  # fmt: skip
     generation = {"did_not_stop": {"count": 1, "n": n}, "seconds": 4.5, "tokens_per_second": 90.0}
     result = {"metrics": {"gsm8k": found, "answer_nll": nll}, "generation": generation}
     rest = {"rows": {"skipped": {"no_user_message": 2}}, "identity": {}, "scoring": {}}
@@ -123,10 +117,8 @@ def write_study(folder: Path, ended: bool = True, answers: bool = False) -> Path
     """A study of two arms, of which one run has failed; with `answers` as its scoring keeps them since version 0.3."""
     arms = {"regular": {"objective": "regular"}, "step_jepa": {"objective": "step_jepa", "lbd": 0.1}}
     code = {"stepjepa": "0.1.0", "source": "abcd", "torch": "2.6.0"}
-    identity = {
-        "code": code,
-        "blocks": {"": {"arms": {name: {"model_name": "tiny", **arm} for name, arm in arms.items()}}},
-    }
+    named = {name: {"model_name": "tiny", **arm} for name, arm in arms.items()}
+    identity = {"code": code, "blocks": {"": {"arms": named}}}
     write(folder / "state.json", {"identity": identity, "choices": {}, "scored": []})
     for arm in arms:
         for seed in (1, 2):

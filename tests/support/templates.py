@@ -5,6 +5,7 @@ system text in the user's turn, a header that nobody asked for, text in the last
 blocks, so line breaks that must be written are given as strings.
 """
 
+import re
 from typing import NamedTuple
 
 
@@ -45,42 +46,31 @@ LLAMA3_UNDATED = r"""
 """.strip()
 
 # Llama 4: the same turns under other names.
-LLAMA4 = (
-    LLAMA3_UNDATED.replace("start_header_id", "header_start")
-    .replace("end_header_id", "header_end")
-    .replace("eot_id", "eot")
+_NAMES = {"start_header_id": "header_start", "end_header_id": "header_end", "eot_id": "eot"}
+LLAMA4 = re.sub("|".join(_NAMES), lambda name: _NAMES[name[0]], LLAMA3_UNDATED)
+
+# The turns of a template that refuses those that do not alternate; `name` and `lead` are of Gemma's.
+_ALTERNATING = r"""
+{%- if m['role'] != ['user', 'assistant'][loop.index0 % 2] -%}
+{{ raise_exception('Turns must alternate, beginning with the user') }}
+{%- endif -%}
+{%- set name = 'model' if m['role'] == 'assistant' else m['role'] -%}
+{%- set lead = messages[0]['content'] ~ '\n\n' if has_system and loop.first and m['role'] == 'user' else '' -%}
+""".strip()
+_GEMMA_TURN = "{{- '<start_of_turn>' ~ name ~ '\\n' ~ lead ~ m['content'] | trim ~ '<end_of_turn>\\n' -}}{%- endfor -%}"
+_GEMMA_TURNS = (
+    "{%- for m in (messages[1:] if has_system else messages) -%}"
+    f"{_ALTERNATING}{_GEMMA_TURN}"
+    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
 )
 
 # Gemma 1 and 2: refuses a system message and turns that do not alternate, so no answer can be rendered alone.
-GEMMA = r"""
-{%- if messages and messages[0]['role'] == 'system' -%}
-{{ raise_exception('System role not supported') }}
-{%- endif -%}
-{{- bos_token -}}
-{%- for m in messages -%}
-{%- if m['role'] != ['user', 'assistant'][loop.index0 % 2] -%}
-{{ raise_exception('Turns must alternate, beginning with the user') }}
-{%- endif -%}
-{%- set name = 'model' if m['role'] == 'assistant' else m['role'] -%}
-{{- '<start_of_turn>' ~ name ~ '\n' ~ m['content'] | trim ~ '<end_of_turn>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
-""".strip()
-
+GEMMA = (
+    "{%- if messages and messages[0]['role'] == 'system' -%}{{ raise_exception('System role not supported') }}{%- endif -%}"
+    "{{- bos_token -}}{%- set has_system = false -%}" + _GEMMA_TURNS
+)
 # Gemma 3: the template itself puts the system text in front of the first user's content.
-GEMMA3_LIKE = r"""
-{{- bos_token -}}
-{%- set has_system = messages and messages[0]['role'] == 'system' -%}
-{%- for m in (messages[1:] if has_system else messages) -%}
-{%- if m['role'] != ['user', 'assistant'][loop.index0 % 2] -%}
-{{ raise_exception('Turns must alternate, beginning with the user') }}
-{%- endif -%}
-{%- set name = 'model' if m['role'] == 'assistant' else m['role'] -%}
-{%- set lead = messages[0]['content'] ~ '\n\n' if has_system and loop.first else '' -%}
-{{- '<start_of_turn>' ~ name ~ '\n' ~ lead ~ m['content'] | trim ~ '<end_of_turn>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}
-""".strip()
+GEMMA3_LIKE = "{{- bos_token -}}{%- set has_system = messages and messages[0]['role'] == 'system' -%}" + _GEMMA_TURNS
 
 CHATML = r"""
 {%- for m in messages -%}
@@ -147,25 +137,12 @@ def _inst(before: str, after: str, answer: str) -> str:
 
     `before` and `after` stand at the two ends of a question, `answer` in front of an answer.
     """
+    question = f"{{{{- '[INST]{before}' ~ lead ~ m['content'] ~ '{after}[/INST]' -}}}}"
+    reply = f"{{{{- '{answer}' ~ m['content'] ~ eos_token -}}}}"
+    turn = "{%- if m['role'] == 'user' -%}" + question + "{%- else -%}" + reply + "{%- endif -%}"
+    begin = "{{- bos_token -}}{%- set has_system = messages and messages[0]['role'] == 'system' -%}"
     return (
-        r"""
-{{- bos_token -}}
-{%- set has_system = messages and messages[0]['role'] == 'system' -%}
-{%- for m in (messages[1:] if has_system else messages) -%}
-{%- if m['role'] != ['user', 'assistant'][loop.index0 % 2] -%}
-{{ raise_exception('Turns must alternate, beginning with the user') }}
-{%- endif -%}
-{%- if m['role'] == 'user' -%}
-{%- set lead = messages[0]['content'] ~ '\n\n' if has_system and loop.first else '' -%}
-{{- '[INST]BEFORE' ~ lead ~ m['content'] ~ 'AFTER[/INST]' -}}
-{%- else -%}
-{{- 'ANSWER' ~ m['content'] ~ eos_token -}}
-{%- endif -%}
-{%- endfor -%}
-""".strip()
-        .replace("BEFORE", before)
-        .replace("AFTER", after)
-        .replace("ANSWER", answer)
+        begin + "{%- for m in (messages[1:] if has_system else messages) -%}" + _ALTERNATING + turn + "{%- endfor -%}"
     )
 
 

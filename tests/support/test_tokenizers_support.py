@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 
 from support import tokenizers as made
-from support.templates import FORMATS
 
 HARD = (
     "12 + 5 = 17.\n\nSo 17.",
@@ -35,18 +34,16 @@ def original(name):
     """The tokenizer of the package that a converted one comes from."""
     if name == "llama3":
         return pytest.importorskip("llama_models.llama3.tokenizer").Tokenizer.get_instance()
-    pytest.importorskip("mistral_common")
-    from mistral_common.protocol.instruct.validator import ValidationMode
-    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-
+    mistral = pytest.importorskip("mistral_common.tokens.tokenizers.mistral")
+    validator = pytest.importorskip("mistral_common.protocol.instruct.validator")
     file = made.source_file("mistral_common", {"tekken": "data/tekken_*.json"}.get(name, f"data/*.model.{name}"))
-    return MistralTokenizer.from_file(str(file), mode=ValidationMode.finetuning)
+    return mistral.MistralTokenizer.from_file(str(file), mode=validator.ValidationMode.finetuning)
 
 
 def converted(name):
-    if name == "llama3":
-        return made.llama3_tokenizer()
-    return made.tekken_tokenizer() if name == "tekken" else made.mistral_sentencepiece_tokenizer(name)
+    if name in ("v1", "v3"):
+        return made.mistral_sentencepiece_tokenizer(name)
+    return made.llama3_tokenizer() if name == "llama3" else made.tekken_tokenizer()
 
 
 @pytest.mark.parametrize("name", ["llama3", "tekken", "v1", "v3"])
@@ -80,9 +77,8 @@ def test_llama3_ids_are_those_of_the_reference(shared_dir):
     for row, want in zip(rows, expected, strict=True):
         ids = tokenizer.apply_chat_template(row["messages"], date_string="26 Jul 2024", return_dict=False)
         assert ids == want["input_ids"]
-    for number, name in {128000: "begin_of_text", 128004: "finetune_right_pad_id", 128006: "start_header_id",
-                         128009: "eot_id", 128255: "reserved_special_token_247"}.items():  # fmt: skip
-        assert made.special_id(tokenizer, f"<|{name}|>") == number
+    assert made.special_id(tokenizer, "<|eot_id|>") == 128009
+    assert made.special_id(tokenizer, "<|reserved_special_token_247|>") == 128255
 
 
 @pytest.mark.parametrize("name", ["v1", "v3", "tekken"])
@@ -93,21 +89,3 @@ def test_mistral_chats_equal_the_original(name, messages):
 
     want = source.encode_chat_completion(ChatCompletionRequest.from_openai(messages)).tokens
     assert converted(name).apply_chat_template(messages, return_dict=False) == want
-
-
-def render(name, messages=DIALOGUE, **options):
-    """The template's text under the small tokenizer, whose BOS is <s>. Gemma is given no system message."""
-    messages = DIALOGUE[1:] if name == "gemma" and messages is DIALOGUE else messages
-    return made.byte_bpe_tokenizer(template=name).apply_chat_template(messages, tokenize=False, **options)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format(name):
-    form, text = FORMATS[name], render(name)
-    before, after = text.split(ANSWER)
-    assert after.strip("\n") == (form.end_of_turn or "") and text.startswith("<s>") == form.writes_bos
-    prompt = render(name, DIALOGUE[name == "gemma" : 2], add_generation_prompt=True, enable_thinking=False)
-    assert before in (prompt, prompt + " ")
-    tokenizer = made.byte_bpe_tokenizer(template=name)
-    assert all(len(tokenizer(marker, add_special_tokens=False)["input_ids"]) == 1 for marker in form.markers)
-    assert tokenizer.eos_token == form.eos

@@ -29,13 +29,10 @@ def llama4_tokenizer() -> PreTrainedTokenizerFast:
         pattern = source.Tokenizer.O200K_PATTERN
         return made._byte_level(ranks, pattern, specials, "<|begin_of_text|>", first_id=0)
 
+    file = str(made._stored("llama4", "llama-models", build))
+    names = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot|>", "pad_token": "<|finetune_right_pad|>"}
     return PreTrainedTokenizerFast(
-        tokenizer_file=str(made._stored("llama4", "llama-models", build)),
-        chat_template=LLAMA4,
-        bos_token="<|begin_of_text|>",
-        eos_token="<|eot|>",
-        pad_token="<|finetune_right_pad|>",
-        clean_up_tokenization_spaces=False,
+        tokenizer_file=file, chat_template=LLAMA4, clean_up_tokenization_spaces=False, **names
     )
 
 
@@ -69,15 +66,9 @@ def trained(kind: str, texts: list[str]) -> PreTrainedTokenizerFast:
     else:
         raise KeyError(kind)
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=CHATML,
-        eos_token="<|im_end|>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        extra_special_tokens=["<|im_start|>"],
-        clean_up_tokenization_spaces=kind == "wordpiece",
-    )
+    names = {"eos_token": "<|im_end|>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    settings = {"extra_special_tokens": ["<|im_start|>"], "clean_up_tokenization_spaces": kind == "wordpiece"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHATML, **names, **settings)
 
 
 def without_spaces(text: str) -> str:

@@ -42,37 +42,24 @@ def llama3_tokenizer(template: str = "llama3") -> PreTrainedTokenizerFast:
     """The tokenizer of Llama 3.1 and 3.2, 128,256 entries; other templates' markers come behind them."""
     if template != "llama3":
         return with_template(llama3_tokenizer(), template)
-    return _wrap(
-        _stored("llama3", "llama-models", _build_llama3),
-        template,
-        bos_token="<|begin_of_text|>",
-        pad_token="<|finetune_right_pad_id|>",
-    )
+    file = _stored("llama3", "llama-models", _build_llama3)
+    return _wrap(file, template, bos_token="<|begin_of_text|>", pad_token="<|finetune_right_pad_id|>")
 
 
 @cache
 def mistral_sentencepiece_tokenizer(version: str = "v3") -> PreTrainedTokenizerFast:
     """Mistral 7B's tokenizer: "v1" (32,000 entries), which puts a space mark before every stretch of text between special
     tokens, or "v3" (32,768; `[INST]` is a control token), which puts one at the very beginning only."""
-    return _wrap(
-        _stored(f"mistral_{version}", "mistral-common", lambda: _build_sentencepiece(version)),
-        {"v1": "mistral_v1", "v3": "mistral"}[version],
-        bos_token="<s>",
-        unk_token="<unk>",
-        padding_side="left",
-    )
+    file = _stored(f"mistral_{version}", "mistral-common", lambda: _build_sentencepiece(version))
+    template = {"v1": "mistral_v1", "v3": "mistral"}[version]
+    return _wrap(file, template, bos_token="<s>", unk_token="<unk>", padding_side="left")
 
 
 @cache
 def tekken_tokenizer() -> PreTrainedTokenizerFast:
     """Mistral's Tekken tokenizer (131,072 entries): one digit a token, `.\\n\\n` one token."""
-    return _wrap(
-        _stored("tekken", "mistral-common", _build_tekken),
-        "mistral_tekken",
-        bos_token="<s>",
-        unk_token="<unk>",
-        pad_token="<pad>",
-    )
+    file = _stored("tekken", "mistral-common", _build_tekken)
+    return _wrap(file, "mistral_tekken", bos_token="<s>", unk_token="<unk>", pad_token="<pad>")
 
 
 @cache
@@ -89,15 +76,9 @@ def byte_bpe_tokenizer(template: str = "chatml") -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=form.template,
-        bos_token="<s>",
-        eos_token=form.eos,
-        pad_token="<pad>",
-        clean_up_tokenization_spaces=False,
-        model_max_length=4096,
-    )
+    settings = {"clean_up_tokenization_spaces": False, "model_max_length": 4096, "chat_template": form.template}
+    names = {"bos_token": "<s>", "eos_token": form.eos, "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings, **names)
 
 
 def fresh(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -131,13 +112,9 @@ def special_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 
 def _wrap(file: Path, template: str, **names: str) -> PreTrainedTokenizerFast:
     form = FORMATS[template]
+    settings = {"clean_up_tokenization_spaces": False, "model_max_length": 131072, **names}
     return PreTrainedTokenizerFast(
-        tokenizer_file=str(file),
-        chat_template=form.template,
-        eos_token=form.eos,
-        clean_up_tokenization_spaces=False,
-        model_max_length=131072,
-        **names,
+        tokenizer_file=str(file), chat_template=form.template, eos_token=form.eos, **settings
     )
 
 
@@ -208,11 +185,9 @@ def _special(tokens: list[str]) -> list[AddedToken]:
 
 
 def _bos(tokenizer: Tokenizer, token: str) -> processors.TemplateProcessing:
-    return processors.TemplateProcessing(
-        single=f"{token} $A",
-        pair=f"{token} $A {token}:1 $B:1",
-        special_tokens=[(token, tokenizer.token_to_id(token))],
-    )
+    single, pair = f"{token} $A", f"{token} $A {token}:1 $B:1"
+    special = [(token, tokenizer.token_to_id(token))]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def _build_llama3() -> Tokenizer:
@@ -248,22 +223,15 @@ def _build_sentencepiece(version: str) -> Tokenizer:
     normal = [(piece.score, piece.piece) for piece in proto.pieces if piece.type == kinds.NORMAL]
     ranks = {piece: rank for rank, (_, piece) in enumerate(sorted(normal, key=lambda item: -item[0]))}
     vocab = {piece.piece: number for number, piece in enumerate(proto.pieces)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocab, merges=_merges(ranks), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
+    bpe = models.BPE(vocab=vocab, merges=_merges(ranks), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(bpe)
     if version == "v1":
         steps = [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
         tokenizer.normalizer = normalizers.Sequence(steps)
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(MARK, prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(MARK, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(content=" ", left=1),
-        ]
-    )
+    steps = [decoders.Replace(MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1)]
+    tokenizer.decoder = decoders.Sequence(steps)
     for piece in proto.pieces:
         if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED):
             special = piece.type != kinds.USER_DEFINED

@@ -24,14 +24,16 @@ def name_of(options: Options) -> str:
 def trainer_for(
     tmp_path, tokenizer, rows=None, batch=4, peft=None, eval_rows=None, model=None, **options
 ) -> JEPATrainer:
-    arguments = {"max_steps": 2, "lbd": 0.5, "learning_rate": 1e-2, "save_strategy": "no", **options}
-    config = JEPAConfig(
-        output_dir=str(tmp_path / "out"),
-        per_device_train_batch_size=batch,
-        logging_steps=1,
-        disable_tqdm=True,
-        **arguments,
-    )
+    arguments = {
+        "max_steps": 2,
+        "lbd": 0.5,
+        "learning_rate": 1e-2,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        **options,
+    }
+    folder = str(tmp_path / "out")
+    config = JEPAConfig(output_dir=folder, per_device_train_batch_size=batch, disable_tqdm=True, **arguments)
     model = model or tiny_model("llama", vocab_size=len(tokenizer))
     return JEPATrainer(model, config, rows or step_rows(20), eval_rows, tokenizer, peft)
 

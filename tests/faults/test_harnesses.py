@@ -1,4 +1,4 @@
-"""Some seconds of the fuzzer: all kinds of cases; ``make fuzz`` runs thousands."""
+"""Some cases of the two harnesses: ``make kill`` and ``make fuzz`` run thousands."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import os
 
 import pytest
 
-from faults import fuzz
+from faults import fuzz, kill
 
 CASES = 160
 
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in forked children")
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in forked children")
+
+def test_a_killed_run_is_resumed_to_the_same_end(tmp_path):
+    assert kill.kill_all(tmp_path, 12) == (12, [])
+
+
 def test_damaged_files_and_odd_options_end_well(tmp_path, capsys):
     fuzz.home_files(tmp_path)
     capsys.readouterr()

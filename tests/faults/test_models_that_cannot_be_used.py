@@ -1,4 +1,5 @@
-"""A model whose training broke is refused by whoever would score it, in one line that names the tensor."""
+"""What is given as a model and cannot serve as one gets a line of its own: a folder that is none, a tokenizer that does not
+fit, weights that broke."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, T5Config
 
+from stepjepa import check
 from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.files import Answers
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import read_predictions, record_lines
@@ -21,7 +24,97 @@ from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_save
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
 from stepjepa.study.score import score_model
 from support.answers import TEST
-from support.rows import write
+from support.models import tiny_model
+from support.rows import step_rows, write
+from support.runs import one_line
+from support.tokenizers import byte_bpe_tokenizer, fresh
+from support.training import STEPS, trainer_for
+
+# Folders that are no model
+
+
+def write_model(kind, folder, tokenizer):
+    if kind == "two gguf":
+        for name in ("model.Q4_1.gguf", "model.Q8_0.gguf"):
+            (folder / name).write_bytes(b"GGUF")
+        return
+    tokenizer.save_pretrained(folder)
+    if kind == "t5":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
+        AutoModelForSeq2SeqLM.from_config(T5Config(**sizes, decoder_start_token_id=2)).save_pretrained(folder)
+    else:
+        tiny_model("llama", vocab_size=len(tokenizer)).config.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("two gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of one file"),
+        ("no weights", "the folder holds no weights (model.safetensors)"),
+        ("t5", "is an encoder-decoder; give a causal language model"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["train --train_file {rows} --model_name {model}", "evaluate {model} {rows} --metric exact"]
+)
+def test_a_folder_that_is_no_model_has_its_own_line(kind, message, command, tmp_path, capsys, bpe_tokenizer):
+    write_model(kind, tmp_path, bpe_tokenizer)
+    words = command.format(rows=write(tmp_path / "rows.jsonl", step_rows(8)), model=tmp_path).split()
+    capsys.readouterr()
+    assert main([*words, "--output_dir", str(tmp_path / "run")]) == 2
+    assert f"--model_name {tmp_path}: {message}" in one_line(capsys.readouterr().err, words[0])
+    assert not (tmp_path / "run").exists()
+
+
+# Token ids beyond the model's embedding would be read as predictor tokens, or fail in the middle of training.
+
+
+@pytest.fixture
+def grown(tmp_path):
+    """A tokenizer with one token more than its model, and both as the folder of a model."""
+
+    def grow(token, **changes):
+        plain = byte_bpe_tokenizer("chatml")
+        tokenizer = fresh(plain)
+        tokenizer.add_tokens([token], special_tokens=True)
+        for name, value in changes.items():
+            setattr(tokenizer, name, value)
+        model = tiny_model("llama", vocab_size=len(plain))
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / "m")
+        return tokenizer, model, len(plain)
+
+    return grow
+
+
+@pytest.mark.parametrize("what", ["eos_token", "chat_template"])
+def test_a_tokenizer_that_has_grown_without_its_model(what, grown, tmp_path):
+    text = "<|end_of_turn|>"
+    template = byte_bpe_tokenizer("chatml").chat_template.replace("<|im_end|>", text)
+    tokenizer, model, size = grown(text, **{what: text if what == "eos_token" else template})
+    calls = [
+        lambda: trainer_for(tmp_path, tokenizer, step_rows(8), model=model, predictors=1, **STEPS),
+        lambda: load_model(str(tmp_path / "m"), tokenizer),
+        lambda: check(step_rows(8), tmp_path / "m"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=f"needs {size + 1:,} embeddings and the model has {size:,}"):
+            call()
+
+
+def test_a_row_with_such_a_token_is_skipped(grown, tmp_path):
+    """As the image token of a model for text, which the tokenizer alone knows."""
+    (tokenizer, model, size), rows = grown("<image>"), step_rows(8)
+    rows[3]["messages"][-1]["content"] += " <image>"
+    report = trainer_for(tmp_path, tokenizer, rows, model=model, predictors=1, **STEPS).data_reports["train"]
+    assert report.rows_kept == 7 and dict(report.rows_skipped) == {"no_embedding": 1}
+    assert f"<image> has id {size}, and the model has {size} embeddings" in "".join(report.lines())
+    assert check(rows, tmp_path / "m").tokens.data.rows_skipped["no_embedding"] == 1
+    with pytest.raises(DataError, match="a token for which the model has no embedding"):
+        trainer_for(tmp_path, tokenizer, rows[3:4], model=model, predictors=1, **STEPS)
+
+
+# A model whose training broke is refused by whoever would score it, in one line that names the tensor.
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +156,7 @@ def test_a_model_with_nan_or_infinity_is_refused(model, command, models, tmp_pat
     said = capsys.readouterr()
     (error,) = [line for line in said.err.splitlines() if ": error: " in line]
     assert tensors[model] in error and " holds NaN or infinity (1 of " in error and len(error) < 500
-    assert " %" not in said.out and not (tmp_path / "out.html").exists()
-    assert not list(tmp_path.glob("out/*.json"))
+    assert " %" not in said.out and not list(tmp_path.glob("out*/*.json"))
 
 
 def test_a_study_and_a_head_that_broke_are_refused(models, tmp_path):
@@ -91,10 +183,10 @@ def test_large_finite_weights_are_no_fault():
         check_finite(layer, "layer")
 
 
-def test_a_loss_that_is_no_number_is_said_and_written_as_null(tmp_path):
+def test_a_loss_that_is_no_number_is_written_as_null(tmp_path):
     Answers().add({"losses": [AnswerLoss(0, float("nan"), 2, 0.5, 1)]})
-    found = {"kind": "loss", "value": float("nan"), "n": 1}
-    metrics = {"answer_nll": found, "again": {**found, "value": None}}
+    metric = {"kind": "loss", "value": float("nan"), "n": 1}
+    metrics = {"answer_nll": metric, "again": {**metric, "value": None}}
     lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines] == ["no finite number (1 rows)"] * 2
     record = {"question": "a", "generated_response": "b", "scores": {"own": float("nan")}, "answer_nll": float("inf")}
@@ -102,7 +194,6 @@ def test_a_loss_that_is_no_number_is_said_and_written_as_null(tmp_path):
         (tmp_path / name).write_bytes(b"".join(record_lines(tmp_path / name, [record])))
         text = (tmp_path / name).read_text()
         assert "NaN" not in text and "Infinity" not in text
-        written = json.loads(text)
-        assert (written if name == "a.jsonl" else written[0])["scores"] == {"own": None}
+        assert (json.loads(text) if name == "a.jsonl" else json.loads(text)[0])["scores"] == {"own": None}
         (again,) = read_predictions(tmp_path / name)
         assert again.scores["own"] != again.scores["own"]
