@@ -9,21 +9,28 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from inspect import getsource
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
+from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError, RunError
 from stepjepa.evaluation.run import earlier_result
 from stepjepa.generation.output import reading_record
 from stepjepa.modeling import load
 from stepjepa.modeling.load import load_model
+from stepjepa.objectives.base import own_options
+from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.study.records import StudyRunFolder
 from stepjepa.training import config
 from stepjepa.training.config import JEPAConfig
 from support.rows import step_rows
+from support.runs import copy_of, result_of, resume, train
 from support.training import trainer_for
 
 # A run that could not train, or not end
@@ -59,6 +66,32 @@ def test_a_metric_that_no_evaluation_gives_is_refused_at_the_start(tmp_path, tok
     assert {name.removeprefix("eval_") for name in made("runtime", "step_jepa").evaluate()} == known
 
 
+def test_the_best_model_by_a_metric_is_the_final_one(tmp_path):
+    out = tmp_path / "whole" / "out"
+    out.parent.mkdir()
+    flags = "--lr_scheduler_type constant --eval_strategy steps --eval_steps 2 --load_best_model_at_end".split()
+    flags += [
+        "--metric_for_best_model",
+        "lm_loss",
+        "--greater_is_better",
+        "true",
+        "--eval_file",
+        out.parent / "rows.jsonl",
+    ]
+    assert train(out, *flags) == 0
+    log = [one for one in json.loads((out / "metrics.json").read_text())["log_history"] if "eval_loss" in one]
+    state = json.loads((out / "checkpoint-6" / "trainer_state.json").read_text())
+    assert (
+        log[0]["step"] == 2
+        and state["best_metric"] == max(one["eval_lm_loss"] for one in log) == log[0]["eval_lm_loss"]
+    )
+    saved = {step: (out / f"checkpoint-{step}" / "model.safetensors").read_bytes() for step in (2, 4, 6)}
+    final = (out / "model.safetensors").read_bytes()
+    assert [step for step, weights in saved.items() if weights == final] == [2]
+    killed = copy_of(out, tmp_path / "killed", killed_after=4)
+    assert resume(killed, *flags) == 0 and result_of(killed) == result_of(out)
+
+
 # Options that hold several settings
 
 
@@ -88,7 +121,83 @@ def test_every_key_that_transformers_reads_is_known():
     assert len(read) > 10 and read <= set(config._FSDP)
 
 
+# Objectives of the user's own whose options are broken
+
+
+def missing():
+    @dataclass
+    class Options:
+        weight: int
+
+    return Options
+
+
+def wrong():
+    @dataclass
+    class Options:
+        weight: int = "three"  # type: ignore[assignment]
+
+    return Options
+
+
+def unknown():
+    @dataclass
+    class Options:
+        weight: Inft = 3  # type: ignore[name-defined]  # noqa: F821
+
+    return Options
+
+
+def raising(name):
+    def fails(self):
+        raise KeyError("it breaks")
+
+    return dataclass(type("Options", (), {"__annotations__": {"weight": int}, "weight": 3, name: fails}))
+
+
+def plain():
+    class Options:
+        weight = 3
+
+    return Options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (plain(), "Own.Options is not a dataclass"),
+        ("Options", "Own.Options is not a dataclass"),
+        (wrong()(), "Own.Options is not a dataclass"),
+        (missing(), "the options of Own cannot be made of their defaults .*'weight'"),
+        (wrong(), "weight is 'three'; it must be a whole number"),
+        (unknown(), "the options of Own cannot be read .*Inft"),
+        (raising("__post_init__"), "the options of Own cannot be made of their defaults .*it breaks"),
+        (raising("check"), "the options of Own are refused by their check.*it breaks"),
+    ],
+)
+def test_broken_options_of_an_own_objective_are_named(options, words):
+    own = type("Own", (StepJEPA,), {"Options": options, "__module__": __name__})
+    with pytest.raises(ConfigError, match=words):
+        JEPAConfig(objective=own())
+    if options.__class__ is not type or "check" not in vars(options):
+        with pytest.raises(ConfigError, match=words):
+            own_options(own())  # type: ignore[arg-type]
+
+
 # Files
+
+
+@pytest.mark.parametrize("levels", [7, 40])
+def test_aliases_of_yaml_are_limited(levels):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    begin = time.process_time()
+    with pytest.raises(ConfigError, match=f"run.yaml:2: more than {MOST_VALUES:,} values, aliases"):
+        parse_tree("\n".join(["b: 1", *lines]), "run.yaml")
+    assert time.process_time() - begin < 20
+    assert parse_tree("a: &a [1, 2]\nb: *a", "run.yaml").value == {"a": [1, 2], "b": [1, 2]}
+    with pytest.raises(ConfigError, match="run.yaml: not valid YAML: nested too deeply"):
+        parse_tree("a: " + "[" * 3000 + "]" * 3000, "run.yaml")
 
 
 def test_damaged_records_of_evaluations_and_studies_are_one_line(tmp_path):
@@ -104,6 +213,32 @@ def test_damaged_records_of_evaluations_and_studies_are_one_line(tmp_path):
         run.record(stage).write_text(json.dumps(record))
         with pytest.raises(DataError, match="the record is damaged; delete it"):
             run.done(stage)
+
+
+# A chat template's memory
+
+GREEDY = {
+    "repeated": "{{ 'x' * 50000000000 }}",
+    "padded": "{{ '%099999999999d' % 3 }}",
+    "output": "{% set x = 'x' * 1000000 %}{% for i in range(90000) %}{{ x }}{% endfor %}",
+    "doubled": "{% set n = namespace(x='x' * 99) %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs the limits of Linux")
+@pytest.mark.parametrize(
+    "name", [one if one in ("repeated", "padded") else pytest.param(one, marks=pytest.mark.long) for one in GREEDY]
+)
+def test_a_template_that_takes_too_much_memory_is_refused(tokenizer, name):
+    import copy
+    import resource
+
+    greedy, before = copy.deepcopy(tokenizer), resource.getrlimit(resource.RLIMIT_AS)
+    greedy.chat_template = GREEDY[name]
+    with pytest.raises(ConfigError, match="the chat template takes more than 1,024 MiB for 1 messages; mend it"):
+        ChatRenderer(greedy).apply([{"role": "user", "content": "a"}])
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 # Too little memory, and Ctrl-C

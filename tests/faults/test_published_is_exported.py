@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
 from stepjepa import export
@@ -19,12 +22,14 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors, export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.load import lora_config
+from stepjepa.utils.files import mismatch
 from support.families import family_model
 from support.models import tiny_model
 from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
 from support.training import trainer_for
 
+IDS = torch.tensor([[7, 8, 9, 10]])
 NO_NETWORK = "[Errno -2] Name or service not known"
 KINDS = {
     "full": [],
@@ -194,6 +199,33 @@ def test_without_network_before_and_after_training(tmp_path, hub, capsys, down, 
     if down == "down_later":
         _, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
         assert not loading["missing_keys"] and (tmp_path / "run" / "metrics.json").is_file()
+
+
+def test_an_adapter_of_a_checkpoint_loads_in_peft(tmp_path, tokenizer):
+    tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    one = trainer(tmp_path, tokenizer, lora_config(2, dropout=0.0), model)
+    one.train()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    assert main(["export", str(checkpoint), str(tmp_path / "exported")]) == 0
+    trained = one.model.eval()(IDS).logits
+    for folder in (checkpoint, tmp_path / "exported"):
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        torch.testing.assert_close(PeftModel.from_pretrained(plain, folder).eval()(IDS).logits, trained)
+    words = ["export", str(checkpoint), str(tmp_path / "merged"), "--merge_lora", "true"]
+    assert main([*words, "--base_model", str(tmp_path / "base")]) == 0
+    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(IDS).logits, trained)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab() == tokenizer.get_vocab()
+
+
+def test_several_chat_templates_are_exported(tmp_path, tokenizer):
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = {"default": tokenizer.chat_template, "tools": tokenizer.chat_template}
+    one = trainer(tmp_path, own)
+    for _ in range(2):
+        one.save_model(str(tmp_path / "saved"))
+    assert mismatch(tmp_path / "saved") is None
+    assert set(AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template) == {"default", "tools"}
 
 
 def test_what_cannot_be_exported(tmp_path, capsys, monkeypatch, tokenizer):
