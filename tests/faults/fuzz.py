@@ -312,7 +312,7 @@ FLAGS = [
     ),
     (
         "train --train_file {few} --model_name tiny --max_steps 1 --output_dir {out}",
-        "training.run_options:RunOptions",
+        "training.options:RunOptions",
         "debug_level",
     ),
 ]

@@ -23,8 +23,7 @@ from stepjepa.study.plan import write_plan
 from stepjepa.study.reading import read_options
 from stepjepa.study.records import StudyRunFolder
 from stepjepa.study.spec import StudyOptions, all_runs
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.training.summary import run_options_unread
 from support.answers import TEST
 from support.rows import step_rows, write

@@ -17,7 +17,7 @@ from stepjepa.api import train
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.lora import token_rows, untrained_rows
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.training.setup import set_up_model
 from stepjepa.training.summary import rate_line
 from support.models import tiny_model

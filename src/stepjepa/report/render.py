@@ -24,8 +24,7 @@ from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts,
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number
 from stepjepa.report.settings import plain, settings_table, versions
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.series import series_rules
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__

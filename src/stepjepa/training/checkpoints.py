@@ -40,9 +40,9 @@ from stepjepa.modeling.sharding import whole_weights
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.datasets import StreamedExamples
-from stepjepa.training.finite import FiniteWatch, weights_are_finite
+from stepjepa.training.loss import FiniteWatch, weights_are_finite
 from stepjepa.training.metrics import LossMeter
-from stepjepa.training.options import JEPAOptions, loss_line
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
 from stepjepa.training.run_folder import (
     BROKEN,
     Cut,
@@ -53,7 +53,6 @@ from stepjepa.training.run_folder import (
     on_main,
     remove_checkpoint,
 )
-from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import remove_tree, share, write_json, write_manifest, write_whole

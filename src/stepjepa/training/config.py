@@ -22,8 +22,7 @@ from stepjepa.config.spellings import by_our_names, published
 from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import parse_object, read_json
 
 T = TypeVar("T")

@@ -19,8 +19,7 @@ from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.sampling import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator
 from stepjepa.utils.files import read_json, write_json
 

@@ -26,8 +26,8 @@ from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.modeling.masks import FLEX, forward_only
 from stepjepa.modeling.trial import Verdict, exactness
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
-from stepjepa.training.run_options import DoctorOptions, RunOptions
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, only_results
 from stepjepa.utils.text import PAGE, text_table, wrapped, written

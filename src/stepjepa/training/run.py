@@ -30,8 +30,8 @@ from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.datasets import Sources
+from stepjepa.training.options import RunOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
-from stepjepa.training.run_options import RunOptions
 from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing

@@ -19,8 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, RunError, StepJepaError, said
 from stepjepa.modeling.card import CARD, is_card
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.failures import is_out_of_memory
 from stepjepa.utils.files import (
     LOCK,

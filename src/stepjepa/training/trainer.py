@@ -41,19 +41,17 @@ from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import CheckpointedTrainer, SavesAtEpochEnds
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
-from stepjepa.training.display import RunDisplay
-from stepjepa.training.finite import FiniteWatch
-from stepjepa.training.gradients import GradientCosine
-from stepjepa.training.loss import lbd_at, total_loss
+from stepjepa.training.loss import FiniteWatch, GradientCosine, lbd_at, total_loss
 from stepjepa.training.metrics import (
     MEANS,
     LossMeter,
     Predictions,
+    RunDisplay,
     evaluation_names,
     over_processes,
     precise_dtype,
 )
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.training.sampling import DrawnExamples, EpochSampler
 from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
 
@@ -226,7 +224,7 @@ class JEPATrainer(CheckpointedTrainer):
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
-        self._view = RunDisplay(bool(args.disable_tqdm), metrics, args.keep_losses)
+        self._view = RunDisplay(bool(args.disable_tqdm), metrics)
         for callback in (self._view, SavesAtEpochEnds(), StepEvents(self)):
             self.add_callback(callback)
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
@@ -501,11 +499,8 @@ class JEPATrainer(CheckpointedTrainer):
     def predict(self, test_dataset: object, *args: Any, **kwargs: Any) -> PredictionOutput:
         """As `Trainer.predict`, of anything that the constructor takes as data: the most likely ids and the true ones at the
         labelled positions, (rows, most labels of a row) int64 each, filled with -100; and the losses."""
-        try:
-            examples: Any = self._reader.read_evaluation(test_dataset)
-            return super().predict(examples, *args, **kwargs)
-        finally:
-            self._view.close()
+        examples: Any = self._reader.read_evaluation(test_dataset)
+        return super().predict(examples, *args, **kwargs)
 
     def evaluation_loop(
         self,
@@ -528,21 +523,18 @@ class JEPATrainer(CheckpointedTrainer):
         self.callback_handler.eval_dataloader = dataloader
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         meter, predictions = LossMeter(self._meter.names), None if loss_only else Predictions()
-        try:
-            for batch in dataloader:
-                inputs = self._prepare_inputs(batch)
-                with torch.no_grad(), self.accelerator.autocast():
-                    output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
-                    meter.add(output, inputs)
-                    # What `compute_metrics` and `predict` get; a run without them asks for no ids.
-                    if predictions is not None and output.predicted_ids is not None:
-                        predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
-                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-            means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-            jepa = sum(meter.weights.get(name, 1.0) * means.get(name, 0.0) for name in meter.names if name != LM)
-            values = {"loss": self.args.gamma * means[LM] + self.args.lbd * jepa, **means, **self._answer_scores()}
-        finally:
-            self._view.end_evaluation()
+        for batch in dataloader:
+            inputs = self._prepare_inputs(batch)
+            with torch.no_grad(), self.accelerator.autocast():
+                output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
+                meter.add(output, inputs)
+                # What `compute_metrics` and `predict` get; a run without them asks for no ids.
+                if predictions is not None and output.predicted_ids is not None:
+                    predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
+        jepa = sum(meter.weights.get(name, 1.0) * means.get(name, 0.0) for name in meter.names if name != LM)
+        values = {"loss": self.args.gamma * means[LM] + self.args.lbd * jepa, **means, **self._answer_scores()}
         size, predicted, labels = self.num_examples(dataloader), np.zeros(0), None
         if predictions is not None:
             predicted, labels = predictions.rectangles(size)
