@@ -118,7 +118,7 @@ def train(**options: Any) -> TrainResult:
 def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
     from stepjepa.config.option import options_of
     from stepjepa.training.options import RunOptions
-    from stepjepa.utils.ray import in_workers
+    from stepjepa.utils.parallel import in_workers
 
     options_of(RunOptions)[name.ray_workers].check(workers := options.pop(name.ray_workers))
 

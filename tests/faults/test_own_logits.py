@@ -14,7 +14,8 @@ from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
 from stepjepa.modeling.forward import attach_forest_forward
-from stepjepa.modeling.load import load_model, lora_config
+from stepjepa.modeling.load import load_model
+from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.parts import output_head
 from stepjepa.modeling.trial import exactness
 from stepjepa.training.options import JEPAOptions

@@ -20,7 +20,7 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors, export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from stepjepa.utils.files import mismatch
 from support.families import family_model
 from support.models import tiny_model

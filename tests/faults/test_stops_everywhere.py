@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
 from stepjepa import export
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from support.rows import step_rows
 from support.tokenizers import byte_bpe_tokenizer, fresh
 from support.training import trainer_for

@@ -15,7 +15,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from stepjepa.errors import ConfigError
 from stepjepa.forest import visibility
 from stepjepa.modeling import masks, trial
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.parts import tolerance
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions

@@ -20,7 +20,8 @@ from stepjepa.forest.layout import build_forest
 from stepjepa.forest.visibility import additive_mask, block_mask
 from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.flops import ModelCost
-from stepjepa.modeling.load import load_model, lora_config
+from stepjepa.modeling.load import load_model
+from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.masks import FLEX
 from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.training.options import JEPAOptions

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from stepjepa.api import analyze, evaluate, train
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config, quantization
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config, quantization
 from stepjepa.modeling.parts import causal_lm, tolerance
 from support.rows import step_rows, write
 from support.training import STEPS, trainer_for
@@ -86,7 +87,7 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch, tmp_path
 @pytest.fixture
 def stand_in(monkeypatch):
     """Nothing of bitsandbytes but that it can be imported."""
-    monkeypatch.setattr("stepjepa.modeling.load.library", lambda name, extra: SimpleNamespace(name=name))
+    monkeypatch.setattr("stepjepa.modeling.lora.library", lambda name, extra: SimpleNamespace(name=name))
 
 
 def test_what_is_asked_of_bitsandbytes(stand_in):

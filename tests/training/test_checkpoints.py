@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.run_folder import RunFolder
 from support.rows import step_rows, write
 from support.training import STEPS, Options, logs_of, trainer_for

@@ -9,7 +9,7 @@ import torch
 
 from stepjepa.data.types import LM
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from support.rows import step_rows, write
 from support.training import STEPS, batch_of, logs_of, name_of, trainer_for
 

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.sampling import Draw
 from stepjepa.training.trainer import JEPATrainer

@@ -16,7 +16,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import checksum
-from stepjepa.utils.ray import in_workers
+from stepjepa.utils.parallel import in_workers
 from support.rows import lines, write
 from support.sharding import launch
 

@@ -31,8 +31,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.load import check_finite
-from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, plain_module, vocabulary_size
-from stepjepa.modeling.sharding import free_gathered, like, local, whole, whole_weights
+from stepjepa.modeling.parts import (
+    causal_lm,
+    embedding_rows,
+    free_gathered,
+    is_sharded,
+    like,
+    local,
+    plain_module,
+    vocabulary_size,
+    whole,
+    whole_weights,
+)
 from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"

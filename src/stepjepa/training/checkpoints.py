@@ -36,7 +36,7 @@ from stepjepa.modeling.export import export_model, write_generation_config
 from stepjepa.modeling.extras import is_extra, load_extras, save_extras
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset
-from stepjepa.modeling.sharding import whole_weights
+from stepjepa.modeling.parts import whole_weights
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.datasets import StreamedExamples

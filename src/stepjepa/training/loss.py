@@ -19,8 +19,7 @@ from accelerate import Accelerator
 
 from stepjepa.data.types import LM, LossParts
 from stepjepa.modeling.load import broken_weights
-from stepjepa.modeling.parts import backbone, causal_lm, decoder_layers, name_of
-from stepjepa.modeling.sharding import local
+from stepjepa.modeling.parts import backbone, causal_lm, decoder_layers, local, name_of
 from stepjepa.training.metrics import over_processes
 from stepjepa.training.options import GRADIENT_COSINE, LAYER_COSINE, JEPAOptions
 

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ProgressCallback
 
 from stepjepa.data.types import LM, Batch, ForestOutput
-from stepjepa.modeling.collapse import effective_rank
+from stepjepa.modeling.card import effective_rank
 from stepjepa.modeling.flops import KINDS
 from stepjepa.training.options import GRADIENT_COSINE
 from stepjepa.utils.terminal import is_quiet, say

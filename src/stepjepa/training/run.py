@@ -24,8 +24,8 @@ from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config, quantization
-from stepjepa.modeling.lora import token_rows
+from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config, quantization, token_rows
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig

@@ -20,8 +20,8 @@ from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import collator_for
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
-from stepjepa.modeling.load import add_lora, is_preset, load_tokenizer, own_configs
-from stepjepa.modeling.lora import check_lora, check_trainable, warn_of_untrained
+from stepjepa.modeling.load import is_preset, load_tokenizer, own_configs
+from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached

@@ -35,8 +35,7 @@ from stepjepa.modeling.extras import TargetEncoder, momentum_at, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_positions
-from stepjepa.modeling.parts import has_experts, is_sharded, vocabulary_size
-from stepjepa.modeling.sharding import gathered
+from stepjepa.modeling.parts import gathered, has_experts, is_sharded, vocabulary_size
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import CheckpointedTrainer, SavesAtEpochEnds
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
