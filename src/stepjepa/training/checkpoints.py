@@ -14,6 +14,7 @@ import operator
 import platform
 import shlex
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,9 +32,9 @@ from stepjepa.config.option import Names, options_of, public_values
 from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, RunError, said
-from stepjepa.modeling.card import CARD, Records, base_model, is_card, is_hub_id
+from stepjepa.modeling.card import CARD, Records, base_model, is_hub_id
 from stepjepa.modeling.export import export_model, write_generation_config
-from stepjepa.modeling.extras import is_extra, load_extras, save_extras
+from stepjepa.modeling.extras import PREDICTORS_FILE, is_extra, load_extras, save_extras
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset
 from stepjepa.modeling.parts import whole_weights
@@ -55,7 +56,7 @@ from stepjepa.training.run_folder import (
 )
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import remove_tree, share, write_json, write_manifest, write_whole
+from stepjepa.utils.files import MANIFEST, listed_files, share, write_json, write_manifest
 from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
@@ -256,7 +257,9 @@ class CheckpointedTrainer(Trainer):
         self.add_callback(loads)
         self.args.eval_on_start = evaluates and checkpoint is None  # the start of a resumed run was its own
         try:
-            with loading(checkpoint, lambda: not loads.loaded):
+            with loading(checkpoint, lambda: not loads.loaded), warnings.catch_warnings():
+                # Nothing writes to such a view.
+                warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
                 result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
             self._view.close()
@@ -516,8 +519,7 @@ class CheckpointedTrainer(Trainer):
         revision: str | None = None,
         private: bool | None = None,
     ) -> CommitInfo | None:
-        """As `Trainer.push_to_hub`, of what `save_model` writes; nothing in the output folder changes. It
-        always waits for the upload.
+        """As `Trainer.push_to_hub`, of what `save_model` writes. It always waits for the upload.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses.
@@ -525,28 +527,19 @@ class CheckpointedTrainer(Trainer):
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)
-        folder = self._folder.path / ".upload"
-        if self.is_world_process_zero():
-            remove_tree(folder)
-        try:
-            self.save_model(str(folder))
-            if not self.is_world_process_zero():
-                return None
-            own = self._folder.path / CARD
-            if own.exists() and not is_card(own.parent):
-                write_whole(folder / CARD, [own.read_bytes()])
-            with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
-                return HfApi().upload_folder(
-                    repo_id=str(self.hub_model_id),
-                    folder_path=folder,
-                    commit_message=commit_message,
-                    token=token or self.args.hub_token,
-                    revision=revision or self.args.hub_revision,
-                )
-        finally:
-            if self.is_world_process_zero():
-                with suppress(OSError):
-                    remove_tree(folder)
+        self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        folder = self._folder.path
+        with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
+            return HfApi().upload_folder(
+                repo_id=str(self.hub_model_id),
+                folder_path=folder,
+                commit_message=commit_message,
+                token=token or self.args.hub_token,
+                revision=revision or self.args.hub_revision,
+                allow_patterns=[MANIFEST, CARD, PREDICTORS_FILE, *(listed_files(folder) or ())],
+            )
 
 
 @contextmanager

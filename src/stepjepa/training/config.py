@@ -45,7 +45,7 @@ _BESIDES_TRAINING = (
     *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
     *("include_", "prediction_loss_only", "per_device_eval_", "batch_eval_", "metric_for_", "greater_is_"),
     *("label_names", "load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout"),
-    *("use_cpu", "restore_callback_", "enable_jit_", "debug", "remove_unused_", "average_tokens_"),
+    *("use_cpu", "restore_callback_", "enable_jit_", "torch_empty_", "debug", "remove_unused_", "average_tokens_"),
 )
 
 
@@ -91,17 +91,6 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     per_device_eval_batch_size: int = option(
         8, "Examples of an evaluation batch on each device.", _TRAINER, resume=True, at_least=1, at_most=2**20
     )
-    eval_accumulation_steps: int | None = option(
-        None, "Evaluation batches whose predictions are kept on the device.", _TRAINER, resume=True, at_least=1
-    )
-    torch_empty_cache_steps: int | None = option(
-        None, "Steps between two calls of torch's empty_cache.", _TRAINER, resume=True, at_least=1
-    )
-    dataloader_prefetch_factor: int | None = option(
-        None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
-    )
-    ddp_bucket_cap_mb: int | None = option(None, "Megabytes of a bucket of gradients.", _TRAINER, at_least=1)
-    ddp_timeout: int = option(1800, "Seconds that a process waits for the others.", _TRAINER, resume=True, at_least=1)
     local_rank: int = option(
         -1, "The number of this process, set by the launcher.", _TRAINER, resume=True, dumped=False, at_least=-1
     )

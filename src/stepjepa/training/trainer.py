@@ -10,7 +10,6 @@ import copy
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, TrainerControl
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
@@ -273,14 +272,6 @@ class JEPATrainer(CheckpointedTrainer):
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)
 
-    def train_from(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """See `CheckpointedTrainer`."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="FSDP2-wrapped module .* returned a view"
-            )  # that nothing writes to
-            return super().train_from(*args, **kwargs)
-
     # Order of examples
 
     def get_train_dataloader(self) -> DataLoader:
@@ -345,11 +336,7 @@ class JEPATrainer(CheckpointedTrainer):
     def _step_counts(self, batches: Sequence[Batch]) -> torch.Tensor:
         """What each part of the loss is divided by, (parts,): of all micro-batches of one optimizer step on all
         processes."""
-        counts = self._counts(batches)
-        # What was not finite in earlier steps is summed along, so that all processes stop together.
-        sums = self.accelerator.reduce(torch.cat([counts, self._watch.flag.to(counts)]), reduction="sum")
-        self._watch.copy_to_host(sums[-1])
-        return sums[:-1]
+        return self.accelerator.reduce(self._counts(batches), reduction="sum")  # type: ignore[no-any-return]
 
     def forward(self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False) -> ForestOutput:
         """What the model returns for one micro-batch; `step` seeds what is random in the loss."""
@@ -399,10 +386,9 @@ class JEPATrainer(CheckpointedTrainer):
         return loss
 
     def end_step(self, control: TrainerControl) -> None:
-        """End a run whose loss broke before anything is written, and log the gradients' cosines where no other entry has
-        them."""
-        waits = control.should_log or control.should_save or control.should_evaluate
-        if waits or self._watch.broken_before():
+        """End a run whose loss broke before anything is logged or written, and log the gradients' cosines where no other
+        entry has them."""
+        if control.should_log or control.should_save or control.should_evaluate:
             self._check_finite()
         if self._cosines and not control.should_log:
             self.log({})
