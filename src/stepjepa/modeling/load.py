@@ -339,16 +339,11 @@ def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: st
     Raises:
         ConfigError: the adapter does not fit the base, or its weights are not finite.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of transformers and PEFT about themselves
-            tokens = getattr(PeftConfig.from_pretrained(str(folder)), "trainable_token_indices", None) or {}
-            trained = [index for ids in (tokens.values() if isinstance(tokens, dict) else [tokens]) for index in ids]
-            rows = max(trained, default=-1) + 1
-            if rows > vocabulary_size(base):  # a checkpoint of version 0.1, which holds predictor tokens
-                base.resize_token_embeddings(rows, mean_resizing=False)
             adapted = PeftModel.from_pretrained(base, str(folder))
     except Exception as error:  # peft, safetensors and torch raise their own
         if is_out_of_memory(error):

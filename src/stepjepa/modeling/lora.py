@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.tokens import answer_end, template_marks
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.options import LoRAOptions
-from stepjepa.modeling.parts import causal_lm, embedding_rows, idle_parts, name_of, plain_module, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, embedding_rows, idle_layers, name_of, plain_module, vocabulary_size
 from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
@@ -172,9 +171,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
         raise ConfigError(f"--{_NAME.lora_target_modules}: {name} is the embedding; LoRA is for linear layers")
     peft_config = copy.deepcopy(peft_config)
     if targets == "all-linear" and peft_config.exclude_modules is None:
-        idle = idle_parts(model)
-        if idle:
-            peft_config.exclude_modules = f"({'|'.join(map(re.escape, idle))})(\\..*)?"
+        peft_config.exclude_modules = idle_layers(model) or None
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway

@@ -128,8 +128,8 @@ def routed(model: PreTrainedModel) -> nn.Module:
     return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
 
 
-def idle_parts(model: PreTrainedModel) -> list[str]:
-    """Names of the largest parts of a causal LM whose linear layers do nothing for plain text: towers, their projectors.
+def idle_layers(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers of a causal LM that do nothing for plain text: those of towers and their projectors.
 
     Experts are left out; so is everything where the model does not run.
     """
@@ -146,12 +146,7 @@ def idle_parts(model: PreTrainedModel) -> list[str]:
             own_forward(model)(input_ids=ids, use_cache=False)
     except Exception:
         return []
-    found: dict[str, None] = {}
-    for name in linears.keys() - called:
-        parts = name.split(".")
-        prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-        found[next(one for one in prefixes if not any(f"{other}.".startswith(f"{one}.") for other in called))] = None
-    return sorted(found)
+    return sorted(linears.keys() - called)
 
 
 @contextmanager

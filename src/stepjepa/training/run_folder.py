@@ -43,8 +43,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 _OWN_FILES = [METRICS, MANIFEST, BROKEN]
 _OWN_FILES += (
     "run.json resolved.yaml data_report.json config.json generation_config.json model.safetensors "
-    "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
-    "jepa_head.safetensors"
+    "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors"
 ).split()
 T = TypeVar("T")
 

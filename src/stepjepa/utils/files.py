@@ -35,6 +35,7 @@ _MODEL_FILES = re.compile(
 _SAMPLES, _SAMPLE_BYTES = 64, 2**15  # of a large file of a model
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is refused before all of it is read
 _SKIPPED_AT_ONCE = 2**20
+_MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
 
 
 @contextmanager
@@ -165,13 +166,19 @@ def parse_json(text: str | bytes) -> object:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is none, or is nested too deeply.
+        ValueError: it is none, is nested too deeply, or has a whole number beyond all floats.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
