@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
-from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
@@ -64,14 +64,16 @@ _NAME = Names(JEPAConfig, RunOptions)
 _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
-class SavesAtEpochEnds(TrainerCallback):
-    """Lets a checkpoint of the last step of an epoch, or of the run, wait for what happens when the epoch ends.
+class StepEvents(TrainerCallback):
+    """What happens when an epoch begins and when a step or an epoch ends.
 
-    The Trainer would write it before the epoch's evaluation and log entry, and a run that is resumed from it begins with the
-    next epoch: they would be lost. A run that is resumed at its last step repeats neither of them.
+    A checkpoint of the last step of an epoch, or of the run, waits for what happens when the epoch ends. The Trainer would
+    write it before the epoch's evaluation and log entry, and a run that is resumed from it begins with the next epoch: they
+    would be lost. A run that is resumed at its last step repeats neither of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: CheckpointedTrainer):
+        self.trainer = trainer
         self.first_step, self.save_waits = 0, False
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -80,11 +82,16 @@ class SavesAtEpochEnds(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_training_stop = True
 
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.trainer.begin_epoch(int(state.epoch or 0))
+
     def on_step_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
         epoch_ends = control.should_training_stop or float(state.epoch).is_integer()
         if control.should_save and epoch_ends:
             control.should_save, self.save_waits = False, True
+        self.trainer.end_step(control)
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -92,6 +99,7 @@ class SavesAtEpochEnds(TrainerCallback):
             control.should_log = control.should_evaluate = control.should_save = False
         if self.save_waits:
             control.should_save, self.save_waits = True, False
+        self.trainer.end_step(control)
 
 
 class LoadedCheckpoints(TrainerCallback):
@@ -196,6 +204,14 @@ class CheckpointedTrainer(Trainer):
     @property
     def requested_steps(self) -> int:
         """Optimizer steps that the options and the data ask for."""
+        raise NotImplementedError
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the examples of this epoch."""
+        raise NotImplementedError
+
+    def end_step(self, control: TrainerControl) -> None:
+        """What follows a step, before anything is logged or written."""
         raise NotImplementedError
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
@@ -10,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from stepjepa.config.option import Names, unread_options
-from stepjepa.data.sources import FILE_SUFFIXES, RowSource
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import names_steps
 from stepjepa.errors import StepJepaError
 from stepjepa.modeling.load import is_preset
@@ -52,17 +51,7 @@ def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
     """A line for every option of data, evaluation and LoRA that the run does not read."""
     plain = RunOptions()
     changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
-    lines = []
-    splits = {_NAME.dataset_split: run.train_file, _NAME.eval_split: [run.eval_file] if run.eval_file else []}
-    for name, files in splits.items():
-        if name in changed and files and all(map(_is_local, files)):
-            lines.append(f"--{name} has no effect: the files have no splits")
-    return [*lines, *map(str, unread_options(run, changed))]
-
-
-def _is_local(file: str) -> bool:
-    """Whether it is a file of rows here, and not a data set of the Hub."""
-    return Path(file).suffix.lower() in FILE_SUFFIXES and Path(file).is_file()
+    return [str(option) for option in unread_options(run, changed)]
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
@@ -141,19 +130,6 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     files = "metrics.json, run.json, data_report.json, resolved.yaml"
     parts.append(("output", [f"{output}: model and records ({files})"]))
     lines = ["", *labelled(parts)]
-    losses = [
-        (entry["step"], entry[name])
-        for entry in trainer.state.log_history
-        for name in ("lm_loss", "jepa_loss")
-        if name in entry
-    ]
-    # Checkpoints up to version 0.2 keep a loss that is not finite as None.
-    broken = [step for step, loss in losses if loss is None or not math.isfinite(loss)]
-    if broken:
-        lines.append(
-            f"warning: the loss is not a finite number from step {broken[0]} on (of those in the log), so the model is of "
-            f"no use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
-        )
     return "\n".join([*lines, f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})"])
 
 

@@ -36,7 +36,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_positions
 from stepjepa.modeling.parts import gathered, has_experts, is_sharded, vocabulary_size
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.checkpoints import CheckpointedTrainer, SavesAtEpochEnds
+from stepjepa.training.checkpoints import CheckpointedTrainer, StepEvents
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
 from stepjepa.training.loss import FiniteWatch, GradientCosine, lbd_at, total_loss
@@ -76,25 +76,6 @@ class TargetEncoderCallback(TrainerCallback):
         """See `TrainerCallback`."""
         done = (state.global_step + 1) / max(state.max_steps, 1)
         self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
-
-
-class StepEvents(TrainerCallback):
-    """What a `JEPATrainer` does besides the Trainer when an epoch begins and when a step or an epoch ends."""
-
-    def __init__(self, trainer: JEPATrainer):
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.trainer.begin_epoch(int(state.epoch or 0))
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.trainer.end_step(control)
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.trainer.end_step(control)
 
 
 class JEPATrainer(CheckpointedTrainer):
@@ -223,8 +204,8 @@ class JEPATrainer(CheckpointedTrainer):
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
         self._view = RunDisplay(bool(args.disable_tqdm), metrics)
-        for callback in (self._view, SavesAtEpochEnds(), StepEvents(self)):
-            self.add_callback(callback)
+        self.add_callback(self._view)
+        self.add_callback(StepEvents(self))
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
