@@ -144,23 +144,16 @@ class StopAtEvaluation(TrainerCallback):
         self.value, self.patience = value, patience
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """See `TrainerCallback`. Raises ConfigError where there is no such metric."""
+        """See `TrainerCallback`."""
         if self.reason(args, state):
             control.should_training_stop = True
 
     def reason(self, args: TrainingArguments, state: TrainerState) -> str:
-        """Why the last evaluation ends the training, empty where it does not.
-
-        Raises:
-            ConfigError: the evaluation has no such metric.
-        """
+        """Why the last evaluation ends the training, empty where it does not."""
         evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
         if not evaluations:
             return ""
         name = str(args.metric_for_best_model).removeprefix("eval_")
-        if f"eval_{name}" not in evaluations[-1]:
-            known = ", ".join(key.removeprefix("eval_") for key in evaluations[-1] if key.startswith("eval_"))
-            raise ConfigError(f"metric_for_best_model is {name}; an evaluation has {known}")
         better = operator.gt if args.greater_is_better else operator.lt
         logged = [entry.get(f"eval_{name}") for entry in evaluations]
         values = [math.nan if value is None else value for value in logged]  # up to version 0.2 NaN was kept as None

@@ -21,6 +21,7 @@ from stepjepa.config.parser import build
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
 from stepjepa.errors import ConfigError, DataError, said
+from stepjepa.modeling.masks import FLEX, forward_only
 from stepjepa.modeling.trial import Verdict, exactness
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
@@ -154,15 +155,20 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
         if kind == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+        untrained = forward_only(run.attn_implementation or "", kind)
+        if untrained:
+            run.attn_implementation = None
         trainer = make_trainer(run, config)
         model: Any = trainer.model
-        attention = model.config.get_text_config()._attn_implementation
+        attention = FLEX if untrained else model.config.get_text_config()._attn_implementation
         served, verdict = attention, Verdict("")
         if trainer.setup.forward == "packed":
             with trainer.accelerator.autocast():
                 verdict = exactness(model, trainer.setup.vocabulary, attention, trainer.setup.predictor_ids)
         else:  # which the start-up trial has found exact
             served = trainer.setup.forward
+        if untrained:
+            return Tried(flags, served, verdict.fault, verdict.off)
         trainer.train()
         peak = torch.cuda.max_memory_allocated() if kind == "cuda" else nan
     except Exception as error:
