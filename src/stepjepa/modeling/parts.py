@@ -27,8 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
 
-_WINDOW = "sliding_window"
-_HEEDS, _HEAD = "_stepjepa_heeds_window", "_stepjepa_output_head"  # what was tried once, on the model
+_HEAD = "_stepjepa_output_head"  # what was tried once, on the model
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -173,51 +172,6 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
                 with torch.no_grad():
                     buffer.copy_(value)
             setattr(module, name, buffer)
-
-
-# Sliding windows
-
-
-@contextmanager
-def window_of(model: nn.Module, length: int) -> Iterator[None]:
-    """Within this context every sliding window of the model, in configurations and layers, has this length."""
-    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-    owners = [*configs.values(), *(text_config(config) for config in configs.values()), *model.modules()]
-    lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
-    changed = [(owner, own) for owner, own in lengths.values() if type(own) is int and own > 0]
-    try:
-        for owner, _ in changed:
-            setattr(owner, _WINDOW, length)
-        yield
-    finally:
-        for owner, own in changed:
-            setattr(owner, _WINDOW, own)
-
-
-def heeds_window(model: PreTrainedModel) -> bool:
-    """Whether the `sliding_window` of the configuration changes what the model computes; tried once.
-
-    A class that has no windows leaves such an entry in its configuration unread, and so must the masks.
-    """
-    if _HEEDS not in vars(model):
-        object.__setattr__(model, _HEEDS, _heeds(model))
-    return vars(model)[_HEEDS]
-
-
-def _heeds(model: PreTrainedModel) -> bool:
-    embedding = embedding_rows(model)
-    if not getattr(text_config(model.config), _WINDOW, None) or embedding.device.type == "meta":
-        return True
-    ids, states = torch.arange(5, 14, device=embedding.device)[None] % len(embedding), []
-    try:
-        with torch.no_grad(), unchanged(model):
-            for length in (2, 2 * ids.shape[1]):
-                with window_of(model, length):
-                    states.append(backbone(model)(input_ids=ids, use_cache=False)[0].float())
-    except Exception:
-        return True  # the start-up trial judges what does not run
-    short, wide = states
-    return not distance(short, wide) <= 1e-5
 
 
 # From last hidden states to logits

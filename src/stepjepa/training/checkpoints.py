@@ -503,16 +503,14 @@ class CheckpointedTrainer(Trainer):
     def create_model_card(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
         """Nothing: `save_model` has written the card with the model."""
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """As `Trainer.init_hf_repo`.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
-        if private is not None:  # which not every version of the Trainer takes as an argument
-            self.args.hub_private_repo = private
         with reaching_hub("the repository could not be made on the Hub, nothing was trained or uploaded"):
-            super().init_hf_repo(token=token)
+            super().init_hf_repo(*args, **kwargs)
 
     @property
     def upload_command(self) -> str:
@@ -526,7 +524,6 @@ class CheckpointedTrainer(Trainer):
         blocking: bool = True,
         token: str | None = None,
         revision: str | None = None,
-        private: bool | None = None,
     ) -> CommitInfo | None:
         """As `Trainer.push_to_hub`, of what `save_model` writes. It always waits for the upload.
 
@@ -535,7 +532,7 @@ class CheckpointedTrainer(Trainer):
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
-            self.init_hf_repo(token=token, private=private)
+            self.init_hf_repo(token=token)
         self.save_model()
         if not self.is_world_process_zero():
             return None

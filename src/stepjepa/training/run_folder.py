@@ -312,18 +312,17 @@ class RunFolder:
             ConfigError: there are checkpoints, none can be resumed from, and not all of them were cut short by a kill.
         """
         passed: list[str] = []
-        lost: list[str] = []
+        lost = ""
         for _, folder in sorted(self._numbered(), reverse=True):
             problem = _problem(folder)
             if problem is None:
                 return folder, passed
             passed.append(f"{folder}: {problem}")
-            if not _is_incomplete(folder):
-                lost.append(passed[-1])
+            if not lost and not _is_incomplete(folder):
+                lost = passed[-1]
         if lost:
-            more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost[0]}{more}; start over with "
+                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost}; start over with "
                 f"--{_NAME.overwrite_output_dir}, or give another --{_NAME.output_dir}"
             )
         return None, passed
