@@ -45,15 +45,8 @@ def place(tmp_path_factory):
 def options(place, out, bits, **more):
     given = {"train_file": str(place / "rows.jsonl"), "model_name": str(place / "base"), "output_dir": str(out)}
     given |= {"objective": "step_jepa", "lora": True, "lora_rank": 4, f"load_in_{bits}bit": True, "disable_tqdm": True}
-    return {
-        **given,
-        "max_steps": 3,
-        "logging_steps": 1,
-        "learning_rate": 0.01,
-        "lora_dropout": 0.0,
-        "save_strategy": "no",
-        **more,
-    }
+    given |= {"max_steps": 3, "logging_steps": 1, "learning_rate": 0.01, "lora_dropout": 0.0, "save_strategy": "no"}
+    return {**given, **more}
 
 
 # Without bitsandbytes
