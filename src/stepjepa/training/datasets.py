@@ -122,7 +122,8 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
     elif "view_refused" in report.examples_without_pairs:
         advice = f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
     elif report.first_without_target:
-        advice = f"name a column that holds text with --{_NAME.jepa_target_column}"
+        first = report.first_without_target
+        advice = f"name a column that holds text with --{_NAME.jepa_target_column} (first: {first})"
     elif find_objective(options.objective)(options).needs_steps:
         other = f"--{_NAME.objective} llm_jepa, which needs no steps"
         advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {other}, or with {plain}"
