@@ -214,8 +214,6 @@ class RunFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"--{_NAME.output_dir} {self.path}: is a file; give a folder")
         check_writable(self.path)
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
