@@ -35,6 +35,7 @@ _MODEL_FILES = re.compile(
 _SAMPLES, _SAMPLE_BYTES = 64, 2**15  # of a large file of a model
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is refused before all of it is read
 _SKIPPED_AT_ONCE = 2**20
+_MOST_NESTED = 100  # lists and objects inside each other in JSON
 _MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
 
 
@@ -170,9 +171,19 @@ def parse_json(text: str | bytes) -> object:
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        return json.loads(text, parse_int=_whole_number)
+        value = json.loads(text, parse_int=_whole_number)
+        # What the decoder still reads, code that walks through it may not. Few texts have so many brackets.
+        if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
+            raise RecursionError
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    return value
+
+
+def _depth(value: object) -> int:
+    """How deeply lists and objects are nested in each other."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _whole_number(digits: str) -> int:
