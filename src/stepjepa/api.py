@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from stepjepa.study.run import StudyResult
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.doctor import Diagnosis
+    from stepjepa.training.options import RunOptions
     from stepjepa.training.run import TrainResult
-    from stepjepa.training.run_options import RunOptions
 
 __all__ = [
     "analyze",
@@ -88,8 +88,8 @@ def train(**options: Any) -> TrainResult:
     from stepjepa.config.parser import build, command_line
     from stepjepa.config.spellings import by_our_names
     from stepjepa.training.config import JEPAConfig
+    from stepjepa.training.options import RunOptions
     from stepjepa.training.run import AGAIN, run_training
-    from stepjepa.training.run_options import RunOptions
     from stepjepa.training.summary import run_notes
     from stepjepa.utils.failures import explaining
     from stepjepa.utils.terminal import is_main_process, say
@@ -117,8 +117,8 @@ def train(**options: Any) -> TrainResult:
 
 def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
     from stepjepa.config.option import options_of
-    from stepjepa.training.run_options import RunOptions
-    from stepjepa.utils.ray import in_workers
+    from stepjepa.training.options import RunOptions
+    from stepjepa.utils.parallel import in_workers
 
     options_of(RunOptions)[name.ray_workers].check(workers := options.pop(name.ray_workers))
 
@@ -288,7 +288,7 @@ def doctor(**options: Any) -> Diagnosis:
     Raises:
         ConfigError, DataError: the model or the data cannot be used.
     """
-    from stepjepa.training.run_options import DoctorOptions
+    from stepjepa.training.options import DoctorOptions
 
     checked = _options(DoctorOptions, options)
     from stepjepa.training.doctor import doctor as run

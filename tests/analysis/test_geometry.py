@@ -25,7 +25,7 @@ from stepjepa.analysis.geometry import (
     unit_rows,
 )
 from stepjepa.errors import DataError
-from stepjepa.modeling.collapse import effective_rank
+from stepjepa.modeling.card import effective_rank
 
 N, D = 200, 48
 

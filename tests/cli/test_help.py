@@ -11,8 +11,7 @@ import pytest
 
 from stepjepa.cli.main import COMMANDS, main
 from stepjepa.config.option import options_of
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from support.reports import write_run
 
 

@@ -10,7 +10,7 @@ from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 
 
 @pytest.mark.parametrize(

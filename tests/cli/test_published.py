@@ -12,7 +12,7 @@ from stepjepa.cli.main import main
 from stepjepa.config.parser import StrictParser, build
 from stepjepa.config.spellings import published
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from support.rows import step_rows, write
 
 SYSTEM = {"role": "system", "content": "You are a helpful assistant. Solve the problem step by step."}

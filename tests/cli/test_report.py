@@ -6,8 +6,8 @@ import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
-from stepjepa.training.run_options import RunOptions
 from support.reports import page_data, write, write_pair, write_run
 from support.rows import step_rows
 

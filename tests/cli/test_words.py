@@ -12,10 +12,9 @@ from stepjepa.config.option import options_of
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import PUBLISHED, published
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.terminal import only_results, say
 from support.rows import write
 

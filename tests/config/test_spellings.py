@@ -19,7 +19,7 @@ from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig, check_arguments
-from stepjepa.training.run_options import RunOptions, inherited_names
+from stepjepa.training.options import RunOptions, inherited_names
 from stepjepa.training.trainer import JEPATrainer
 
 # The fields of `TrainingArguments` of transformers 4.57.6, and those of 4.10 to 4.46 that it has no more.

@@ -17,7 +17,8 @@ from stepjepa.evaluation import nll
 from stepjepa.evaluation.questions import read_questions
 from stepjepa.evaluation.run import evaluate_model
 from stepjepa.evaluation.system import SystemPrompt
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from support.models import ARCHITECTURES, tiny_model

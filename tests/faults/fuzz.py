@@ -296,7 +296,7 @@ FLAGS = [
     ("analyze {rows} --models {run} --output_dir {out} --layers -1", "analysis.options:AnalyzeOptions",
      "from_states base_model output_dir"),
     (SHORT_TRAIN, "training.config:JEPAConfig", LEFT_OUT),
-    (SHORT_TRAIN, "training.run_options:RunOptions", "debug_level"),
+    (SHORT_TRAIN, "training.options:RunOptions", "debug_level"),
 ]  # fmt: skip
 
 

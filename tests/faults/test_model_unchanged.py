@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from support.models import tiny_model

@@ -23,8 +23,7 @@ from stepjepa.study.plan import write_plan
 from stepjepa.study.reading import read_options
 from stepjepa.study.records import StudyRunFolder
 from stepjepa.study.spec import StudyOptions, all_runs
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.training.summary import run_options_unread
 from support.answers import TEST
 from support.rows import step_rows, write
@@ -180,16 +179,13 @@ def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):
         return run_options_unread(RunOptions(train_file=[file], **options), set(changed))
 
     assert notes() == []  # as resolved.yaml has them
-    no_splits = "--dataset_split has no effect: the files have no splits"
     assert notes(**changed) == [
-        no_splits,
         "--eval_split has no effect without --eval_file",
         "--eval_samples has no effect without --eval_metrics",
         "--eval_max_new_tokens has no effect without --eval_metrics",
     ]
     given = {**changed, "eval_metrics": ["exact"]}
-    assert notes(eval_file=rows, **given) == [no_splits, no_splits.replace("dataset", "eval")]
-    assert notes("openai/gsm8k:main", eval_file="openai/gsm8k:main", **given) == []
+    assert notes(eval_file=rows, **given) == []
 
 
 def test_a_picture_that_needs_matplotlib_is_refused_before_the_page_is_written(tmp_path, capsys, monkeypatch):

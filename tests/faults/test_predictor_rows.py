@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.analysis.states import load_states
 from stepjepa.cli.main import main
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.sampling import FILLER, Draw
 from support import training
 from support.models import tiny_model

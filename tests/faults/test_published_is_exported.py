@@ -21,7 +21,7 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors, export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from stepjepa.utils.files import mismatch
 from support.families import family_model
 from support.models import tiny_model
@@ -59,10 +59,11 @@ def fake_hub(patch):
         found.down = found.down_later
         return SimpleNamespace(repo_id=f"me/{repo_id.rpartition('/')[2]}")
 
-    def upload_folder(self, *, repo_id, folder_path, **kwargs):
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns, **kwargs):
         if found.down:
             raise OSError(NO_NETWORK)
-        found.uploads.append((repo_id, contents(folder_path)))
+        files = {name: content for name, content in contents(folder_path).items() if name in allow_patterns}
+        found.uploads.append((repo_id, files))
         return SimpleNamespace(repo_url=repo_id)
 
     patch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
@@ -155,15 +156,17 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path, pushed, capsys):
 
 @pytest.mark.parametrize("kind", ["kept", "merged"])
 def test_what_python_pushes_is_what_save_model_writes(tmp_path, tokenizer, hub, kind):
-    """The output folder is not written to; others may read what is."""
+    """Others may read it."""
     peft = lora_config(2) if kind == "merged" else None
     one = trainer(tmp_path, tokenizer, peft, keep_predictors=kind == "kept", merge_lora=True if peft else None)
     one.train()
     one.save_model()
     run = tmp_path / "out"
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    before = contents(run)
     one.push_to_hub()
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert {name: content for name, content in contents(run).items() if name != "README.md"} == {
+        name: content for name, content in before.items() if name != "README.md"
+    }
     ((_, uploaded),) = hub.uploads
     card = uploaded["README.md"].replace(b"run", b"out")  # the names of repository and folder
     assert card == (run / "README.md").read_bytes().replace(b"run", b"out")

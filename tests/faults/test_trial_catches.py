@@ -22,7 +22,8 @@ from stepjepa.evaluation.nll import answer_losses
 from stepjepa.forest import visibility
 from stepjepa.modeling import masks, trial
 from stepjepa.modeling.forward import attach_forest_forward
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.parts import output_head, tolerance
 from stepjepa.modeling.trial import exactness
 from stepjepa.training.config import JEPAConfig

@@ -19,12 +19,14 @@ from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.visibility import additive_mask, block_mask
 from stepjepa.losses.lm import linear_cross_entropy_sum
+from stepjepa.modeling.extras import placed_predictors
 from stepjepa.modeling.flops import ModelCost
-from stepjepa.modeling.load import load_model, lora_config
+from stepjepa.modeling.load import load_model
+from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.masks import FLEX
 from stepjepa.modeling.parts import vocabulary_size
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import placed_predictors, set_up_model
+from stepjepa.training.setup import set_up_model
 from support import families
 from support.models import Views, made_up_example
 from support.rows import step_rows, write

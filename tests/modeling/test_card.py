@@ -17,7 +17,8 @@ from huggingface_hub import ModelCard
 from stepjepa.api import evaluate, export, train
 from stepjepa.cli.main import main
 from stepjepa.modeling import card as cards
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config
 from support.rows import step_rows, write
 from support.tokenizers import fresh
 from support.training import trainer_for

@@ -20,7 +20,8 @@ from stepjepa.modeling.extras import (
     with_predictors,
 )
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import add_lora, load_model, load_tokenizer, lora_config
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import add_lora, lora_config
 from stepjepa.modeling.parts import vocabulary_size
 
 

@@ -17,7 +17,7 @@ from stepjepa.api import train
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.lora import token_rows, untrained_rows
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.training.setup import set_up_model
 from stepjepa.training.summary import rate_line
 from support.models import tiny_model
@@ -63,16 +63,8 @@ def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml
     base = model_for(chatml, tmp_path / "base", tied)
     ids = torch.randint(0, len(chatml), (2, 9), generator=torch.Generator().manual_seed(0))
     before = base(ids).logits
-    trainer = trainer_for(
-        tmp_path,
-        chatml,
-        step_rows(8),
-        model=base,
-        peft=LoraConfig(**LINEAR, **more),
-        predictors=1,
-        max_steps=3,
-        **STEPS,
-    )
+    peft = LoraConfig(**LINEAR, **more)
+    trainer = trainer_for(tmp_path, chatml, step_rows(8), model=base, peft=peft, predictors=1, max_steps=3, **STEPS)
     trainer.train()
     trained = trainer.model.eval()(ids).logits
     assert (trained - before).abs().max() > 0.01
@@ -199,6 +191,9 @@ def test_the_learning_rate_of_lora(given, tmp_path, tokenizer):
     )
 
 
+RATE = "learning rate"
+
+
 @pytest.mark.parametrize(
     ("run", "rate", "expected"),
     [
@@ -208,13 +203,9 @@ def test_the_learning_rate_of_lora(given, tmp_path, tokenizer):
         (
             {"model_name": "m"},
             2e-4,
-            "learning rate 0.0002 (high for all weights of a pretrained model: the default is 2e-05)",
+            f"{RATE} 0.0002 (high for all weights of a pretrained model: the default is 2e-05)",
         ),
-        (
-            {"model_name": "tiny"},
-            2e-5,
-            "learning rate 2e-05 (low for a model from random weights: the default is 0.001)",
-        ),
+        ({"model_name": "tiny"}, 2e-5, f"{RATE} 2e-05 (low for a model from random weights: the default is 0.001)"),
         ({"model_name": "m", "pretrain": True, "lora": True}, None, "learning rate 0.001"),
     ],
 )

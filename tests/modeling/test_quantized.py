@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from stepjepa.api import analyze, evaluate, train
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config, quantization
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config, quantization
 from stepjepa.modeling.parts import causal_lm, tolerance
 from support.rows import step_rows, write
 from support.training import STEPS, trainer_for
@@ -44,15 +45,8 @@ def place(tmp_path_factory):
 def options(place, out, bits, **more):
     given = {"train_file": str(place / "rows.jsonl"), "model_name": str(place / "base"), "output_dir": str(out)}
     given |= {"objective": "step_jepa", "lora": True, "lora_rank": 4, f"load_in_{bits}bit": True, "disable_tqdm": True}
-    return {
-        **given,
-        "max_steps": 3,
-        "logging_steps": 1,
-        "learning_rate": 0.01,
-        "lora_dropout": 0.0,
-        "save_strategy": "no",
-        **more,
-    }
+    given |= {"max_steps": 3, "logging_steps": 1, "learning_rate": 0.01, "lora_dropout": 0.0, "save_strategy": "no"}
+    return {**given, **more}
 
 
 # Without bitsandbytes
@@ -86,7 +80,7 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch, tmp_path
 @pytest.fixture
 def stand_in(monkeypatch):
     """Nothing of bitsandbytes but that it can be imported."""
-    monkeypatch.setattr("stepjepa.modeling.load.library", lambda name, extra: SimpleNamespace(name=name))
+    monkeypatch.setattr("stepjepa.modeling.lora.library", lambda name, extra: SimpleNamespace(name=name))
 
 
 def test_what_is_asked_of_bitsandbytes(stand_in):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from stepjepa.inspect.figure import COLOURS
 from stepjepa.inspect.record import luminance
 from stepjepa.report.charts import (
     BOTTOM,
@@ -17,7 +18,6 @@ from stepjepa.report.charts import (
     thin,
     ticks,
 )
-from stepjepa.utils.series import COLOURS
 from support.colours import assert_told_apart
 
 

@@ -21,7 +21,8 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from stepjepa.generation.local import generate_batch
-from stepjepa.modeling.load import load_tokenizer, lora_config
+from stepjepa.modeling.load import load_tokenizer
+from stepjepa.modeling.lora import lora_config
 from support.models import tiny_model
 from support.rows import step_rows
 from support.training import Options, logs_of, trainer_for

@@ -9,8 +9,9 @@ import torch
 from stepjepa.data.types import Batch
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import TwoPassCollator
+from stepjepa.modeling.extras import placed_predictors
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import make_collator, placed_predictors, set_up_model
+from stepjepa.training.setup import make_collator, set_up_model
 from support.families import EXAMPLES, examples_with, family_model, own_loss, own_losses
 
 TOLERANCE = 1e-4

@@ -1,15 +1,11 @@
-"""A run that is killed and resumed ends with the weights and the log of a run that was not, bit for bit; what is written."""
+"""A run that is resumed ends with the weights and the log of a run that was not interrupted, bit for bit; what is written.
+
+A kill at every file operation of the command is in tests/faults/kill.py."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,56 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import lora_config
-from stepjepa.training.run_folder import RunFolder
-from support.rows import step_rows, write
+from stepjepa.modeling.lora import lora_config
+from support.rows import step_rows
 from support.training import STEPS, Options, logs_of, trainer_for
-
-FLAGS = (
-    "--model_name tiny --step_jepa --step_pairs all --lbd 0.5 --jepa_ratio 0.6 --num_epochs 3 --batch_size 2 "
-    "--grad_accum 2 --save_steps 4 --save_total_limit 2 --logging_steps 1 --disable_tqdm true --seed 5"
-)
-STREAMED = "--streaming --shuffle_buffer 12 --max_steps 24 --train_sampling_strategy group_by_length"
-
-
-def start(output: Path, data: str, *flags: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "stepjepa", "train", "--train_file", data, "--output_dir", str(output)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, *FLAGS.split(), *flags], env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
-
-
-def finish(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err[-3000:]
-    return out + err
-
-
-def kill_after_checkpoint(process: subprocess.Popen, output: Path) -> None:
-    """SIGKILL while training continues after the first checkpoint."""
-    deadline = time.monotonic() + 120
-    while RunFolder(output).checkpoint is None:
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < deadline, "no checkpoint in time"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-
-
-# A kill at every file operation, without processes, is in tests/faults/kill.py.
-@pytest.mark.long
-@pytest.mark.parametrize("flags", ["", "--lora --lora_rank 4", STREAMED], ids=["full", "lora_dropout", "streamed"])
-def test_killed_and_resumed_equals_uninterrupted(tmp_path, flags):
-    data = write(tmp_path / "rows.jsonl", step_rows(30))
-    whole = start(tmp_path / "whole", data, *flags.split())
-    killed = start(tmp_path / "killed", data, *flags.split())
-    kill_after_checkpoint(killed, tmp_path / "killed")
-    assert not (tmp_path / "killed" / "model.safetensors").exists(), "the run had ended before it was killed"
-    finish(whole)
-    output = finish(start(tmp_path / "killed", data, *flags.split(), "--resume_from_checkpoint", "true"))
-    assert "resumed from checkpoint-" in output and "missing keys" not in output  # a tied head is saved once
-    expected = (tmp_path / "whole" / "model.safetensors").read_bytes()
-    assert (tmp_path / "killed" / "model.safetensors").read_bytes() == expected
-
 
 TUBE: Options = {"objective": "semantic_tube", "tube_length_adjustment": "cosine_like", "tube_times": 2}
 SAVED: Options = {"save_strategy": "steps", "save_steps": 2}

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from stepjepa.modeling.extras import target_encoder
 from stepjepa.modeling.forward import causal_lm
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.trainer import JEPATrainer
 from support import training
 from support.models import tiny_model

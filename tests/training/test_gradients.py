@@ -9,7 +9,7 @@ import torch
 
 from stepjepa.data.types import LM
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import lora_config
+from stepjepa.modeling.lora import lora_config
 from support.rows import step_rows, write
 from support.training import STEPS, batch_of, logs_of, name_of, trainer_for
 
@@ -53,14 +53,18 @@ def test_it_is_the_cosine_of_two_backward_passes(tmp_path, tokenizer, options):
     assert log["gradient_cosine_layer_0"] == pytest.approx(first, abs=1e-4) and abs(first - every) > 1e-4
 
 
-def test_a_loss_that_knows_one_backward_pass_is_compared(tmp_path, tokenizer, monkeypatch):
+CHECKPOINTED = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+
+@pytest.mark.parametrize(("rows", "options"), [(4, {}), (10_000, CHECKPOINTED)], ids=["chunks", "checkpointing"])
+def test_logits_in_chunks_and_checkpointing_give_the_same(tmp_path, tokenizer, monkeypatch, rows, options):
     found = []
-    for rows in (10_000, 4):  # logits at once, then in chunks
-        monkeypatch.setattr("stepjepa.losses.lm.chunk_rows", lambda *_, rows=rows: rows)
-        trainer = trainer_for(tmp_path, tokenizer, **MEASURED)
+    for chunk, more in ((10_000, {}), (rows, options)):
+        monkeypatch.setattr("stepjepa.losses.lm.chunk_rows", lambda *_, chunk=chunk: chunk)
+        trainer = trainer_for(tmp_path, tokenizer, **MEASURED, **more)
         trainer.train()
         found.append([log["gradient_cosine"] for log in cosines_of(trainer).values()])
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert len(found[0]) == 2 and found[0] == pytest.approx(found[1], abs=1e-4)
 
 
 @pytest.mark.parametrize("logging_steps", [1, 3])
@@ -92,15 +96,6 @@ def test_it_is_logged_every_so_many_steps_and_changes_nothing(tmp_path, tokenize
 def test_what_has_one_backward_pass_is_refused(tmp_path, tokenizer, options, why):
     with pytest.raises(ConfigError, match=f"log_gradient_cosine: .*{why}"):
         trainer_for(tmp_path, tokenizer, **MEASURED, **options)
-
-
-def test_checkpointing_that_knows_several_passes_gives_the_same(tmp_path, tokenizer):
-    found = []
-    for kwargs in ({}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}):
-        trainer = trainer_for(tmp_path, tokenizer, **{**MEASURED, **kwargs})
-        trainer.train()
-        found.append([log["gradient_cosine"] for log in cosines_of(trainer).values()])
-    assert found[0] == pytest.approx(found[1], abs=1e-5)
 
 
 @pytest.mark.long

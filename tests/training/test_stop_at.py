@@ -54,12 +54,22 @@ def test_a_metric_that_rises(tmp_path):
     assert train(tmp_path / "high", *flags, 1.1) == 0 and read(tmp_path / "high")[0] == 12
 
 
-def test_a_value_without_its_metric_is_refused(tmp_path, capsys):
-    flags = ("--eval_file", tmp_path / "rows.jsonl")
-    assert train(tmp_path / "out", *flags, "--stop_at", 1) == 2
-    assert "--stop_at needs --eval_strategy and --metric_for_best_model" in one_line(capsys.readouterr().err)
-    assert train(tmp_path / "out", *flags, *EVALUATED, "exact", "--stop_at", 1) == 2
-    assert "metric_for_best_model is exact; an evaluation has loss, lm_loss" in one_line(capsys.readouterr().err)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--stop_at 1", "--stop_at needs --eval_strategy and --metric_for_best_model"),
+        ("--eval_strategy steps --metric_for_best_model exact --stop_at 1", "an evaluation has loss, lm_loss"),
+        ("--early_stopping_patience 2 --eval_strategy steps", "--early_stopping_patience needs --eval_strategy and"),
+        (
+            "--early_stopping_patience 2 --metric_for_best_model lm_loss",
+            "--early_stopping_patience needs --eval_strategy",
+        ),
+        ("--early_stopping_patience 0", "early_stopping_patience is 0; it must be at least 1"),
+    ],
+)
+def test_a_rule_without_its_metric_is_refused(flags, said, tmp_path, capsys):
+    assert train(tmp_path / "out", "--eval_file", tmp_path / "rows.jsonl", *flags.split()) == 2
+    assert said in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.slow
@@ -78,17 +88,6 @@ def test_patience_counts_the_evaluations_without_a_better_one(tmp_path, capsys):
     assert "complete, 6 of 6 steps" in capsys.readouterr().out
     assert resume(out, *flags[:-1], 4) == 0  # which waits longer
     assert read(out)[0] == 10
-
-
-def test_what_patience_needs(tmp_path, capsys):
-    flags = ("--eval_file", tmp_path / "rows.jsonl", "--early_stopping_patience")
-    assert train(tmp_path / "out", *flags, 2, "--eval_strategy", "steps") == 2
-    needs = "--early_stopping_patience needs --eval_strategy and --metric_for_best_model"
-    assert needs in one_line(capsys.readouterr().err)
-    assert train(tmp_path / "out", *flags, 2, "--metric_for_best_model", "lm_loss") == 2
-    assert needs in one_line(capsys.readouterr().err)
-    assert train(tmp_path / "out", *flags, 0) == 2
-    assert "early_stopping_patience is 0; it must be at least 1" in one_line(capsys.readouterr().err)
 
 
 def test_patience_stops_where_transformers_does():

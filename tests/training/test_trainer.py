@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
+from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.sampling import Draw
 from stepjepa.training.trainer import JEPATrainer
@@ -168,24 +169,15 @@ def test_what_takes_no_mask_falls_back_to_two_pass(tmp_path, tokenizer, caplog):
         JEPATrainer(trainer.model, trainer.args, step_rows(4), processing_class=tokenizer)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 64.0, "original_max_position_embeddings": 32}
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "warned"),
     [
         ("llama", {"max_position_embeddings": 32}, True),
         ("llama", {"max_position_embeddings": 4096}, False),
-        (
-            "llama",
-            {
-                "max_position_embeddings": 32,
-                "rope_parameters": {
-                    "rope_type": "yarn",
-                    "rope_theta": 10000.0,
-                    "factor": 64.0,
-                    "original_max_position_embeddings": 32,
-                },
-            },
-            False,
-        ),
+        ("llama", {"max_position_embeddings": 32, "rope_parameters": YARN}, False),
         ("gpt2", {"n_positions": 128}, False),  # its rows are cut
     ],
 )

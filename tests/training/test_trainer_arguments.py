@@ -16,7 +16,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
 from support.models import tiny_model
-from support.rows import step_rows, write
+from support.rows import step_rows
 
 ROWS = step_rows(8)
 # What cannot run, and why; everything else must.
@@ -135,23 +135,6 @@ def test_plain_training_arguments_are_converted(trainer):
 def test_arguments_that_would_be_ignored_are_refused(name, trainer):
     with pytest.raises(ConfigError, match=f"takes no {name}"):
         trainer(extra={name: lambda *args: None})
-
-
-def test_a_stream_finds_its_batch_size(trainer, tmp_path, monkeypatch):
-    file = write(tmp_path / "rows.jsonl", ROWS)
-    options = {"streaming": True, "shuffle_buffer": 8, "auto_find_batch_size": True, "max_steps": 2}
-    made = trainer(rows=file, report_to="none", **options)
-    sizes, step = [], made.training_step
-
-    def full(model, inputs, *args, **kwargs):
-        sizes.append(int(inputs.rows.example.max()) + 1)
-        if sizes[-1] > 2:
-            raise RuntimeError("CUDA out of memory.")
-        return step(model, inputs, *args, **kwargs)
-
-    monkeypatch.setattr(made, "training_step", full)
-    assert made.train().global_step == 2
-    assert sizes[0] == 4 and sizes[-2:] == [2, 2]
 
 
 @pytest.mark.slow

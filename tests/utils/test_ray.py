@@ -16,7 +16,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.utils.files import checksum
-from stepjepa.utils.ray import in_workers
+from stepjepa.utils.parallel import in_workers
 from support.rows import lines, write
 from support.sharding import launch
 
@@ -81,13 +81,6 @@ def test_a_run_of_a_study_is_begun_again_where_its_process_is_lost(tmp_path):
     assert first["metrics"] == second["metrics"]
     assert json.loads((tmp_path / "b" / run / "trained.json").read_text())["resumed_at_step"] >= 5
     assert (tmp_path / "b" / run / "train.log").read_text().count("--- ") == 2
-
-
-def test_wrong_parameters_are_told(tmp_path, capsys):
-    (tmp_path / "study.yaml").write_text(STUDY)
-    words = ["study", str(tmp_path / "study.yaml"), "--output_dir", str(tmp_path / "out"), "--executor", "ray"]
-    assert main([*words, "--set", "ray.cpu=1"]) == 2
-    assert "ray: Invalid option keyword cpu for remote functions" in capsys.readouterr().err
 
 
 INTERRUPT = partial(os.kill, os.getpid(), signal.SIGINT)

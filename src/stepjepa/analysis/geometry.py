@@ -15,7 +15,7 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.errors import DataError
-from stepjepa.modeling.collapse import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_rank
+from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_rank
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that

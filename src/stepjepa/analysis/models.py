@@ -18,12 +18,11 @@ from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.record import TrainingRecord, read_record
 from stepjepa.generation.place import Place, load_place, load_place_tokenizer
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, predictor_names, trained_extras
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, placed_predictors, predictor_names, trained_extras
 from stepjepa.modeling.forward import causal_lm, known_layers
 from stepjepa.objectives.base import objective_of, trained_pairs
 from stepjepa.training.datasets import chat_tokenizer
 from stepjepa.training.options import ExampleOptions, JEPAOptions
-from stepjepa.training.setup import placed_predictors
 
 _NAME = Names(JEPAOptions, AnalyzeOptions)
 # Of a run's own options these are about its files; its tokenizer brings its template.

@@ -13,7 +13,7 @@ from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryN
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike
 from stepjepa.errors import DataError
-from stepjepa.modeling.collapse import collapse_words
+from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
 _MOST_STEPS = 9  # columns that fit next to a name

@@ -16,10 +16,9 @@ import numpy as np
 
 from stepjepa.analysis.geometry import check_views
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.inspect.figure import WIDTH
+from stepjepa.inspect.figure import COLOURS, WIDTH, series_style
 from stepjepa.inspect.figure import save_figure as save_figure  # of every figure
 from stepjepa.utils.failures import library
-from stepjepa.utils.series import COLOURS, series_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

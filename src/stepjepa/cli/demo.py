@@ -13,8 +13,7 @@ from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
 from stepjepa.study.demo import DemoOptions
 from stepjepa.study.spec import Scoring
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.terminal import print_text
 
 # Flags of version 0.2 -> where the demo's study has the value.

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from stepjepa.api import doctor
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
-from stepjepa.training.run_options import DoctorOptions
+from stepjepa.training.options import DoctorOptions
 from stepjepa.utils.terminal import print_json, print_text
 
 

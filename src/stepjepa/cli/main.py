@@ -19,7 +19,7 @@ from types import ModuleType
 from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.utils.terminal import only_results, open_missing_streams, print_error, print_text, stdout_trouble
+from stepjepa.utils.terminal import only_results, print_error, print_text, stdout_trouble
 from stepjepa.version import __version__
 
 # What each command does; its module has its name.
@@ -58,7 +58,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return the process's exit status: 0 done, 1 a run that broke or the system's trouble, 2 the user's
     mistake, 130 interrupted, 141 where the reader of standard output has gone."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    open_missing_streams()
     status = 0
     try:
         status = _dispatch(argv)

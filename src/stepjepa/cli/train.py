@@ -14,8 +14,7 @@ from stepjepa.api import train
 from stepjepa.config.option import Names
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import PUBLISHED, published
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import COMMON, RunOptions, TrainerOptions, inherited_names
+from stepjepa.training.options import COMMON, JEPAOptions, RunOptions, TrainerOptions, inherited_names
 from stepjepa.utils.terminal import is_main_process, print_text, show_log
 
 _FIRST, _LAST = "options run model method loss views".split(), "data lora output".split()

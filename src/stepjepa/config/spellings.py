@@ -219,6 +219,7 @@ LEFT: dict[str, Answer] = {
         "--dataset_num_proc N, and --streaming reads large data while the model trains",
         idle=("none",),
     ),
+    "keep_losses": Answer("", "was removed: the losses of every log entry are a line above the bar", ("false", "true")),
     "geometry": Answer(
         "",
         "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a folder of its own",

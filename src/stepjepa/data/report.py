@@ -156,14 +156,6 @@ class StepCounts(Counts):
         return lines
 
 
-# Words of the report's lines.
-MEANINGS = {
-    "pairs": "a source and the target that it predicts",
-    "p50": "half of the rows are as short (p90: nine in ten)",
-    "labelled": "tokens that the LM loss is over",
-}
-
-
 @dataclass
 class RowCounts(Counts):
     """Rows of a data set that were read.

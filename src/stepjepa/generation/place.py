@@ -21,15 +21,16 @@ from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.protocol import Generator
 from stepjepa.generation.vllm import VllmGenerator
 from stepjepa.modeling.export import export_problem
-from stepjepa.modeling.gguf import GGUF_SUFFIX, gguf_file
 from stepjepa.modeling.load import (
+    GGUF_SUFFIX,
     check_local,
+    gguf_file,
     is_preset,
     load_adapter,
     load_model,
     load_tokenizer,
-    quantization,
 )
+from stepjepa.modeling.lora import quantization
 from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
 

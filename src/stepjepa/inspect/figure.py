@@ -355,3 +355,39 @@ def spread(places: Sequence[float], distance: float, low: float, high: float) ->
         moved[index] = min(moved[index], high)
         high = moved[index] - distance
     return moved
+
+
+# The series of a figure and of the report's page: their colours differ under deuteranopia too, their lines in the dashes.
+
+
+class Colour(NamedTuple):
+    """A colour on light and on dark paper."""
+
+    light: str
+    dark: str
+
+
+COLOURS = (
+    Colour("#0072b2", "#5cb8f0"),
+    Colour("#c14f00", "#ff8a3d"),
+    Colour("#1b2028", "#e6e9ef"),
+    Colour("#d17392", "#b5668f"),
+    Colour("#007a3d", "#ffe14d"),
+    Colour("#3d2bff", "#4f7bff"),
+    Colour("#8a1c5c", "#6f9a52"),
+)
+
+
+SERIES = len(COLOURS)  # and as many dashes and markers, where a figure has them
+
+
+def series_style(index: int) -> tuple[int, int]:
+    """The numbers of the colour and of the dashes of series `index`: 49 of them differ, the first 7 in both."""
+    return index % SERIES, (index + index // SERIES) % SERIES
+
+
+def series_rules() -> str:
+    """The colours as rules of a page's style: ``--c`` of the classes ``c0``, ``c1``, ..."""
+    return "".join(
+        f".c{number} {{ --c: light-dark({one.light}, {one.dark}); }}\n" for number, one in enumerate(COLOURS)
+    )

@@ -57,8 +57,7 @@ class RowForm:
     @classmethod
     def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> RowForm:
         """That of a run with checked options; loads torch."""
-        from stepjepa.modeling.extras import predictor_names
-        from stepjepa.training.setup import placed_predictors
+        from stepjepa.modeling.extras import placed_predictors, predictor_names
 
         objective, size = objective_of(method), len(tokenizer)
         different = (1 if method.same_predictor else objective.predictors) if objective.predictors else 0

@@ -24,7 +24,6 @@ from stepjepa.data.tokens import answer_end, kept_predictors, stop_ids
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
-    OLD_HEAD_FILE,
     PREDICTORS_FILE,
     attach_saved,
     is_extra,
@@ -97,7 +96,7 @@ def export_model(
         share(folder)
         written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         # What an earlier export has left would be read together with, or in place of, what is written now.
-        stale = {PREDICTORS_FILE, OLD_HEAD_FILE, *(listed_files(target) or ())}
+        stale = {PREDICTORS_FILE, *(listed_files(target) or ())}
         stale |= _MODEL if "config.json" in written else set()
         (target / MANIFEST).unlink(missing_ok=True)
         for name in written:

@@ -1,4 +1,5 @@
-"""What training adds to a causal LM: predictor rows, a head and the objective's modules, and the EMA target encoder.
+"""What training adds to a causal LM: predictor tokens (names, ids, order and rows), a head, the objective's modules, and the
+EMA target encoder.
 
 The ids of the K predictor tokens are V .. V+K-1, where V is the number of rows of the model's input embedding. Their rows
 are a module of their own; the embedding is never resized. In a batch's forward, a hook on the embedding puts them in where
@@ -31,13 +32,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.load import check_finite
-from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, plain_module, vocabulary_size
-from stepjepa.modeling.sharding import free_gathered, like, local, whole, whole_weights
+from stepjepa.modeling.parts import (
+    causal_lm,
+    embedding_rows,
+    free_gathered,
+    is_sharded,
+    like,
+    local,
+    plain_module,
+    vocabulary_size,
+    whole,
+    whole_weights,
+)
+from stepjepa.objectives.options import PredictorOptions
 from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
 EMA_FILE = "target_encoder.safetensors"
-OLD_HEAD_FILE = "jepa_head.safetensors"  # of version 0.1, which kept the rows in the vocabulary of its checkpoints
 ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."  # the names in it, or how they begin
 _GROUPS = "groups"  # in its metadata; a file of earlier versions has one group
 _EXTRAS = "jepa"  # the submodule
@@ -48,6 +59,16 @@ def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
     """``<|predictor_1|>`` .. ``<|predictor_K|>``; of several groups ``<|predictor_g_k|>``, one group after the other."""
     parts = [""] if len(groups) == 1 else [f"{group}_" for group in groups]
     return [f"<|predictor_{part}{number}|>" for part in parts for number in range(1, count + 1)]
+
+
+def placed_predictors(ids: Sequence[int], options: PredictorOptions, groups: int) -> tuple[int, ...]:
+    """The ids of the K predictors of every group in the order in which they stand after a source."""
+    placed: list[int] = []
+    for group in range(groups):
+        own = list(ids[group * len(ids) // groups : (group + 1) * len(ids) // groups])
+        own *= options.predictors or 0 if options.same_predictor else 1
+        placed += own[::-1] if options.predictor_order == "descending" else own
+    return tuple(placed)
 
 
 def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, names: Sequence[str]) -> list[int]:
@@ -405,17 +426,12 @@ def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_he
         ConfigError: the file is damaged, or of a model of another width or vocabulary.
     """
     path, parts = Path(folder) / PREDICTORS_FILE, (ROWS, HEAD) if with_head else (ROWS,)
-    old = Path(folder) / OLD_HEAD_FILE
-    if not path.is_file() and not old.is_file():
+    if not path.is_file():
         return None
     try:
-        groups, weights = [1], dict[str, torch.Tensor]()
-        if path.is_file():
-            with safe_open(path, "pt") as file:
-                groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
-                weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(parts)}  # noqa: SIM118
-        elif with_head:
-            path, weights = old, {f"{HEAD}{name}": value for name, value in load_file(old).items()}
+        with safe_open(path, "pt") as file:
+            groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
+            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(parts)}  # noqa: SIM118
         rows = weights.get(ROWS)
         tensors = (len(weights) - (rows is not None)) // len(groups)  # of a group's head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")

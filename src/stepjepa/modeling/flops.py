@@ -36,15 +36,7 @@ from stepjepa.objectives.base import Objective
 
 # "head" is the LM head at labelled positions, the predictor head, if there is one, at the sources, and what the objective
 # computes with modules of its own.
-# Kind of position, or of computation, and what it is.
-MEANINGS = {
-    "trunk": "the chat itself",
-    "branch": "predictor tokens, and sources that are read apart",
-    "target": "targets that are encoded apart",
-    "head": "the output head",
-    "padding": "what fills the rows",
-}
-KINDS = tuple(MEANINGS)
+KINDS = ("trunk", "branch", "target", "head", "padding")
 _TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
 
 
@@ -184,13 +176,6 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
             flops[name] += counts[kind] * one.token + reads[kind] * one.read + keys[kind] * one.key
     flops["head"] += cost.heads(len(batch.label_positions), batch.pairs)
     return flops
-
-
-def batch_tokens(batch: Batch) -> dict[str, int]:
-    """Positions of a batch by `KINDS` (as `batch_flops` has them, without ``head``), in all calls of the backbone."""
-    counts = sum(torch.bincount(kinds_L, minlength=len(KINDS)) for _, kinds_L, _ in _passes(batch))
-    named = dict(zip(KINDS, torch.as_tensor(counts).tolist(), strict=True))
-    return {name: count for name, count in named.items() if name != "head"}
 
 
 def _passes(batch: Batch) -> Iterator[tuple[Rows, torch.Tensor, bool]]:

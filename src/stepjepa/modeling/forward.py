@@ -25,14 +25,13 @@ from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.losses.gather import gather_rows
 from stepjepa.modeling.extras import target_encoder, trained_extras, with_predictors
-from stepjepa.modeling.masks import AttentionMask, attention_masks
+from stepjepa.modeling.masks import AttentionMask, attention_masks, heeds_window
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
     compute_dtype,
     decoder_layers,
     forward_as,
-    heeds_window,
     output_head,
     own_forward,
     text_config,

@@ -1,4 +1,4 @@
-"""Loading: tokenizers, models (Hub id, local folder, preset, random weights, quantised) and LoRA.
+"""Loading: tokenizers and models (Hub id, local folder, GGUF file, preset, random weights, quantised), with an adapter.
 
 Presets are built-in models that need no network: a small Llama from scratch and a tokenizer trained on the data.
 """
@@ -6,9 +6,7 @@ Presets are built-in models that need no network: a small Llama from scratch and
 from __future__ import annotations
 
 import copy
-import logging
 import os
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
@@ -35,25 +34,17 @@ from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
 from stepjepa.data.tokens import template_marks
 from stepjepa.errors import ConfigError, RunError, StepJepaError, said
-from stepjepa.modeling.gguf import (
-    TOKENIZERS,
-    WEIGHTS,
-    dequantizing,
-    forget_quantization,
-    model_source,
-    tokenizer_source,
-)
-from stepjepa.modeling.lora import check_lora
-from stepjepa.modeling.options import LoRAOptions, ModelOptions
-from stepjepa.modeling.parts import embedding_rows, idle_parts, name_of, text_config, vocabulary_size
+from stepjepa.modeling.lora import prepared
+from stepjepa.modeling.options import ModelOptions
+from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.utils.failures import is_out_of_memory, library
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import PeftModel
 
 ATTENTION_ASKED = "_stepjepa_attention_asked"  # on the model
-_NAME = Names(ModelOptions, LoRAOptions)
-MODEL, _TARGETS = f"--{_NAME.model_name}", f"--{_NAME.lora_target_modules}"
+_NAME = Names(ModelOptions)
+MODEL = f"--{_NAME.model_name}"
 # What a folder must hold to be a model here: by `_PARTS` in words, by the ends or names of files.
 _PARTS = {"model": "weights (model.safetensors)", "tokenizer": "tokenizer (tokenizer.json, tokenizer_config.json)"}
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
@@ -348,16 +339,11 @@ def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: st
     Raises:
         ConfigError: the adapter does not fit the base, or its weights are not finite.
     """
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of transformers and PEFT about themselves
-            tokens = getattr(PeftConfig.from_pretrained(str(folder)), "trainable_token_indices", None) or {}
-            trained = [index for ids in (tokens.values() if isinstance(tokens, dict) else [tokens]) for index in ids]
-            rows = max(trained, default=-1) + 1
-            if rows > vocabulary_size(base):  # a checkpoint of version 0.1, which holds predictor tokens
-                base.resize_token_embeddings(rows, mean_resizing=False)
             adapted = PeftModel.from_pretrained(base, str(folder))
     except Exception as error:  # peft, safetensors and torch raise their own
         if is_out_of_memory(error):
@@ -365,43 +351,6 @@ def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: st
         raise ConfigError(f"{name}: the adapter does not fit {base_name} ({said(error)})") from None
     check_finite(adapted, name, part="lora_")  # the base was looked at when it was loaded
     return adapted
-
-
-def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> PeftModel:
-    """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
-    they are, but that a quantised model is prepared for it.
-
-    An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
-
-    `seed` draws its first weights; the global generators stay as they are.
-
-    Raises:
-        ConfigError: LoRA of a kind that cannot be exported, or on the embedding, or that PEFT refuses.
-    """
-    from peft import get_peft_model
-
-    check_lora(peft_config)
-    model = prepared(model) if getattr(model, "is_quantized", False) else model
-    targets, name = peft_config.target_modules, name_of(model, model.get_input_embeddings()).rpartition(".")[2]
-    if not isinstance(targets, str) and name in (targets or ()):
-        raise ConfigError(f"{_TARGETS}: {name} is the embedding; LoRA is for linear layers")
-    peft_config = copy.deepcopy(peft_config)
-    if targets == "all-linear" and peft_config.exclude_modules is None:
-        idle = idle_parts(model)
-        if idle:
-            peft_config.exclude_modules = f"({'|'.join(map(re.escape, idle))})(\\..*)?"
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for parameter in model.parameters():
-        plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway
-        memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
-    device = embedding_rows(model).device
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of names in transformers that PEFT asks for
-            torch.manual_seed(seed)
-            return get_peft_model(copy.deepcopy(model, memo), peft_config)
-    except ValueError as error:
-        raise ConfigError(f"LoRA: {said(error)}") from None
 
 
 def own_configs(model: PreTrainedModel) -> None:
@@ -413,65 +362,67 @@ def own_configs(model: PreTrainedModel) -> None:
             module.config = copy.deepcopy(module.config, memo)
 
 
-def lora_config(
-    rank: int,
-    alpha: int | None = None,
-    dropout: float = 0.1,
-    targets: list[str] | None = None,
-    tokens: dict[str, list[int]] | None = None,
-) -> LoraConfig:
-    """LoRA on every linear layer but the head; alpha is twice the rank unless given (the published setting). `tokens` are
-    trained rows, see `token_rows`."""
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank if alpha is None else alpha,
-        lora_dropout=dropout,
-        target_modules="all-linear" if targets in (None, [], ["all-linear"]) else targets,
-        trainable_token_indices=tokens,
-        task_type="CAUSAL_LM",
-    )
-
-
 # Bases in 4 and 8 bits by bitsandbytes
 
 
-def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
-    """How the base of a run with these settings (its options by name, or those in ``run.json``) is quantised, None if not.
+GGUF_SUFFIX = ".gguf"
 
-    In 8 bits each token is rounded by itself: with a threshold for outliers its states would depend on the other tokens of
-    the batch, those that follow it included.
+
+WEIGHTS = (".safetensors", ".bin")
+
+
+TOKENIZERS = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
+
+
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a model's name stands for: the file itself, or the one in a folder without other weights; None for
+    any other model.
 
     Raises:
-        ConfigError: bitsandbytes is not installed.
+        ConfigError: several such files, or the package that reads them is not installed.
     """
-    if not (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+    path = Path(os.path.expanduser(name))
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        files = [path]
+    elif path.is_dir() and not any(entry.suffix in WEIGHTS for entry in path.iterdir()):
+        files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
+    else:
+        files = []
+    if not files:
         return None
-    library("bitsandbytes", "quant")
-    if settings.get("load_in_8bit"):
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
-    dtype = torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else torch.float32
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-    )
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ConfigError(f"--{_NAME.model_name} {name}: holds several models ({names}); give the path of one file")
+    library("gguf", extra="gguf")
+    return files[0]
 
 
-def prepared(model: PreTrainedModel) -> PreTrainedModel:
-    """A quantised model as an adapter is trained on it: frozen, what is not quantised in float32.
+def model_source(name: str) -> dict[str, Any]:
+    """What `from_pretrained` takes for the weights and the configuration of a model; ConfigError as `gguf_file`."""
+    file = gguf_file(name)
+    if file is None:
+        return {"pretrained_model_name_or_path": name}
+    return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
 
-    Raises:
-        ConfigError: no gradient would go through it.
-    """
-    from peft import prepare_model_for_kbit_training
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # at every call it says that it casts its input
-    modules: Any = model.modules()
-    for module in modules:
-        # On a CPU that has AVX512-BF16 a pass without gradients would round the weights again, for good, and from then on no
-        # gradient would go through the layer.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-        if getattr(getattr(module, "quant_state", None), "packing_format_for_cpu", False):
-            raise ConfigError("the quantised model has computed without gradients, and so has none; load it again")
-    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+def tokenizer_source(name: str) -> dict[str, Any]:
+    """What `from_pretrained` takes for a tokenizer: one next to a GGUF file comes before the one in it."""
+    source = model_source(name)
+    folder = Path(source["pretrained_model_name_or_path"])
+    if "gguf_file" in source and any((folder / one).is_file() for one in TOKENIZERS):
+        del source["gguf_file"]
+    return source
+
+
+def dequantizing() -> dict[str, Any]:
+    """What `from_pretrained` takes besides: newer versions of transformers keep the weights quantised without it."""
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+def forget_quantization(model: PreTrainedModel) -> None:
+    """Let a dequantised model be trained and saved as any other: transformers keeps a note of how its file was quantised."""
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    if quantizer is not None:
+        quantizer.remove_quantization_config(model)
+    vars(model.config).pop("quantization_config", None)

@@ -1,30 +1,36 @@
-"""What of PEFT can be trained and exported here, and rows of tokens that an adapter trains along.
+"""LoRA: what of PEFT can be trained and exported here, the rows of tokens that an adapter trains along, quantised bases.
 
 Shapes: V vocabulary, D width.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import BitsAndBytesConfig
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
 from stepjepa.data.tokens import answer_end, template_marks
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.options import LoRAOptions
-from stepjepa.modeling.parts import causal_lm, name_of, plain_module, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, embedding_rows, idle_layers, name_of, plain_module, vocabulary_size
+from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("stepjepa")
-_TOKENS = f"--{Names(LoRAOptions).train_tokens}"
+_NAME = Names(LoRAOptions)
+_TOKENS = f"--{_NAME.train_tokens}"
 _UNTRAINED = 0.05  # distance at which two rows count as equal, in the unit of `untrained_rows`
 # What a `LoraConfig` may ask for that a merged model, or an adapter on the base as it came, cannot hold.
 _NOT_EXPORTED = {
@@ -143,3 +149,99 @@ def untrained_rows(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
 def _distances(weight_VD: torch.Tensor, point_D: torch.Tensor) -> torch.Tensor:
     """(V,) float32 distances of rows from a point, without a copy of all rows."""
     return torch.cat([(chunk.float() - point_D).norm(dim=1) for chunk in weight_VD.split(2**14)])
+
+
+def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> PeftModel:
+    """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
+    they are, but that a quantised model is prepared for it.
+
+    An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
+
+    `seed` draws its first weights; the global generators stay as they are.
+
+    Raises:
+        ConfigError: LoRA of a kind that cannot be exported, or on the embedding, or that PEFT refuses.
+    """
+    from peft import get_peft_model
+
+    check_lora(peft_config)
+    model = prepared(model) if getattr(model, "is_quantized", False) else model
+    targets, name = peft_config.target_modules, name_of(model, model.get_input_embeddings()).rpartition(".")[2]
+    if not isinstance(targets, str) and name in (targets or ()):
+        raise ConfigError(f"--{_NAME.lora_target_modules}: {name} is the embedding; LoRA is for linear layers")
+    peft_config = copy.deepcopy(peft_config)
+    if targets == "all-linear" and peft_config.exclude_modules is None:
+        peft_config.exclude_modules = idle_layers(model) or None
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway
+        memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
+    device = embedding_rows(model).device
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of names in transformers that PEFT asks for
+            torch.manual_seed(seed)
+            return get_peft_model(copy.deepcopy(model, memo), peft_config)
+    except ValueError as error:
+        raise ConfigError(f"LoRA: {said(error)}") from None
+
+
+def lora_config(
+    rank: int,
+    alpha: int | None = None,
+    dropout: float = 0.1,
+    targets: list[str] | None = None,
+    tokens: dict[str, list[int]] | None = None,
+) -> LoraConfig:
+    """LoRA on every linear layer but the head; alpha is twice the rank unless given (the published setting). `tokens` are
+    trained rows, see `token_rows`."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,
+        lora_dropout=dropout,
+        target_modules="all-linear" if targets in (None, [], ["all-linear"]) else targets,
+        trainable_token_indices=tokens,
+        task_type="CAUSAL_LM",
+    )
+
+
+def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
+    """How the base of a run with these settings (its options by name, or those in ``run.json``) is quantised, None if not.
+
+    In 8 bits each token is rounded by itself: with a threshold for outliers its states would depend on the other tokens of
+    the batch, those that follow it included.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed.
+    """
+    if not (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        return None
+    library("bitsandbytes", "quant")
+    if settings.get("load_in_8bit"):
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    dtype = torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else torch.float32
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+
+
+def prepared(model: PreTrainedModel) -> PreTrainedModel:
+    """A quantised model as an adapter is trained on it: frozen, what is not quantised in float32.
+
+    Raises:
+        ConfigError: no gradient would go through it.
+    """
+    from peft import prepare_model_for_kbit_training
+
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # at every call it says that it casts its input
+    modules: Any = model.modules()
+    for module in modules:
+        # On a CPU that has AVX512-BF16 a pass without gradients would round the weights again, for good, and from then on no
+        # gradient would go through the layer.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+        if getattr(getattr(module, "quant_state", None), "packing_format_for_cpu", False):
+            raise ConfigError("the quantised model has computed without gradients, and so has none; load it again")
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

@@ -1,4 +1,5 @@
-"""The visibility rule in the form that a model takes: masks, one for each kind of layer, or attention by segments.
+"""The visibility rule in the form that a model takes: masks, one for each kind of layer, or attention by segments; and what
+a model makes of its sliding window.
 
 A dense mask makes attention over a row of T tokens cost T x T, whoever sees whom. By segments every trunk and every
 isolated target attends causally to itself, and a branch to its trunk and itself through the few rows of the rule's mask
@@ -33,11 +34,13 @@ from stepjepa.data.types import ISOLATED, Rows
 from stepjepa.forest.layout import attention_costs
 from stepjepa.forest.visibility import BLOCK_SIZE, additive_mask, block_mask, dense_mask, packed_fields
 from stepjepa.modeling.options import ModelOptions
-from stepjepa.modeling.parts import text_config
+from stepjepa.modeling.parts import backbone, distance, embedding_rows, text_config, unchanged
 
 AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
+_WINDOW = "sliding_window"
+_HEEDS = "_stepjepa_heeds_window"  # what was tried once, on the model
 _FORMS = 64  # of FlexAttention: kinds of layer, dtypes, shapes, with and without gradient
 
 
@@ -68,7 +71,7 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
     Args:
         config: the text model's.
         dtype: the dtype of the model's attention scores (`parts.compute_dtype`).
-        windows: whether the model heeds the `sliding_window` of its configuration (`parts.heeds_window`).
+        windows: whether the model heeds the `sliding_window` of its configuration (`heeds_window`).
     """
     implementation = config._attn_implementation
     window = getattr(config, "sliding_window", None) if windows else None
@@ -294,3 +297,48 @@ def segmented_attention(
             )
             outputs.append(attended.transpose(1, 2))
     return torch.cat(outputs, dim=1).reshape(rows, tokens, heads, -1).transpose(1, 2)
+
+
+# Sliding windows
+
+
+@contextmanager
+def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
+    """Within this context every sliding window of the model, in configurations and layers, has this length."""
+    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    owners = [*configs.values(), *(text_config(config) for config in configs.values()), *model.modules()]
+    lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
+    changed = [(owner, own) for owner, own in lengths.values() if type(own) is int and own > 0]
+    try:
+        for owner, _ in changed:
+            setattr(owner, _WINDOW, length)
+        yield
+    finally:
+        for owner, own in changed:
+            setattr(owner, _WINDOW, own)
+
+
+def heeds_window(model: PreTrainedModel) -> bool:
+    """Whether the `sliding_window` of the configuration changes what the model computes; tried once.
+
+    A class that has no windows leaves such an entry in its configuration unread, and so must the masks.
+    """
+    if _HEEDS not in vars(model):
+        object.__setattr__(model, _HEEDS, _heeds(model))
+    return vars(model)[_HEEDS]
+
+
+def _heeds(model: PreTrainedModel) -> bool:
+    embedding = embedding_rows(model)
+    if not getattr(text_config(model.config), _WINDOW, None) or embedding.device.type == "meta":
+        return True
+    ids, states = torch.arange(5, 14, device=embedding.device)[None] % len(embedding), []
+    try:
+        with torch.no_grad(), unchanged(model):
+            for length in (2, 2 * ids.shape[1]):
+                with window_of(model, length):
+                    states.append(backbone(model)(input_ids=ids, use_cache=False)[0].float())
+    except Exception:
+        return True  # the start-up trial judges what does not run
+    short, wide = states
+    return not distance(short, wide) <= 1e-5

@@ -1,8 +1,12 @@
-"""The parts of a causal LM, whatever their names, its output head among them, and keeping it as it is while it is tried.
+"""The parts of a causal LM, whatever their names: its modules, its output head, its sharded weights, and keeping it as it is
+while it is tried.
 
 The common head is one matrix, with a scale and a cap that the configuration names; it is used without holding all logits.
 Whether it is right is never guessed: `output_head` compares it with the model's own forward on made-up states. What differs
 (a dense layer before the matrix, a multiplier of another name) takes the model's own forward at the labelled positions.
+
+FSDP2 shards the weights over the processes: a part of each in this process. While a forward runs, torch puts gathered
+weights in their place. What is here for them is the identity for a model that is not sharded.
 
 Shapes: N positions, D width, V vocabulary.
 """
@@ -23,8 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
 
-_WINDOW = "sliding_window"
-_HEEDS, _HEAD = "_stepjepa_heeds_window", "_stepjepa_output_head"  # what was tried once, on the model
+_HEAD = "_stepjepa_output_head"  # what was tried once, on the model
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -124,8 +127,8 @@ def routed(model: PreTrainedModel) -> nn.Module:
     return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
 
 
-def idle_parts(model: PreTrainedModel) -> list[str]:
-    """Names of the largest parts of a causal LM whose linear layers do nothing for plain text: towers, their projectors.
+def idle_layers(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers of a causal LM that do nothing for plain text: those of towers and their projectors.
 
     Experts are left out; so is everything where the model does not run.
     """
@@ -142,12 +145,7 @@ def idle_parts(model: PreTrainedModel) -> list[str]:
             own_forward(model)(input_ids=ids, use_cache=False)
     except Exception:
         return []
-    found: dict[str, None] = {}
-    for name in linears.keys() - called:
-        parts = name.split(".")
-        prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-        found[next(one for one in prefixes if not any(f"{other}.".startswith(f"{one}.") for other in called))] = None
-    return sorted(found)
+    return sorted(linears.keys() - called)
 
 
 @contextmanager
@@ -174,51 +172,6 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
                 with torch.no_grad():
                     buffer.copy_(value)
             setattr(module, name, buffer)
-
-
-# Sliding windows
-
-
-@contextmanager
-def window_of(model: nn.Module, length: int) -> Iterator[None]:
-    """Within this context every sliding window of the model, in configurations and layers, has this length."""
-    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-    owners = [*configs.values(), *(text_config(config) for config in configs.values()), *model.modules()]
-    lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
-    changed = [(owner, own) for owner, own in lengths.values() if type(own) is int and own > 0]
-    try:
-        for owner, _ in changed:
-            setattr(owner, _WINDOW, length)
-        yield
-    finally:
-        for owner, own in changed:
-            setattr(owner, _WINDOW, own)
-
-
-def heeds_window(model: PreTrainedModel) -> bool:
-    """Whether the `sliding_window` of the configuration changes what the model computes; tried once.
-
-    A class that has no windows leaves such an entry in its configuration unread, and so must the masks.
-    """
-    if _HEEDS not in vars(model):
-        object.__setattr__(model, _HEEDS, _heeds(model))
-    return vars(model)[_HEEDS]
-
-
-def _heeds(model: PreTrainedModel) -> bool:
-    embedding = embedding_rows(model)
-    if not getattr(text_config(model.config), _WINDOW, None) or embedding.device.type == "meta":
-        return True
-    ids, states = torch.arange(5, 14, device=embedding.device)[None] % len(embedding), []
-    try:
-        with torch.no_grad(), unchanged(model):
-            for length in (2, 2 * ids.shape[1]):
-                with window_of(model, length):
-                    states.append(backbone(model)(input_ids=ids, use_cache=False)[0].float())
-    except Exception:
-        return True  # the start-up trial judges what does not run
-    short, wide = states
-    return not distance(short, wide) <= 1e-5
 
 
 # From last hidden states to logits
@@ -385,3 +338,81 @@ def tolerance(model: PreTrainedModel) -> float:
     if dtype == torch.float32 and products not in ("ieee", "highest"):  # TF32, for one
         dtype = torch.bfloat16
     return max(1e-4, 8 * torch.finfo(dtype).eps)
+
+
+# Sharded weights
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor (any shape), in the same memory."""
+    sharded: Any = tensor
+    return sharded.to_local() if is_sharded(tensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor (any shape). Every process must call it."""
+    sharded: Any = tensor
+    return sharded.full_tensor() if is_sharded(tensor) else tensor
+
+
+def like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A tensor that every process has whole, sharded as `other` (of the same shape) is."""
+    sharded: Any = other
+    if not is_sharded(other):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = sharded.device_mesh, sharded.placements
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, placements, src_data_rank=None)
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Put the sharded weights back where a pass has left gathered ones."""
+    for module in _sharded(model):
+        module.reshard()
+
+
+def _sharded(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "reshard")]  # torch may come without its class
+
+
+@contextmanager
+def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
+    """Within this context the parameters of a model that is not called are whole, on the host, where `here` is set. Every
+    process must enter it."""
+    free_gathered(model)
+    places, found = [], dict[int, nn.Parameter | None]()  # tied parameters stay one
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not is_sharded(parameter):
+                continue
+            if id(parameter) not in found:
+                value = whole(parameter.detach())
+                found[id(parameter)] = nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
+            places.append((module, name, parameter))
+    try:
+        for module, name, parameter in places if here else ():
+            module._parameters[name] = found[id(parameter)]
+        yield
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
+
+
+@contextmanager
+def gathered(model: nn.Module, reshard_after_forward: bool = True) -> Iterator[None]:
+    """Within this context every process has all weights and may call the model as often as it likes, without gradients;
+    `reshard_after_forward` is for afterwards."""
+    modules = _sharded(model)
+    registered = vars(model).pop("generate", None)  # the Trainer's, which gathers and frees at every call
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.reshard()
+            module.set_reshard_after_forward(reshard_after_forward, recurse=False)
+        if registered is not None:
+            vars(model)["generate"] = registered

@@ -37,10 +37,12 @@ from stepjepa.modeling.masks import (
     SEGMENTS,
     attention_of,
     forward_only,
+    heeds_window,
     is_flex,
     masks_unsupported,
     row_multiple,
     use_attention,
+    window_of,
 )
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import (
@@ -50,7 +52,6 @@ from stepjepa.modeling.parts import (
     difference,
     distance,
     embedding_rows,
-    heeds_window,
     output_head,
     own_forward,
     routed,
@@ -58,7 +59,6 @@ from stepjepa.modeling.parts import (
     tolerance,
     unchanged,
     vocabulary_size,
-    window_of,
 )
 from stepjepa.objectives.pairs import PairBuilder
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepjepa.inspect.figure import series_style
 from stepjepa.modeling.card import NO_RESULT
 from stepjepa.report.reading import ReportedRun, number
 from stepjepa.training.options import GRADIENT_COSINE
-from stepjepa.utils.series import series_style
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226  # where the lines of a chart are

@@ -18,15 +18,14 @@ import jinja2
 from markupsafe import Markup
 
 from stepjepa.config.option import Names
+from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json
-from stepjepa.modeling.collapse import collapse_words, logged_collapse
+from stepjepa.modeling.card import collapse_words, logged_collapse
 from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number
 from stepjepa.report.settings import plain, settings_table, versions
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
-from stepjepa.utils.series import series_rules
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import scaled, written
 from stepjepa.version import __version__
 

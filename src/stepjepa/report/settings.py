@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from stepjepa.config.option import options_of, unread_options
 from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options
 from stepjepa.report.reading import table
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 
 UNREAD = "-"
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")

@@ -17,7 +17,7 @@ from stepjepa.study import stages
 from stepjepa.study.records import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Study
 from stepjepa.utils.failures import library
-from stepjepa.utils.ray import RETRIES, connect, enter, plain_errors
+from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.text import one_line
 
 # Parameters of submitit that all its executors share, by their short names in a study's file; any other is SLURM's.

@@ -17,7 +17,7 @@ from stepjepa.config.option import Names, options_of
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import Arm, Block, Run, Study, StudyOptions
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import checksum, digest
 from stepjepa.version import __version__
 

@@ -19,7 +19,7 @@ from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.study.records import STATE, StudyRunFolder, write_record
 from stepjepa.study.spec import SPLITS, Block, Data, Run, Study, StudyOptions, evaluates_on_the_way
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import LOCK, check_writable, json_bytes, remove_tree, write_whole
 
 _NAME = Names(StudyOptions)

@@ -41,8 +41,7 @@ from stepjepa.study.spec import (
 )
 from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions, without_effect
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 
 _NAME = Names(RunOptions, JEPAConfig, StudyOptions)
 # What a study's runs have unless the file says otherwise.

@@ -32,7 +32,7 @@ from stepjepa.study.spec import (
     runs_of,
 )
 from stepjepa.study.tree import recipe_lines
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked

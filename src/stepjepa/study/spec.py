@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from stepjepa.config.option import Names, option
 from stepjepa.data.tasks import TASKS
-from stepjepa.training.run_options import RunOptions, TrainerOptions
+from stepjepa.training.options import RunOptions, TrainerOptions
 from stepjepa.utils.text import counted
 
 Values = Mapping[str, Any]

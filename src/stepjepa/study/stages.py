@@ -24,9 +24,8 @@ from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.objectives.base import JEPA
 from stepjepa.study.records import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Study
-from stepjepa.training.options import JEPAOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
-from stepjepa.training.run_options import TrainerOptions
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.terminal import print_error
 

@@ -14,6 +14,7 @@ import operator
 import platform
 import shlex
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, cast
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
-from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
@@ -31,18 +32,18 @@ from stepjepa.config.option import Names, options_of, public_values
 from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, RunError, said
-from stepjepa.modeling.card import CARD, Records, base_model, is_card, is_hub_id
+from stepjepa.modeling.card import CARD, Records, base_model, is_hub_id
 from stepjepa.modeling.export import export_model, write_generation_config
-from stepjepa.modeling.extras import is_extra, load_extras, save_extras
+from stepjepa.modeling.extras import PREDICTORS_FILE, is_extra, load_extras, save_extras
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import is_preset
-from stepjepa.modeling.sharding import whole_weights
+from stepjepa.modeling.parts import whole_weights
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.datasets import StreamedExamples
-from stepjepa.training.finite import FiniteWatch, weights_are_finite
+from stepjepa.training.loss import FiniteWatch, weights_are_finite
 from stepjepa.training.metrics import LossMeter
-from stepjepa.training.options import JEPAOptions, loss_line
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
 from stepjepa.training.run_folder import (
     BROKEN,
     Cut,
@@ -53,10 +54,9 @@ from stepjepa.training.run_folder import (
     on_main,
     remove_checkpoint,
 )
-from stepjepa.training.run_options import RunOptions, TrainerOptions
 from stepjepa.training.setup import ModelSetup
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import remove_tree, share, write_json, write_manifest, write_whole
+from stepjepa.utils.files import MANIFEST, listed_files, share, write_json, write_manifest
 from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
@@ -64,14 +64,16 @@ _NAME = Names(JEPAConfig, RunOptions)
 _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
-class SavesAtEpochEnds(TrainerCallback):
-    """Lets a checkpoint of the last step of an epoch, or of the run, wait for what happens when the epoch ends.
+class StepEvents(TrainerCallback):
+    """What happens when an epoch begins and when a step or an epoch ends.
 
-    The Trainer would write it before the epoch's evaluation and log entry, and a run that is resumed from it begins with the
-    next epoch: they would be lost. A run that is resumed at its last step repeats neither of them.
+    A checkpoint of the last step of an epoch, or of the run, waits for what happens when the epoch ends. The Trainer would
+    write it before the epoch's evaluation and log entry, and a run that is resumed from it begins with the next epoch: they
+    would be lost. A run that is resumed at its last step repeats neither of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: CheckpointedTrainer):
+        self.trainer = trainer
         self.first_step, self.save_waits = 0, False
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -80,11 +82,16 @@ class SavesAtEpochEnds(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_training_stop = True
 
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.trainer.begin_epoch(int(state.epoch or 0))
+
     def on_step_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
         epoch_ends = control.should_training_stop or float(state.epoch).is_integer()
         if control.should_save and epoch_ends:
             control.should_save, self.save_waits = False, True
+        self.trainer.end_step(control)
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -92,6 +99,7 @@ class SavesAtEpochEnds(TrainerCallback):
             control.should_log = control.should_evaluate = control.should_save = False
         if self.save_waits:
             control.should_save, self.save_waits = True, False
+        self.trainer.end_step(control)
 
 
 class LoadedCheckpoints(TrainerCallback):
@@ -136,23 +144,16 @@ class StopAtEvaluation(TrainerCallback):
         self.value, self.patience = value, patience
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """See `TrainerCallback`. Raises ConfigError where there is no such metric."""
+        """See `TrainerCallback`."""
         if self.reason(args, state):
             control.should_training_stop = True
 
     def reason(self, args: TrainingArguments, state: TrainerState) -> str:
-        """Why the last evaluation ends the training, empty where it does not.
-
-        Raises:
-            ConfigError: the evaluation has no such metric.
-        """
+        """Why the last evaluation ends the training, empty where it does not."""
         evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
         if not evaluations:
             return ""
         name = str(args.metric_for_best_model).removeprefix("eval_")
-        if f"eval_{name}" not in evaluations[-1]:
-            known = ", ".join(key.removeprefix("eval_") for key in evaluations[-1] if key.startswith("eval_"))
-            raise ConfigError(f"metric_for_best_model is {name}; an evaluation has {known}")
         better = operator.gt if args.greater_is_better else operator.lt
         logged = [entry.get(f"eval_{name}") for entry in evaluations]
         values = [math.nan if value is None else value for value in logged]  # up to version 0.2 NaN was kept as None
@@ -196,6 +197,14 @@ class CheckpointedTrainer(Trainer):
     @property
     def requested_steps(self) -> int:
         """Optimizer steps that the options and the data ask for."""
+        raise NotImplementedError
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the examples of this epoch."""
+        raise NotImplementedError
+
+    def end_step(self, control: TrainerControl) -> None:
+        """What follows a step, before anything is logged or written."""
         raise NotImplementedError
 
     @property
@@ -257,7 +266,9 @@ class CheckpointedTrainer(Trainer):
         self.add_callback(loads)
         self.args.eval_on_start = evaluates and checkpoint is None  # the start of a resumed run was its own
         try:
-            with loading(checkpoint, lambda: not loads.loaded):
+            with loading(checkpoint, lambda: not loads.loaded), warnings.catch_warnings():
+                # Nothing writes to such a view.
+                warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
                 result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
             self._view.close()
@@ -492,16 +503,14 @@ class CheckpointedTrainer(Trainer):
     def create_model_card(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
         """Nothing: `save_model` has written the card with the model."""
 
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """As `Trainer.init_hf_repo`.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
-        if private is not None:  # which not every version of the Trainer takes as an argument
-            self.args.hub_private_repo = private
         with reaching_hub("the repository could not be made on the Hub, nothing was trained or uploaded"):
-            super().init_hf_repo(token=token)
+            super().init_hf_repo(*args, **kwargs)
 
     @property
     def upload_command(self) -> str:
@@ -515,39 +524,28 @@ class CheckpointedTrainer(Trainer):
         blocking: bool = True,
         token: str | None = None,
         revision: str | None = None,
-        private: bool | None = None,
     ) -> CommitInfo | None:
-        """As `Trainer.push_to_hub`, of what `save_model` writes; nothing in the output folder changes. It
-        always waits for the upload.
+        """As `Trainer.push_to_hub`, of what `save_model` writes. It always waits for the upload.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
-            self.init_hf_repo(token=token, private=private)
-        folder = self._folder.path / ".upload"
-        if self.is_world_process_zero():
-            remove_tree(folder)
-        try:
-            self.save_model(str(folder))
-            if not self.is_world_process_zero():
-                return None
-            own = self._folder.path / CARD
-            if own.exists() and not is_card(own.parent):
-                write_whole(folder / CARD, [own.read_bytes()])
-            with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
-                return HfApi().upload_folder(
-                    repo_id=str(self.hub_model_id),
-                    folder_path=folder,
-                    commit_message=commit_message,
-                    token=token or self.args.hub_token,
-                    revision=revision or self.args.hub_revision,
-                )
-        finally:
-            if self.is_world_process_zero():
-                with suppress(OSError):
-                    remove_tree(folder)
+            self.init_hf_repo(token=token)
+        self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        folder = self._folder.path
+        with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
+            return HfApi().upload_folder(
+                repo_id=str(self.hub_model_id),
+                folder_path=folder,
+                commit_message=commit_message,
+                token=token or self.args.hub_token,
+                revision=revision or self.args.hub_revision,
+                allow_patterns=[MANIFEST, CARD, PREDICTORS_FILE, *(listed_files(folder) or ())],
+            )
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from stepjepa.config.spellings import by_our_names, published
 from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import parse_object, read_json
 
 T = TypeVar("T")
@@ -46,7 +45,7 @@ _BESIDES_TRAINING = (
     *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
     *("include_", "prediction_loss_only", "per_device_eval_", "batch_eval_", "metric_for_", "greater_is_"),
     *("label_names", "load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout"),
-    *("use_cpu", "restore_callback_", "enable_jit_", "debug", "remove_unused_", "average_tokens_"),
+    *("use_cpu", "restore_callback_", "enable_jit_", "torch_empty_", "debug", "remove_unused_", "average_tokens_"),
 )
 
 
@@ -92,17 +91,6 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     per_device_eval_batch_size: int = option(
         8, "Examples of an evaluation batch on each device.", _TRAINER, resume=True, at_least=1, at_most=2**20
     )
-    eval_accumulation_steps: int | None = option(
-        None, "Evaluation batches whose predictions are kept on the device.", _TRAINER, resume=True, at_least=1
-    )
-    torch_empty_cache_steps: int | None = option(
-        None, "Steps between two calls of torch's empty_cache.", _TRAINER, resume=True, at_least=1
-    )
-    dataloader_prefetch_factor: int | None = option(
-        None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
-    )
-    ddp_bucket_cap_mb: int | None = option(None, "Megabytes of a bucket of gradients.", _TRAINER, at_least=1)
-    ddp_timeout: int = option(1800, "Seconds that a process waits for the others.", _TRAINER, resume=True, at_least=1)
     local_rank: int = option(
         -1, "The number of this process, set by the launcher.", _TRAINER, resume=True, dumped=False, at_least=-1
     )
@@ -162,34 +150,24 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             ConfigError: one is set; the message says what to do instead.
         """
         strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
-        sharded = self.deepspeed or (parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate")
-        samplings = ("random", "sequential", "group_by_length")
-        out, how = "leave it out", cast(dict[str, Any], self.gradient_checkpointing_kwargs or {})
-        refused: dict[str, tuple[bool, object, str]] = {
-            _NAME.label_smoothing_factor: (self.label_smoothing_factor != 0, self.label_smoothing_factor, out),
-            _NAME.bf16_full_eval: (self.bf16_full_eval, True, out),
-            _NAME.fp16_full_eval: (self.fp16_full_eval, True, out),
-            _NAME.train_sampling_strategy: (
-                self.train_sampling_strategy not in samplings, self.train_sampling_strategy, out
-            ),
-            _NAME.hub_strategy: (strategy != "end", strategy, "use end: checkpoints are not uploaded"),
-            _NAME.include_for_metrics: (
-                bool(self.include_for_metrics), self.include_for_metrics, "compute_metrics gets predictions and labels"
-            ),
-            _NAME.use_liger_kernel: (self.use_liger_kernel, True, "it replaces parts of the model; leave it out"),
-            _NAME.deepspeed: (bool(sharded), sharded, f"shard the weights with {_NAME.fsdp}"),
-        }  # fmt: skip
-        for name, (is_set, value, instead) in refused.items():
-            if is_set:
-                raise ConfigError(f"{name} is {value}, which this trainer does not do; {instead}")
+        sampling = self.train_sampling_strategy
+        given: dict[str, Any] = {name: getattr(self, name) for name in _NOT_DONE}
+        given[_NAME.hub_strategy] = strategy != "end" and strategy
+        given[_NAME.train_sampling_strategy] = sampling not in _SAMPLINGS and sampling
+        if not self.deepspeed:
+            given[_NAME.deepspeed] = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate"
+        for name, value in given.items():
+            if value:
+                raise ConfigError(f"{name} is {value}, which this trainer does not do; {_NOT_DONE[name]}")
+        how = cast(dict[str, Any], self.gradient_checkpointing_kwargs or {})
         one_pass: dict[str, Any] = {  # what keeps no graph for a second backward pass
             _NAME.torch_compile: self.torch_compile,
             f"{_NAME.gradient_checkpointing} with use_reentrant": self.gradient_checkpointing
             and how.get("use_reentrant"),
             "fp16": self.fp16,
         }
-        for name, given in one_pass.items():
-            if given and self.log_gradient_cosine is not None:
+        for name, is_set in one_pass.items():
+            if is_set and self.log_gradient_cosine is not None:
                 raise ConfigError(f"{_NAME.log_gradient_cosine}: not with {name}; leave one of them out")
 
     def _check_batch(self) -> None:
@@ -263,6 +241,18 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
 
 _NAME = Names(JEPAConfig)
+_SAMPLINGS = ("random", "sequential", "group_by_length")
+# Options of `TrainingArguments` that would be ignored, and what to do instead.
+_NOT_DONE = {
+    _NAME.label_smoothing_factor: "leave it out",
+    _NAME.bf16_full_eval: "leave it out",
+    _NAME.fp16_full_eval: "leave it out",
+    _NAME.train_sampling_strategy: "leave it out",
+    _NAME.hub_strategy: "use end: checkpoints are not uploaded",
+    _NAME.include_for_metrics: "compute_metrics gets predictions and labels",
+    _NAME.use_liger_kernel: "it replaces parts of the model; leave it out",
+    _NAME.deepspeed: f"shard the weights with {_NAME.fsdp}",
+}
 
 
 def usual_learning_rate(from_scratch: bool, adapter: bool) -> float:

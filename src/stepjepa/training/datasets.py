@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
-from stepjepa.data.report import DataReport
+from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, make_splitter, rules_for
 from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
@@ -19,8 +19,7 @@ from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.sampling import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator
 from stepjepa.utils.files import read_json, write_json
 
@@ -115,14 +114,16 @@ def encode(
 def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
     """The error for data of which `what` (``no example has``) a pair."""
     plain = f"--{_NAME.objective} regular"
-    reasons = "; ".join(line.strip() for line in report.lines() if "without a pair" in line)
+    counts = report.examples_without_pairs.most_common()
+    reasons = "; ".join(f"{count:,}: {REASONS.get(reason, reason)}" for reason, count in counts)
     if "horizon_beyond_answer" in report.examples_without_pairs:
         horizons = ", ".join(map(str, options.horizons))
         advice = f"no answer has a step that far on: lower the horizon (now {horizons})"
     elif "view_refused" in report.examples_without_pairs:
         advice = f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
     elif report.first_without_target:
-        advice = f"name a column that holds text with --{_NAME.jepa_target_column}"
+        first = report.first_without_target
+        advice = f"name a column that holds text with --{_NAME.jepa_target_column} (first: {first})"
     elif find_objective(options.objective)(options).needs_steps:
         other = f"--{_NAME.objective} llm_jepa, which needs no steps"
         advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {other}, or with {plain}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names
@@ -26,15 +24,15 @@ from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.modeling.masks import FLEX, forward_only
 from stepjepa.modeling.trial import Verdict, exactness
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
-from stepjepa.training.run_options import DoctorOptions, RunOptions
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, only_results
 from stepjepa.utils.text import PAGE, text_table, wrapped, written
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 4
-_STEPS, _MOST, _SECONDS = 4, 20, 0.5  # that are trained; more, up to the second number, within so many seconds
+_STEPS = 8  # that are trained
 _DEFAULT = "(default)"
 _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the share by which its loss may differ
 
@@ -43,7 +41,7 @@ _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the s
 class Tried:
     """What came of one setting: flags of ``stepjepa train``, the attention or forward that served, what is wrong with it
     (empty for nothing), the largest relative distance of its logits, loss and states from the model's own, tokens a second
-    (median of the steps), MiB of tensors on a GPU at most, and the LM loss at the fourth step. NaN for no such number."""
+    (median of the steps), MiB of tensors on a GPU at most, and the LM loss at the last step. NaN for no such number."""
 
     flags: str
     attention: str = ""
@@ -64,17 +62,15 @@ class Diagnosis:
     recommended: str
 
     def __str__(self) -> str:
+        figures = {"off": ".0e", "speed": ",.0f", "mebibytes": ",.1f", "lm_loss": ".4f"}
         rows = []
         for one in self.tried:
-            name = one.attention.removeprefix("stepjepa_")
             exact = "no" if one.fault else "yes"
-            figures = {"off": ".0e", "speed": ",.0f", "mebibytes": ",.1f", "lm_loss": ".4f"}
-            numbers = [getattr(one, figure) for figure in figures]
-            shown = [
-                written(None if isnan(value) else value, form)
-                for value, form in zip(numbers, figures.values(), strict=True)
-            ]
-            rows.append([one.flags or _DEFAULT, name, exact, *shown])
+            row = [one.flags or _DEFAULT, one.attention.removeprefix("stepjepa_"), exact]
+            for figure, form in figures.items():
+                value = getattr(one, figure)
+                row.append(written(None if isnan(value) else value, form))
+            rows.append(row)
         table = text_table(["setting", "attention", "exact", "off by", "tok/s", "MiB", "LM loss"], rows)
         notes = []
         for topic, values in self.about.items():
@@ -105,7 +101,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         file = Path(folder, "rows.jsonl")
         write_whole(file, (json_bytes(row) + b"\n" for row in rows))
         common: dict[str, Any] = {_NAME.train_file: [str(file)], _NAME.model_name: options.model_name}
-        common |= {_NAME.max_steps: _MOST, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
+        common |= {_NAME.max_steps: _STEPS, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
         common |= {_NAME.output_dir: folder, _NAME.save_strategy: "no", "train_sampling_strategy": "sequential"}
         settings = [{**one, **other} for one, other in product(kernels, dtypes)] + compiled
         bar.begin("settings", len(settings))
@@ -149,19 +145,6 @@ def _about() -> dict[str, dict[str, Any]]:
     }
 
 
-class _EnoughSteps(TrainerCallback):
-    """Ends a training once it has taken enough steps to time them."""
-
-    end = 0.0
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        now = time.perf_counter()
-        self.end = self.end or now + _SECONDS
-        if state.global_step >= _STEPS and now > self.end:
-            control.should_training_stop = True
-
-
 def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     """Try one setting; what the first finds wrong with the model or the data is an error of the command."""
     flags = " ".join(f"--{name} {str(value).lower()}" for name, value in given.items())
@@ -172,7 +155,8 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
         if kind == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        if untrained := forward_only(run.attn_implementation or "", kind):
+        untrained = forward_only(run.attn_implementation or "", kind)
+        if untrained:
             run.attn_implementation = None
         trainer = make_trainer(run, config)
         model: Any = trainer.model
@@ -185,7 +169,6 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
             served = trainer.setup.forward
         if untrained:
             return Tried(flags, served, verdict.fault, verdict.off)
-        trainer.add_callback(_EnoughSteps())
         trainer.train()
         peak = torch.cuda.max_memory_allocated() if kind == "cuda" else nan
     except Exception as error:
@@ -194,4 +177,4 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
         return Tried(flags, fault=said(error, lines=1)[:200])
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])  # the first step warms up
-    return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[_STEPS - 1]["lm_loss"])
+    return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[-1]["lm_loss"])

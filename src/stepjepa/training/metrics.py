@@ -1,4 +1,4 @@
-"""The numbers of a run: what is summed between two log entries and over an evaluation.
+"""The numbers of a run: what is summed between two log entries and over an evaluation, and how they are shown.
 
 Shapes: P pairs, D width; B examples of a batch, N labelled tokens of it, L those of the example that has most, E examples of
 a data set; 2 stands for the predicted and the true id.
@@ -6,10 +6,12 @@ a data set; 2 stands for the predicted and the true id.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,29 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch.nn.utils.rnn import pad_sequence
+from transformers import ProgressCallback
 
 from stepjepa.data.types import LM, Batch, ForestOutput
-from stepjepa.modeling.collapse import effective_rank
+from stepjepa.modeling.card import effective_rank
 from stepjepa.modeling.flops import KINDS
+from stepjepa.training.options import GRADIENT_COSINE
+from stepjepa.utils.terminal import is_quiet, say
 
 # Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
 # What does not grow with the number of batches that it was taken over, besides the parts of the loss.
 MEANS = ("cosine_similarity", "target_std", "effective_rank")
 IGNORED = -100  # fills the rows of predicted and of true ids
+# What a line of the log shows, how it is called there, and its format.
+_SHOWN = (
+    ("lm_loss", "lm", ".4f"),
+    ("jepa_loss", "jepa", ".4f"),
+    ("cosine_similarity", "cos", ".3f"),
+    ("eval_lm_loss", "eval lm", ".4f"),
+    ("eval_jepa_loss", "eval jepa", ".4f"),
+    (GRADIENT_COSINE, "grad cos", ".3f"),
+    ("tokens_per_second", "tok/s", ".0f"),
+)
 
 
 def evaluation_names(parts: Sequence[str], scored: Sequence[str]) -> list[str]:
@@ -171,3 +186,73 @@ class Predictions:
         both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=IGNORED).numpy()
         predicted_EL, labels_EL = both_EL2[:, : int((both_EL2[..., 1] != IGNORED).sum(1).max()), :].transpose(2, 0, 1)
         return predicted_EL, labels_EL
+
+
+# What is shown meanwhile
+
+
+def short(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
+    """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are those of answers."""
+    shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
+    numbers = [f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))]
+    return "  ".join(numbers)
+
+
+def clock(seconds: float) -> str:
+    """``0:01:05``."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+class RunDisplay(ProgressCallback):
+    """One plain line a log entry; on a terminal also the Trainer's bars.
+
+    Args:
+        disable_tqdm: lines alone on a terminal, too.
+        metrics: names of the scores of answers.
+    """
+
+    def __init__(self, disable_tqdm: bool = False, metrics: Sequence[str] = ()):
+        super().__init__()
+        self.has_bar = sys.stderr.isatty() and not disable_tqdm and not is_quiet()
+        self.metrics = metrics
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        if self.has_bar and state.is_world_process_zero:
+            super().on_train_begin(args, state, control, **kwargs)
+            # A resumed run's time left follows from its own steps.
+            bar: Any = self.training_bar
+            bar.initial = bar.n = self.current_step = state.global_step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
+        """See `TrainerCallback`."""
+        if self.has_bar:
+            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """See `TrainerCallback`."""
+        losses = short(logs or {}, self.metrics)
+        if not state.is_world_process_zero or not losses:
+            return
+        line = f"step {state.global_step}/{state.max_steps}  {losses}"
+        bar: Any = self.training_bar
+        if bar is None:
+            say(line)
+        else:
+            bar.write(line)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bars as they stand; called when training ends, in whatever way."""
+        for bar in (self.prediction_bar, self.training_bar):
+            if bar is not None:
+                bar.close()
+        self.prediction_bar = self.training_bar = None

@@ -9,7 +9,6 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -24,14 +23,14 @@ from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import PREDICTORS_FILE
-from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, lora_config, quantization
-from stepjepa.modeling.lora import token_rows
+from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
+from stepjepa.modeling.lora import lora_config, quantization, token_rows
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.datasets import Sources
+from stepjepa.training.options import RunOptions
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
-from stepjepa.training.run_options import RunOptions
 from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
@@ -182,9 +181,8 @@ def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
 def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResult:
     """The result of a run that was complete before."""
     text = (
-        f"{folder.path}: complete, {steps} of {steps} steps, and its model is as it was written: nothing is trained, no "
-        f"file is changed. More steps (--{_NAME.max_steps}, --{_NAME.num_train_epochs}) train on; "
-        f"--{_NAME.overwrite_output_dir} starts over"
+        f"{folder.path}: complete, {steps} of {steps} steps; nothing is trained and no file is changed. More steps "
+        f"(--{_NAME.max_steps}, --{_NAME.num_train_epochs}) train on; --{_NAME.overwrite_output_dir} starts over"
     )
     if trainer.args.push_to_hub:
         text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
@@ -194,18 +192,11 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
 def _check_not_inside(output: Path, run: RunOptions) -> None:
     """Refuse to overwrite a folder that the run reads from."""
     folder = output.resolve()
-    inputs: dict[str, Sequence[str | None]] = {
-        _NAME.model_name: [run.model_name],
-        _NAME.eval_file: [run.eval_file],
-        _NAME.train_file: run.train_file or (),
-    }
-    for name, paths in inputs.items():
-        for path in paths:
-            if path and Path(path).exists() and Path(path).resolve().is_relative_to(folder):
-                raise ConfigError(
-                    f"--{_NAME.overwrite_output_dir}: --{name} {path} lies in {output}, which would be cleared; write "
-                    "elsewhere"
-                )
+    for path in (run.model_name, run.eval_file, *(run.train_file or ())):
+        if path and Path(path).exists() and Path(path).resolve().is_relative_to(folder):
+            raise ConfigError(
+                f"--{_NAME.overwrite_output_dir}: {path} is in {output}, which would be cleared; write elsewhere"
+            )
 
 
 def make_trainer(

@@ -19,8 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, RunError, StepJepaError, said
 from stepjepa.modeling.card import CARD, is_card
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.run_options import TrainerOptions
+from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.failures import is_out_of_memory
 from stepjepa.utils.files import (
     LOCK,
@@ -44,8 +43,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 _OWN_FILES = [METRICS, MANIFEST, BROKEN]
 _OWN_FILES += (
     "run.json resolved.yaml data_report.json config.json generation_config.json model.safetensors "
-    "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors "
-    "jepa_head.safetensors"
+    "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors"
 ).split()
 T = TypeVar("T")
 
@@ -216,8 +214,6 @@ class RunFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"--{_NAME.output_dir} {self.path}: is a file; give a folder")
         check_writable(self.path)
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
@@ -314,18 +310,17 @@ class RunFolder:
             ConfigError: there are checkpoints, none can be resumed from, and not all of them were cut short by a kill.
         """
         passed: list[str] = []
-        lost: list[str] = []
+        lost = ""
         for _, folder in sorted(self._numbered(), reverse=True):
             problem = _problem(folder)
             if problem is None:
                 return folder, passed
             passed.append(f"{folder}: {problem}")
-            if not _is_incomplete(folder):
-                lost.append(passed[-1])
+            if not lost and not _is_incomplete(folder):
+                lost = passed[-1]
         if lost:
-            more = f" (nor can {len(passed) - 1} older)" if len(passed) > 1 else ""
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost[0]}{more}; start over with "
+                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost}; start over with "
                 f"--{_NAME.overwrite_output_dir}, or give another --{_NAME.output_dir}"
             )
         return None, passed

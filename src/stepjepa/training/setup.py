@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,17 @@ from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import collator_for
-from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, release
+from stepjepa.modeling.extras import (
+    PredictorRows,
+    add_extras,
+    known_predictors,
+    placed_predictors,
+    predictor_names,
+    release,
+)
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
-from stepjepa.modeling.load import add_lora, is_preset, load_tokenizer, own_configs
-from stepjepa.modeling.lora import check_lora, check_trainable, warn_of_untrained
+from stepjepa.modeling.load import is_preset, load_tokenizer, own_configs
+from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
@@ -118,16 +125,6 @@ def set_up_model(
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
         logger.warning("%d parameters that no loss reaches are frozen, in %s", len(frozen), ", ".join(parts[:3]))
     return model, ModelSetup(vocabulary, predictor_ids, forward, objective)
-
-
-def placed_predictors(ids: Sequence[int], options: JEPAOptions, groups: int) -> tuple[int, ...]:
-    """The ids of the K predictors of every group in the order in which they stand after a source."""
-    placed: list[int] = []
-    for group in range(groups):
-        own = list(ids[group * len(ids) // groups : (group + 1) * len(ids) // groups])
-        own *= options.predictors or 0 if options.same_predictor else 1
-        placed += own[::-1] if options.predictor_order == "descending" else own
-    return tuple(placed)
 
 
 def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataReport], options: JEPAOptions) -> None:

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import re
-import shutil
-import sys
-import textwrap
-import time
-from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
-from stepjepa.config.option import Names, options_of, unread_options
-from stepjepa.data.report import MEANINGS as DATA_WORDS
-from stepjepa.data.sources import FILE_SUFFIXES, RowSource
+from stepjepa.config.option import Names, unread_options
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import names_steps
-from stepjepa.data.types import Batch
 from stepjepa.errors import StepJepaError
-from stepjepa.modeling.flops import MEANINGS as POSITIONS
-from stepjepa.modeling.flops import batch_tokens
 from stepjepa.modeling.load import is_preset
 from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
-from stepjepa.training.display import clock, meanings, short
-from stepjepa.training.options import JEPAOptions, loss_line, without_effect
-from stepjepa.training.run_options import RunOptions
-from stepjepa.training.sampling import DrawnExamples
+from stepjepa.training.metrics import clock, short
+from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.trainer import JEPATrainer
-from stepjepa.utils.text import counted, legend
+from stepjepa.utils.text import counted
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 20  # of each file, to see whether their answers have steps
 _FAR = 5  # times the default learning rate, or a part of it, from where on a rate is unusual
 _LABELS = 7  # columns of the labels
-# Micro-batches that are laid out beforehand, at most, and the seconds after which no more are.
-_BATCHES, _SECONDS = 8, 0.2
 
 # Notes
 
@@ -66,17 +51,7 @@ def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
     """A line for every option of data, evaluation and LoRA that the run does not read."""
     plain = RunOptions()
     changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
-    lines = []
-    splits = {_NAME.dataset_split: run.train_file, _NAME.eval_split: [run.eval_file] if run.eval_file else []}
-    for name, files in splits.items():
-        if name in changed and files and all(map(_is_local, files)):
-            lines.append(f"--{name} has no effect: the files have no splits")
-    return [*lines, *map(str, unread_options(run, changed))]
-
-
-def _is_local(file: str) -> bool:
-    """Whether it is a file of rows here, and not a data set of the Hub."""
-    return Path(file).suffix.lower() in FILE_SUFFIXES and Path(file).is_file()
+    return [str(option) for option in unread_options(run, changed)]
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
@@ -102,6 +77,8 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
             lines = [f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"]
             lines += report.steps.lines()
         parts.append((name, [line.removeprefix("  ") for line in lines]))
+    parts.append(("mix", mixing_lines(trainer)))
+    # The model and its loss.
     model: Any = trainer.model
     trained, every = model.num_parameters(only_trainable=True), model.num_parameters()
     kind = ", LoRA" if run.lora else ""
@@ -112,18 +89,18 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     elif find_objective(args.objective).makes_pairs:
         loss += f" (lbd is 0: trains exactly like {objective.name})"
     loss = f"{args.objective}: {loss}; forward {trainer.setup.forward}; {rate_line(args, run)}"
-    parts += [("mix", mixing_lines(trainer)), ("model", [size]), ("loss", [loss])]
+    parts += [("model", [size]), ("loss", [loss])]
+    # How long, and where to.
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
         steps = f"{trainer.requested_steps} steps for {regular} regular ones"
         parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {steps}"]))
-    parts += [("steps", [steps_line(trainer)]), ("tokens", [tokens_line(trainer, first_batches(trainer))])]
     resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
     files = "model and tokenizer, resolved.yaml, run.json, data_report.json, metrics.json"
     logs = [f"logs to {', '.join(args.report_to)}"] if args.report_to else []
-    parts.append(("output", [f"{args.output_dir}{resumed}: {files}", checkpoints_line(args), *logs]))
-    said = labelled(parts, width)
-    return "\n".join([*said, "words:", *legend(words(trainer, " ".join(said)))])
+    output = [f"{args.output_dir}{resumed}: {files}", checkpoints_line(args), *logs]
+    parts += [("steps", [steps_line(trainer)]), ("output", output)]
+    return "\n".join(labelled(parts, width))
 
 
 def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: str = "") -> str:
@@ -153,50 +130,16 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     files = "metrics.json, run.json, data_report.json, resolved.yaml"
     parts.append(("output", [f"{output}: model and records ({files})"]))
     lines = ["", *labelled(parts)]
-    losses = [
-        (entry["step"], entry[name])
-        for entry in trainer.state.log_history
-        for name in ("lm_loss", "jepa_loss")
-        if name in entry
-    ]
-    # Checkpoints up to version 0.2 keep a loss that is not finite as None.
-    broken = [step for step, loss in losses if loss is None or not math.isfinite(loss)]
-    if broken:
-        lines.append(
-            f"warning: the loss is not a finite number from step {broken[0]} on (of those in the log), so the model is of "
-            f"no use; try a lower --{_NAME.learning_rate} or --{_NAME.lbd}, and see docs/troubleshooting.md"
-        )
     return "\n".join([*lines, f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})"])
 
 
 def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -> list[str]:
-    """Lines after their labels; on a terminal, long ones are broken and the label's column stays free."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    """Lines after their labels, which are in a column of their own."""
     texts = []
     for label, lines in parts:
         for number, line in enumerate(lines):
-            text = f"{'' if number else label:<{width}}{line}"
-            if width + 20 < columns < len(text):
-                text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), break_on_hyphens=False)
-            texts.append(text)
+            texts.append(f"{'' if number else label:<{width}}{line}")
     return texts
-
-
-def words(trainer: JEPATrainer, said: str) -> dict[str, str]:
-    """What the words of the summary, which is `said` by then, and of the log that follows mean."""
-    options = options_of(JEPAOptions)
-    named = {"K": _NAME.predictors, str(trainer.args.jepa_loss): _NAME.jepa_loss}
-    named |= {name: name for name in (_NAME.views, _NAME.forward)}
-    known = dict(DATA_WORDS)
-    for word, name in named.items():
-        # The first sentence of an option's help, which may begin with the word itself.
-        text = re.split("[;.] ", options[name].help)[0].removeprefix(f"{word}, ")
-        known[word] = text[:1].lower() + text[1:]
-    known |= POSITIONS
-    said = said.replace(f"{trainer.args.predictor_head} head", "")  # which is not the output head
-    printed = {word: text for word, text in known.items() if re.search(rf"\b{re.escape(word)}\b", said)}
-    evaluates, compares = trainer.eval_dataset is not None, trainer.args.log_gradient_cosine is not None
-    return printed | meanings(trainer.setup.objective.makes_pairs, evaluates, compares)
 
 
 def rate_line(args: JEPAConfig, run: RunOptions) -> str:
@@ -228,21 +171,6 @@ def mixing_lines(trainer: JEPATrainer) -> list[str]:
     ]
 
 
-def first_batches(trainer: JEPATrainer) -> list[Batch]:
-    """The first micro-batches of the first epoch; none of a stream, which is not read before it is trained on."""
-    args, dataset = trainer.args, cast(DrawnExamples, trainer.train_dataset)
-    batches: list[Batch] = []
-    if args.streaming or dataset is None:
-        return batches
-    draws, begin = iter(trainer.order_of(dataset)), time.perf_counter()
-    while len(batches) < _BATCHES and time.perf_counter() - begin < _SECONDS:
-        examples = [dataset[draw] for draw in islice(draws, args.train_batch_size)]  # type: ignore[index]
-        if not examples:
-            break
-        batches.append(trainer.data_collator(examples))  # type: ignore[arg-type]
-    return batches
-
-
 def steps_line(trainer: JEPATrainer) -> str:
     """``1,000 of 32 examples (8 x 2 accumulated x 2 processes), 4.3 epochs``."""
     args, cut = trainer.args, trainer.cut
@@ -255,20 +183,6 @@ def steps_line(trainer: JEPATrainer) -> str:
     steps = trainer.requested_steps
     epochs = f"{steps * cut.batch / len(dataset):.3g}"
     return f"{steps:,} of {size}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
-
-
-def tokens_line(trainer: JEPATrainer, batches: Sequence[Batch]) -> str:
-    """Positions of an optimizer step by kind of segment."""
-    if not batches:
-        return "a step: not known before the stream is read"
-    args = trainer.args
-    counts: Counter[str] = Counter()
-    for batch in batches:
-        counts.update(batch_tokens(batch))
-    scale = args.gradient_accumulation_steps * trainer.accelerator.num_processes / len(batches)
-    total = counts.total()
-    kinds = ", ".join(f"{name} {n * scale:,.0f} ({n / total:.0%})" for name, n in counts.items() if n)
-    return f"{total * scale:,.0f} a step: {kinds}; mean of {len(batches)} micro-batches"
 
 
 def checkpoints_line(args: JEPAConfig) -> str:

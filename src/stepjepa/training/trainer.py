@@ -10,7 +10,6 @@ import copy
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, TrainerControl
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
@@ -35,25 +34,22 @@ from stepjepa.modeling.extras import TargetEncoder, momentum_at, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_positions
-from stepjepa.modeling.parts import has_experts, is_sharded, vocabulary_size
-from stepjepa.modeling.sharding import gathered
+from stepjepa.modeling.parts import gathered, has_experts, is_sharded, vocabulary_size
 from stepjepa.objectives.base import objective_of
-from stepjepa.training.checkpoints import CheckpointedTrainer, SavesAtEpochEnds
+from stepjepa.training.checkpoints import CheckpointedTrainer, StepEvents
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
-from stepjepa.training.display import RunDisplay
-from stepjepa.training.finite import FiniteWatch
-from stepjepa.training.gradients import GradientCosine
-from stepjepa.training.loss import lbd_at, total_loss
+from stepjepa.training.loss import FiniteWatch, GradientCosine, lbd_at, total_loss
 from stepjepa.training.metrics import (
     MEANS,
     LossMeter,
     Predictions,
+    RunDisplay,
     evaluation_names,
     over_processes,
     precise_dtype,
 )
-from stepjepa.training.run_options import RunOptions
+from stepjepa.training.options import RunOptions
 from stepjepa.training.sampling import DrawnExamples, EpochSampler
 from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
 
@@ -80,25 +76,6 @@ class TargetEncoderCallback(TrainerCallback):
         """See `TrainerCallback`."""
         done = (state.global_step + 1) / max(state.max_steps, 1)
         self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
-
-
-class StepEvents(TrainerCallback):
-    """What a `JEPATrainer` does besides the Trainer when an epoch begins and when a step or an epoch ends."""
-
-    def __init__(self, trainer: JEPATrainer):
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.trainer.begin_epoch(int(state.epoch or 0))
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.trainer.end_step(control)
-
-    def on_epoch_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.trainer.end_step(control)
 
 
 class JEPATrainer(CheckpointedTrainer):
@@ -226,9 +203,9 @@ class JEPATrainer(CheckpointedTrainer):
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
-        self._view = RunDisplay(bool(args.disable_tqdm), metrics, args.keep_losses)
-        for callback in (self._view, SavesAtEpochEnds(), StepEvents(self)):
-            self.add_callback(callback)
+        self._view = RunDisplay(bool(args.disable_tqdm), metrics)
+        self.add_callback(self._view)
+        self.add_callback(StepEvents(self))
         self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
@@ -275,14 +252,6 @@ class JEPATrainer(CheckpointedTrainer):
         trained_extras(inner).in_state_dict = True
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)
-
-    def train_from(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """See `CheckpointedTrainer`."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="FSDP2-wrapped module .* returned a view"
-            )  # that nothing writes to
-            return super().train_from(*args, **kwargs)
 
     # Order of examples
 
@@ -348,11 +317,7 @@ class JEPATrainer(CheckpointedTrainer):
     def _step_counts(self, batches: Sequence[Batch]) -> torch.Tensor:
         """What each part of the loss is divided by, (parts,): of all micro-batches of one optimizer step on all
         processes."""
-        counts = self._counts(batches)
-        # What was not finite in earlier steps is summed along, so that all processes stop together.
-        sums = self.accelerator.reduce(torch.cat([counts, self._watch.flag.to(counts)]), reduction="sum")
-        self._watch.copy_to_host(sums[-1])
-        return sums[:-1]
+        return self.accelerator.reduce(self._counts(batches), reduction="sum")  # type: ignore[no-any-return]
 
     def forward(self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False) -> ForestOutput:
         """What the model returns for one micro-batch; `step` seeds what is random in the loss."""
@@ -402,10 +367,9 @@ class JEPATrainer(CheckpointedTrainer):
         return loss
 
     def end_step(self, control: TrainerControl) -> None:
-        """End a run whose loss broke before anything is written, and log the gradients' cosines where no other entry has
-        them."""
-        waits = control.should_log or control.should_save or control.should_evaluate
-        if waits or self._watch.broken_before():
+        """End a run whose loss broke before anything is logged or written, and log the gradients' cosines where no other
+        entry has them."""
+        if control.should_log or control.should_save or control.should_evaluate:
             self._check_finite()
         if self._cosines and not control.should_log:
             self.log({})
@@ -501,11 +465,8 @@ class JEPATrainer(CheckpointedTrainer):
     def predict(self, test_dataset: object, *args: Any, **kwargs: Any) -> PredictionOutput:
         """As `Trainer.predict`, of anything that the constructor takes as data: the most likely ids and the true ones at the
         labelled positions, (rows, most labels of a row) int64 each, filled with -100; and the losses."""
-        try:
-            examples: Any = self._reader.read_evaluation(test_dataset)
-            return super().predict(examples, *args, **kwargs)
-        finally:
-            self._view.close()
+        examples: Any = self._reader.read_evaluation(test_dataset)
+        return super().predict(examples, *args, **kwargs)
 
     def evaluation_loop(
         self,
@@ -528,21 +489,18 @@ class JEPATrainer(CheckpointedTrainer):
         self.callback_handler.eval_dataloader = dataloader
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         meter, predictions = LossMeter(self._meter.names), None if loss_only else Predictions()
-        try:
-            for batch in dataloader:
-                inputs = self._prepare_inputs(batch)
-                with torch.no_grad(), self.accelerator.autocast():
-                    output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
-                    meter.add(output, inputs)
-                    # What `compute_metrics` and `predict` get; a run without them asks for no ids.
-                    if predictions is not None and output.predicted_ids is not None:
-                        predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
-                self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-            means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-            jepa = sum(meter.weights.get(name, 1.0) * means.get(name, 0.0) for name in meter.names if name != LM)
-            values = {"loss": self.args.gamma * means[LM] + self.args.lbd * jepa, **means, **self._answer_scores()}
-        finally:
-            self._view.end_evaluation()
+        for batch in dataloader:
+            inputs = self._prepare_inputs(batch)
+            with torch.no_grad(), self.accelerator.autocast():
+                output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
+                meter.add(output, inputs)
+                # What `compute_metrics` and `predict` get; a run without them asks for no ids.
+                if predictions is not None and output.predicted_ids is not None:
+                    predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
+        jepa = sum(meter.weights.get(name, 1.0) * means.get(name, 0.0) for name in meter.names if name != LM)
+        values = {"loss": self.args.gamma * means[LM] + self.args.lbd * jepa, **means, **self._answer_scores()}
         size, predicted, labels = self.num_examples(dataloader), np.zeros(0), None
         if predictions is not None:
             predicted, labels = predictions.rectangles(size)

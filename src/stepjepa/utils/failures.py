@@ -74,10 +74,14 @@ def explaining(lower: str, then: str) -> Iterator[None]:
         with writing(getattr(error, "filename", None) or "a file", then):
             if not is_out_of_memory(error):
                 raise
-        words = said(error, lines=1) if str(error).strip() else "an allocation failed"
-        if isinstance(error, OSError):  # whose text names a file
-            words = str(error.strerror)
-        raise RunError(f"out of memory ({words[:200]}); lower {lower}, then {then}") from error
+        raise RunError(f"out of memory ({_allocation(error)}); lower {lower}, then {then}") from error
+
+
+def _allocation(error: Exception) -> str:
+    """What an error says of the allocation that failed."""
+    if isinstance(error, OSError):  # whose text names a file
+        return str(error.strerror)
+    return said(error, lines=1)[:200] if str(error).strip() else "an allocation failed"
 
 
 @contextmanager

@@ -35,8 +35,8 @@ _MODEL_FILES = re.compile(
 _SAMPLES, _SAMPLE_BYTES = 64, 2**15  # of a large file of a model
 MAX_LINE_BYTES = 64 * 2**20  # a longer line is refused before all of it is read
 _SKIPPED_AT_ONCE = 2**20
-_MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
 _MOST_NESTED = 100  # lists and objects inside each other in JSON
+_MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
 
 
 @contextmanager
@@ -167,11 +167,11 @@ def parse_json(text: str | bytes) -> object:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is none, or one that no program reads well: nested too deeply, a whole number beyond all floats.
+        ValueError: it is none, is nested too deeply, or has a whole number beyond all floats.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        value = _DECODER.decode(text)
+        value = json.loads(text, parse_int=_whole_number)
         # What the decoder still reads, code that walks through it may not. Few texts have so many brackets.
         if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
             raise RecursionError
@@ -186,21 +186,18 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, inner), default=0)
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The object of a JSON text; a ValueError where it is none."""
-    found = parse_json(text)
-    if not isinstance(found, dict):
-        raise ValueError("no JSON object")
-    return found
-
-
 def _whole_number(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError(f"a number of {len(digits):,} digits")
     return int(digits)
 
 
-_DECODER = json.JSONDecoder(parse_int=_whole_number)
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The object of a JSON text; a ValueError where it is none."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError("no JSON object")
+    return value
 
 
 @contextmanager

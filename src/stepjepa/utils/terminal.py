@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -190,17 +189,6 @@ def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
 # Streams that are closed or full
 
 
-def open_missing_streams() -> None:
-    """Give standard input, output and error that were closed (``>&-``) to nobody, so that no file gets their numbers."""
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-
-
 def stdout_trouble() -> str | None:
     """Why standard output takes no more, None where it does; what is buffered for it is thrown away then.
 
@@ -208,13 +196,10 @@ def stdout_trouble() -> str | None:
         The system's words; "" where its reader has gone.
     """
     trouble: str | None = None
+    if sys.stdout is None:  # the shell has closed it
+        return None
     try:
         sys.stdout.flush()
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, or a system without poll
-            poll = select.poll()
-            poll.register(sys.stdout.fileno(), 0)
-            if any(event & select.POLLERR for _, event in poll.poll(0)):
-                trouble = ""
     except OSError as error:
         trouble = "" if error.errno == errno.EPIPE else f"{_STDOUT}: {error.strerror or error}"
     if trouble is not None:
