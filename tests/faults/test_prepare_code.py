@@ -11,9 +11,8 @@ import textwrap
 
 import pytest
 
-from stepjepa.data.blocks import answer_of
+from stepjepa.data.blocks import answer_of, holds_code
 from stepjepa.data.prepare import PrepareOptions, prepare
-from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example, recognise
 from stepjepa.data.prepare.rows import Converter
 from stepjepa.data.steps import spans_of_steps

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import MISSING, Names, options_of
 from stepjepa.data.answers import after_hashes
-from stepjepa.data.blocks import answer_of
+from stepjepa.data.blocks import answer_of, holds_code
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.columns import (
     Form,
@@ -29,7 +29,6 @@ from stepjepa.data.columns import (
     system_of,
 )
 from stepjepa.data.numbers import number_of
-from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.options import RESPONSE_COLUMN, PrepareOptions
 from stepjepa.data.steps import LISTED
 from stepjepa.errors import DataError, RowError

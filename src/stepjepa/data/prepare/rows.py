@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.blocks import MARK, answer_of, has_thinking
-from stepjepa.data.prepare.code import holds_code
+from stepjepa.data.blocks import MARK, answer_of, has_thinking, holds_code
 from stepjepa.data.prepare.formats import RawExample, RawFormat, blank_lines_off, read_example
 from stepjepa.data.prepare.options import PUBLISHED_LENGTH, SYSTEM_PROMPT, PrepareOptions
 from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, make_splitter, text_of
