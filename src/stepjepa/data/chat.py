@@ -102,8 +102,7 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
     held: dict[str, Any] = {name: column_value(row, name) for name in columns if name is not None}
     for name, value in held.items():
         if value is None:
-            found = f"columns found: {listed_columns(row)}"
-            raise RowError("no_known_columns", f"no column {name!r} ({found}); name other columns with {_FLAGS}")
+            raise RowError("no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})")
     target = held[columns.target]
     if columns.choice is not None:
         try:

@@ -75,14 +75,16 @@ def test_every_row_is_counted_once(tmp_path):
     rows = [gsm8k(1), "", "  ", {"question": "q", "answer": "#### 3"}, '{"question": ', {"question": "q"}, gsm8k(2)]
     report = run(tmp_path, [*rows, {"question": None, "answer": "\x1b[2J\n#### 1"}], name="sub/out.jsonl")
     assert (report.rows_read, report.rows_kept) == (6, 2)
-    assert report.rows_dropped == {"too_few_steps": 1, "broken_json": 1, "missing_column": 2}
+    assert report.rows_dropped == {"too_few_steps": 1, "broken_json": 1, "no_known_columns": 1, "content_not_text": 1}
     file = tmp_path / "raw.jsonl"
     begins = '{"question": "q", "answer": "#### 3"}'
     assert report.examples["too_few_steps"] == [{"place": f"{file} line 4", "what": "1 step found", "text": begins}]
-    assert [example["place"] for example in report.examples["missing_column"]] == [f"{file} line 6", f"{file} line 8"]
+    assert [report.examples[reason][0]["place"] for reason in ("no_known_columns", "content_not_text")] == [
+        f"{file} line 6", f"{file} line 8",
+    ]  # fmt: skip
     said = report.lines()
     assert all(line.isprintable() for line in said)
-    assert said[4] == f"    dropped 1: too_few_steps (first: {file} line 4: 1 step found; {begins})"
+    assert said[3] == f"    dropped 1: too_few_steps (first: {file} line 4: 1 step found; {begins})"
     record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
     assert record["rows_dropped"] == report.rows_dropped and record["examples"] == report.examples
     assert record["job"]["options"]["min_steps"] == 2
@@ -201,7 +203,7 @@ def test_other_sources(tmp_path):
     both = datasets.DatasetDict(test=data, train=data.select([0]))
     assert prepare(PrepareOptions(output_file=str(tmp_path / "a.jsonl"), dataset_split="test"), both).rows_kept == 5
     report = prepare(PrepareOptions(output_file=str(tmp_path / "b.jsonl")), [*rows, {"question": 3}])
-    assert report.examples["not_text"][0]["place"] == "list row 5"
+    assert report.examples["no_known_columns"][0]["place"] == "list row 5"
 
 
 @pytest.mark.slow
@@ -262,8 +264,8 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
         (b"null\n", "not_an_object", "the row is null"),
         (b'{"a": ' * 100_000 + b"\n", "broken_json", "nested too deeply"),
         (HALF, "broken_text", "\\ud83d without its other half"),
-        (b'{"' + b"k" * 3000 + b'": 1}\n', "missing_column", f"(columns found: {'k' * 80}...)"),
-        (b'{"question": "q", "answer": "' + b"\\\\[ " * 400_000 + b'"}\n', "text_too_long", "more than 1,000,000"),
+        (b'{"' + b"k" * 3000 + b'": 1}\n', "no_known_columns", f"columns found: {'k' * 80}...;"),
+        (b'{"question": "q", "answer": "' + b"\\\\[ " * 400_000 + b'"}\n', "text_too_long", "at most 1,000,000"),
     ],
 )
 def test_a_bad_row(tmp_path, line, reason, words):

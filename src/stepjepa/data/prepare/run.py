@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
-from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
+from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse, recognise
 from stepjepa.data.sources import RowSource, csv_rows, reading
 from stepjepa.errors import ConfigError, DataError, RowError, no_rows
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
