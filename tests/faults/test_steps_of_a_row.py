@@ -285,8 +285,7 @@ def test_worker_processes_give_the_same_steps(bpe_tokenizer):
     rows = [chat(NUMBERED, steps=TWO_OF_THREE, total_steps=5), chat(ITEMS)] * 3
     one, two = (encoded(bpe_tokenizer, rows, dataset_num_proc=processes) for processes in (1, 2))
     assert one[1] == two[1]
-    for name, array in one[0].arrays.items():
-        assert np.array_equal(array, two[0].arrays[name])
+    assert all(np.array_equal(array, vars(two[0])[name]) for name, array in vars(one[0]).items())
 
 
 def test_other_steps_are_other_data(bpe_tokenizer):
