@@ -3,6 +3,16 @@
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
 what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
 is the template's own text, and the real rendering must be exactly that text with the contents between.
+
+A chat template writes a chat in one way and asks for an answer in another, and the two need not agree:
+
+    generation prompt   <|user|>Q<|end|><|assistant|><think>
+    rendered chat       <|user|>Q<|end|><|assistant|><|final|>A<|end|>
+                                                     |        |
+                                        the opening begins    the answer's text
+
+What follows the common text is `Opening.written` in the chat, which the model has to write itself and is trained on, and
+`Opening.extra` in the generation prompt, without which the model is asked for what it was trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +35,6 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import ROLES
 from stepjepa.data.columns import REASONING, REASONING_KEYS, TRAINED
 from stepjepa.data.options import TemplateOptions
-from stepjepa.data.prompts import Opening, left_out, opening_of, quoted, switch_words
 from stepjepa.errors import ConfigError, RowError, attempted, said
 
 if TYPE_CHECKING:
@@ -33,6 +42,8 @@ if TYPE_CHECKING:
 
 _NAME = Names(TemplateOptions)
 _NOT_FOUND = "message_not_found"
+_UNFINISHED_TAG = re.compile(r"<[^<>\s]*$")
+_QUOTED = 60  # characters of a text that a message quotes
 _LAST_TAG = re.compile(r"<(\w+)>\s*$")
 TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
@@ -52,6 +63,65 @@ class MessageSpan(NamedTuple):
     role: str
     start: int
     end: int
+
+
+class Opening(NamedTuple):
+    """How the text before an answer differs from the generation prompt for the same messages.
+
+    Attributes:
+        written: what the template writes between the common text and the answer's text.
+        extra: how the generation prompt goes on after the common text; empty where the chat has that text too.
+        quoted: the last characters of the common text.
+        apart: whether the two differ before the end of the last message; then `written` and `extra` are empty.
+    """
+
+    written: str = ""
+    extra: str = ""
+    quoted: str = ""
+    apart: bool = False
+
+
+def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Opening:
+    """The opening of an answer.
+
+    Args:
+        text: the rendered chat.
+        answer: where the answer's text begins in it.
+        last_message: where the content of the message before the answer ends.
+        prompt: the generation prompt for the messages before the answer.
+    """
+    common = len(commonprefix([text, prompt]))
+    if common < last_message:
+        return Opening(quoted=text[:common][-_QUOTED:], apart=True)
+    extra = ""
+    if common < len(prompt):
+        unfinished = _UNFINISHED_TAG.search(text, last_message, common)
+        common = min(unfinished.start() if unfinished else common, answer)
+        extra = prompt[common:]
+    common = min(common, answer)
+    return Opening(text[common:answer], extra, text[last_message:common][-_QUOTED:])
+
+
+def left_out(content: str, shown: str) -> tuple[int, str]:
+    """How many characters of a message its template leaves out, white space not counted, and the text that is missing."""
+    if shown == content:
+        return 0, ""
+    missing = len("".join(content.split())) - len("".join(shown.split()))
+    if missing <= 0:
+        return 0, ""
+    begin = len(commonprefix([content, shown]))
+    end = len(commonprefix([content[begin:][::-1], shown[begin:][::-1]]))
+    return missing, content[begin : len(content) - end]
+
+
+def quoted(text: str) -> str:
+    """A text in quotation marks, its beginning where it is long."""
+    return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
+
+
+def switch_words(kwargs: Mapping[str, Any]) -> str:
+    """The option that gives these values to the template."""
+    return f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
 
 
 class RenderedChat(NamedTuple):

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepjepa.data.prompts import recorded_ending
-from stepjepa.data.report import DataReport
+from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import FILE_SUFFIXES
 from stepjepa.modeling.collapse import logged_collapse
 from stepjepa.objectives.base import trained_pairs
