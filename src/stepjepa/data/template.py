@@ -21,12 +21,14 @@ import contextlib
 import copy
 import inspect
 import json
+import os
 import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +50,7 @@ _LAST_TAG = re.compile(r"<(\w+)>\s*$")
 TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
 _BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
+_STATM = Path("/proc/self/statm")  # of Linux: pages of memory that this process has
 _RENDERERS = 100  # that are kept, of rows with their own template arguments
 _CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
 
@@ -274,10 +277,7 @@ class ChatRenderer:
         messages = sum(map(len, chats))
         written = sum(len(str(message.get("content", ""))) for chat in chats for message in chat)
         room = TEMPLATE_BYTES + _BYTES_A_CHARACTER * written
-        with (
-            _time_limit(seconds, f"the chat template does not end: {messages} messages took more than {seconds} s"),
-            _memory_limit(room, f"the chat template takes more than {room >> 20:,} MiB for {messages} messages"),
-        ):
+        with _limits(seconds, room, messages):
             try:
                 return self._tokenizer.apply_chat_template(
                     list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
@@ -386,17 +386,14 @@ class ChatRenderer:
             rendered = self._try(marked)
             places = self._match(rendered, marked) or []
             self._usual[roles] = self._openings(rendered, marked, places)
-        openings = self._usual[roles]
-        if not any(opening is not None and opening.extra for opening in openings):
-            return openings
-        # Where the answer itself goes on as the generation prompt does, the chat has all of that.
+        openings = []
         answers = (span.start for span in spans if span.role == "assistant")
-        return tuple(
-            opening._replace(extra="")
-            if opening is not None and text.startswith(opening.extra, start - len(opening.written))
-            else opening
-            for start, opening in zip(answers, openings, strict=True)
-        )
+        for start, opening in zip(answers, self._usual[roles], strict=True):
+            # Where the answer itself goes on as the generation prompt does, the chat has all of that.
+            if opening is not None and text.startswith(opening.extra, start - len(opening.written)):
+                opening = opening._replace(extra="")
+            openings.append(opening)
+        return tuple(openings)
 
     def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
         """The option with which the template has nothing to report under `name` (a count of `PromptCounts`, or the reason of
@@ -405,8 +402,7 @@ class ChatRenderer:
             return self._switches[name]
         self._switches[name] = ""
         known = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(REASONING_KEYS)
-        values = ((one, value) for one in sorted(known) for value in (False, True) if self.given.get(one) is not value)
-        for one, value in values:
+        for one, value in product(sorted(known), (False, True)):
             given = {**self.given, one: value}
             other = ChatRenderer(self._tokenizer, given)
             other._switches[_NOT_FOUND] = ""  # no further search
@@ -431,14 +427,10 @@ class ChatRenderer:
         """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
         if roles not in self._skeletons:
             marks = [_mark(index) for index in range(len(roles))]
-            rest = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
-            pieces = []
-            for mark in marks:
-                before, found, rest = rest.partition(mark)
-                if not found or mark in rest:
-                    break
-                pieces.append(before)
-            self._skeletons[roles] = [*pieces, rest] if len(pieces) == len(roles) else None
+            text = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
+            pieces = re.split("|".join(marks), text)
+            in_order = re.findall("|".join(marks), text) == marks
+            self._skeletons[roles] = pieces if in_order else None
         return self._skeletons[roles]
 
     def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:
@@ -447,19 +439,19 @@ class ChatRenderer:
         pieces = self._skeleton(tuple(message["role"] for message in chat))
         if pieces is None or not text.startswith(pieces[0]):
             return None
-        spans, position = [], len(pieces[0])
-        for index, message in enumerate(chat):
-            content, piece = message["content"], pieces[index + 1]
-            for candidate in (content, content.strip(), content.lstrip(), content.rstrip()):
-                end = position + len(candidate)
-                last = index + 1 == len(chat)
-                if text.startswith(candidate + piece, position) and (not last or end + len(piece) == len(text)):
+        spans = []
+        position = len(pieces[0])
+        for message, piece in zip(chat, pieces[1:], strict=True):
+            content = message["content"]
+            for shown in (content, content.lstrip(), content.rstrip(), content.strip()):
+                if text.startswith(shown + piece, position):
                     break
             else:
                 return None
+            end = position + len(shown)
             spans.append(MessageSpan(message["role"], position, end))
             position = end + len(piece)
-        return spans
+        return spans if position == len(text) else None
 
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
         """The slow way, for templates whose text around a message depends on the contents (thinking blocks)."""
@@ -516,47 +508,36 @@ class ChatRenderer:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float, words: str) -> Iterator[None]:
-    """Raise ConfigError after so many seconds of this process's time; in other threads than the main one, and where the
-    system has no such timer, there is no limit."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
+    """Raise ConfigError where a block takes more seconds of this process's time, or more bytes of memory.
+
+    There are no limits outside of the main thread and on Windows, and none of memory on systems other than Linux.
+    """
+    if os.name == "nt" or threading.current_thread() is not threading.main_thread():
         yield
         return
+    import resource
 
     def stop(number: int, frame: object) -> None:
-        raise _unusable(words)
+        raise _unusable(f"the chat template does not end: {messages} messages took more than {seconds} s")
 
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    handler = signal.signal(signal.SIGVTALRM, stop)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-@contextlib.contextmanager
-def _memory_limit(room: int, words: str) -> Iterator[None]:
-    """Raise ConfigError where this process takes so many bytes more. There is no limit outside of the main thread, and on
-    systems other than Linux."""
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
-    except (ImportError, OSError):
-        pages = 0
-    if not pages or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + room
-    resource.setrlimit(resource.RLIMIT_AS, (limit if before == resource.RLIM_INFINITY else min(limit, before), hard))
-    try:
+        if _STATM.exists():
+            pages = int(_STATM.read_bytes().split()[0])
+            limit = pages * resource.getpagesize() + room
+            resource.setrlimit(
+                resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard)
+            )
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         yield
     except MemoryError:
-        raise _unusable(words) from None
+        raise _unusable(f"the chat template takes more than {room >> 20:,} MiB for {messages} messages") from None
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _unusable(words: str) -> ConfigError:
