@@ -57,6 +57,8 @@ def test_every_form_in_every_file(kind, tmp_path):
 
 
 def test_contexts_and_mixed_rows():
+    chat = [{"role": "system", "content": "Be brief."}, *CHAT]
+    assert row_to_messages(FORMS["response"], "Be brief.") == chat == row_to_messages({"messages": chat}, "Longer.")
     row = {"instruction": "Sum up.", "input": "A shoe.", "output": "Shoe."}
     assert row_to_messages(row)[0]["content"] == "Sum up.\n\nA shoe."
     assert row_to_messages({**row, "instruction": " "})[0]["content"] == "A shoe."
