@@ -47,5 +47,5 @@ class ExampleStore(Sequence[Example]):
     def __getitem__(self, index: int) -> Example:  # type: ignore[override]
         number = range(len(self))[index]
         record = self.records[self.edges[number] : self.edges[number + 1]]
-        example: Example = pickle.loads(record)
+        example: Example = pickle.loads(record.data)
         return example

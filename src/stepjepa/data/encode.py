@@ -272,7 +272,7 @@ class Encoded(NamedTuple):
         counts: examples of each row: 0 for one that is refused, several for a long text.
         store: the examples, in the rows' order.
         report: on these rows alone.
-        digest: those of what each row holds, one after the other; empty unless the encoder makes them.
+        digest: those of what each row holds, one after the other.
     """
 
     counts: list[int]
@@ -288,7 +288,6 @@ class RowEncoder:
     Attributes:
         renderer: None where the tokenizer has no chat template, which plain text does not need.
         streams: whether the data set is one of plain text, not of chats.
-        digests: whether digests of what the rows hold are made.
 
     Raises:
         ConfigError: a tokenizer that cannot be used.
@@ -299,7 +298,6 @@ class RowEncoder:
     renderer: ChatRenderer | None
     options: EncodeOptions
     streams: bool
-    digests: bool = False
 
     def __post_init__(self) -> None:
         check_tokenizer(self.tokenizer)
@@ -327,10 +325,8 @@ class RowEncoder:
         `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
         items = list(self._items(rows, checked))
-        digests = b""
-        if self.digests:
-            read = [item for item in items if not isinstance(item, RowError)]
-            digests = b"".join(hashlib.sha256(item.content).digest() for item in read)
+        read = [item for item in items if not isinstance(item, RowError)]
+        digests = b"".join(hashlib.sha256(item.content).digest() for item in read)
         # All texts of a chunk are tokenised in one call.
         texts = [self._text_of(item) for item in items if isinstance(item, CheckedChat)]
         tokens = iter(encode_texts(self.tokenizer, texts))
@@ -385,6 +381,7 @@ class RowEncoder:
         objective, ids = self.options.objective, row.ids
         limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
         report.see_left_over(row.rest)
+        labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
         if row.labels is None:
             blocks = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             labelled = [(block, (Span(1, len(block)),)) for block in blocks if len(block) > 1]
@@ -553,7 +550,7 @@ def encode_dataset(
         ConfigError: a slow tokenizer, or chats without a template.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
-    encoder = make_encoder(rows, tokenizer, renderer, options, digests=True)
+    encoder = make_encoder(rows, tokenizer, renderer, options)
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
@@ -573,12 +570,8 @@ def make_encoder(
     tokenizer: PreTrainedTokenizerBase,
     renderer: ChatRenderer | None,
     options: EncodeOptions,
-    digests: bool = False,
 ) -> RowEncoder:
     """The encoder of a data set, whose first row decides whether it is one of chats or of plain text.
-
-    Args:
-        digests: see `RowEncoder`.
 
     Raises:
         DataError: no row at all, or plain text for an objective that needs chats.
@@ -593,4 +586,4 @@ def make_encoder(
             f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats "
             f"({KNOWN_CHATS}); stepjepa check names the objectives for plain text"
         )
-    return RowEncoder(rows.name, tokenizer, renderer, options, streams, digests)
+    return RowEncoder(rows.name, tokenizer, renderer, options, streams)

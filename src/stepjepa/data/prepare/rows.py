@@ -17,11 +17,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import MISSING, Names, options_of
-from stepjepa.data.answers import after_hashes, answers_match, final_answer
+from stepjepa.data.answers import after_hashes, answers_match, final_answer, number_of
 from stepjepa.data.blocks import MARK, answer_of, has_thinking, holds_code
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.columns import absent, as_object, chat_column, column_value, form_of, listed_columns, listed_steps
-from stepjepa.data.numbers import number_of
 from stepjepa.data.options import PairColumns
 from stepjepa.data.options import text_of as cell_text
 from stepjepa.data.prepare.options import PUBLISHED_LENGTH, RESPONSE_COLUMN, SYSTEM_PROMPT, PrepareOptions

@@ -214,13 +214,15 @@ def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
     """The command that trains on what was written; "" where no row is left to train on."""
     if not result.files[str(train)]:
         return ""
-    words = ["stepjepa", "train", "--train_file", str(train)]
+    options = {"train_file": str(train), "model_name": "mini", "output_dir": f"runs/{train.stem}"}
     if result.files.get(str(valid)):
-        words += ["--eval_file", str(valid)]
-    words += ["--model_name", "mini"]
+        options["eval_file"] = str(valid)
+    words = ["stepjepa", "train"]
+    for name, value in options.items():
+        words += [f"--{name}", value]
     if max(result.step_counts) > 1:
         words.append("--step_jepa")
-    return shlex.join([*words, "--output_dir", f"runs/{train.stem}"])
+    return shlex.join(words)
 
 
 class _RawRows(RowSource):
