@@ -30,7 +30,7 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "  Steps a row: 2 in 2",
         f"  System prompt: in 2 of 2 rows (--system_prompt TEXT, or none): {SYSTEM_PROMPT}",
         "  out/train.jsonl: 2 rows",
-        "Next: stepjepa train --train_file out/train.jsonl --model_name mini --output_dir runs/train --step_jepa",
+        "Next: stepjepa train --train_file out/train.jsonl --model_name mini --step_jepa --output_dir runs/train",
     ]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", "train.report.json"}
 

@@ -214,15 +214,17 @@ def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
     """The command that trains on what was written; "" where no row is left to train on."""
     if not result.files[str(train)]:
         return ""
-    options = {"train_file": str(train), "model_name": "mini", "output_dir": f"runs/{train.stem}"}
+    words = ["stepjepa", "train", *_flags(train_file=train)]
     if result.files.get(str(valid)):
-        options["eval_file"] = str(valid)
-    words = ["stepjepa", "train"]
-    for name, value in options.items():
-        words += [f"--{name}", value]
+        words += _flags(eval_file=valid)
+    words += _flags(model_name="mini")
     if max(result.step_counts) > 1:
         words.append("--step_jepa")
-    return shlex.join(words)
+    return shlex.join([*words, *_flags(output_dir=f"runs/{train.stem}")])
+
+
+def _flags(**options: object) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 class _RawRows(RowSource):
