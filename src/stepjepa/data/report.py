@@ -33,7 +33,6 @@ REASONS = {
     "no_such_choice": "the choice column names none of the target's texts",
     "unknown_token": "a token id that the tokenizer does not have",
     "no_embedding": "a token for which the model has no embedding",
-    "too_large": "more messages, or longer ones, than are read",
     "no_messages": "'messages' is empty or no list of messages",
     "unknown_role": "a message has an unknown role",
     "tool_message": "a message calls a tool, or is a tool's result",

@@ -523,13 +523,14 @@ def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
 
     handler = signal.signal(signal.SIGVTALRM, stop)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    linux = _STATM.exists()
     try:
-        if _STATM.exists():
+        if linux:
             pages = int(_STATM.read_bytes().split()[0])
             limit = pages * resource.getpagesize() + room
-            resource.setrlimit(
-                resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard)
-            )
+            if soft != resource.RLIM_INFINITY:
+                limit = min(limit, soft)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         yield
     except MemoryError:
@@ -537,7 +538,8 @@ def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, handler)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        if linux:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _unusable(words: str) -> ConfigError:
