@@ -9,8 +9,9 @@ from stepjepa.config.parser import StrictParser
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.errors import ConfigError
+from stepjepa.study.spec import ProblemRows
 
-TAKERS = (PrepareOptions, StepsOptions, AnalyzeOptions)
+TAKERS = (PrepareOptions, StepsOptions, AnalyzeOptions, ProblemRows)
 CASES = [
     (kind, option, value) for kind in TAKERS for option in GONE if option in options_of(kind) for value in GONE[option]
 ]

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from stepjepa.data.chat import MOST_CHARACTERS, MOST_MESSAGES, check_messages
+from stepjepa.data.chat import check_messages
 from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.errors import ConfigError, RowError
 from support.templates import FORMATS, R1_LIKE
@@ -220,8 +220,6 @@ def test_check_messages():
         ([{"role": "critic", "content": ""}], "unknown_role"),
         ([{"role": "assistant", "content": [{"type": "text"}]}], "content_not_text"),
         ([{"role": "user", "content": "a"}], "no_assistant_message"),
-        ([{"role": "assistant", "content": "a"}] * (MOST_MESSAGES + 1), "too_large"),
-        ([{"role": "assistant", "content": "a" * (MOST_CHARACTERS + 1)}], "too_large"),
         ([{"role": "assistant", "content": json.loads('"a\\ud83d b"')}], "broken_text"),
     ]
     for messages, reason in cases:

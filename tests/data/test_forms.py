@@ -57,6 +57,8 @@ def test_every_form_in_every_file(kind, tmp_path):
 
 
 def test_contexts_and_mixed_rows():
+    chat = [{"role": "system", "content": "Be brief."}, *CHAT]
+    assert row_to_messages(FORMS["response"], "Be brief.") == chat == row_to_messages({"messages": chat}, "Longer.")
     row = {"instruction": "Sum up.", "input": "A shoe.", "output": "Shoe."}
     assert row_to_messages(row)[0]["content"] == "Sum up.\n\nA shoe."
     assert row_to_messages({**row, "instruction": " "})[0]["content"] == "A shoe."
@@ -123,7 +125,7 @@ def test_nested_columns():
     assert column_value({"a.b": 1, "a": {"b": 2}}, "a.b") == 1  # a column with that very name
     assert column_value({"a": {"b": None}}, "a.b", 3) is None and column_value({"a": "b"}, "a.b", 3) == 3
     assert listed_columns({"a": {"b": {"c": 1}}, "d": [{"e": 1}]}) == "a.b, d"
-    with pytest.raises(RowError, match=r"no column 'task.txt' \(columns found: task.text, .*--source_column"):
+    with pytest.raises(RowError, match=r"no column 'task.txt' \(columns found: task.text, "):
         row_to_messages(row, None, PairColumns("task.txt", "by.pupil.text"))
 
 

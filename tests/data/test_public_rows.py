@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,15 +12,15 @@ from stepjepa.cli.main import main
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import left_over
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.prepare.formats import read_example, recognise
 from stepjepa.data.prepare.options import PrepareOptions
+from stepjepa.data.prepare.rows import read_example, recognise
 from stepjepa.data.report import DataReport
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError, RowError
 from stepjepa.training.datasets import encode as encode_for_training
 from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of
-from support.rows import write
+from support.rows import lines, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 Q, A, S = (
@@ -35,192 +36,24 @@ SHARED = [{"from": "human", "value": Q}, {"from": "gpt", "value": A}]
 CHAT = [USER, ANSWER]
 
 
-def asked(text):
-    return [{"role": "user", "content": text}, ANSWER]
-
-
-# name: row, chat, what a warning names, columns that describe the row
-ROWS = {
-    "gsm8k": ({"question": Q, "answer": A}, CHAT, [], []),
-    "dolly": (
-        {"instruction": Q, "context": LONG, "response": A, "category": "closed_qa"},
-        asked(f"{Q}\n\n{LONG}"),
-        [],
-        ["category"],
-    ),
-    "dolly without context": ({"instruction": Q, "context": "", "response": A, "category": "qa"}, CHAT, [], ["category"]),
-    "squad": (
-        {"id": "57", "title": "Cats", "context": LONG, "question": Q, "answers": {"text": [A, "12"], "answer_start": [3]}},
-        asked(f"{LONG}\n\n{Q}"),
-        [],
-        ["id", "title"],
-    ),
-    "sql-create-context": ({"answer": A, "question": Q, "context": LONG}, asked(f"{LONG}\n\n{Q}"), [], []),
-    "hotpot": (
-        {"question": Q, "answer": A, "type": "bridge", "context": {"title": ["Cats"], "sentences": [[LONG]]}},
-        CHAT,
-        ["column 'context'"],
-        ["type"],
-    ),
-    "alpaca": ({"instruction": Q, "input": LONG, "output": A}, asked(f"{Q}\n\n{LONG}"), [], []),
-    "alpaca with text": (
-        {"instruction": Q, "input": "", "output": A, "text": f"### Instruction:\n{Q}\n\n### Response:\n{A}"},
-        CHAT,
-        ["column 'text'"],
-        [],
-    ),
-    "instruction, input, answer": ({"instruction": Q, "input": LONG, "answer": A}, asked(f"{Q}\n\n{LONG}"), [], []),
-    "input, output": ({"input": Q, "output": A}, CHAT, [], []),
-    "input, response": ({"input": Q, "response": A}, CHAT, [], []),
-    "question, input, answer": ({"question": Q, "input": LONG, "answer": A}, asked(f"{Q}\n\n{LONG}"), [], []),
-    "openorca": ({"id": "cot.1", "system_prompt": S, "question": Q, "response": A}, [SYSTEM, *CHAT], [], ["id"]),
-    "slimorca": (
-        {"conversations": [{"from": "system", "value": S, "weight": None}, *({**one, "weight": None} for one in SHARED)]},
-        [SYSTEM, *CHAT],
-        [],
-        [],
-    ),
-    "sharegpt with weight": (
-        {"conversations": [*({**one, "weight": 0.0} for one in SHARED), SHARED[0], {**SHARED[1], "weight": 1.0}]},
-        [{**USER, "trained": False}, {**ANSWER, "trained": False}, *CHAT],
-        [],
-        [],
-    ),
-    "openai with weight": (
-        {"messages": [SYSTEM, USER, {**ANSWER, "weight": 0}, USER, {**ANSWER, "weight": 1}]},
-        [SYSTEM, USER, {**ANSWER, "trained": False}, *CHAT],
-        [],
-        [],
-    ),
-    "axolotl train": (
-        {"messages": [USER, {**ANSWER, "train": False}, USER, {**ANSWER, "train": True}]},
-        [USER, {**ANSWER, "trained": False}, *CHAT],
-        [],
-        [],
-    ),
-    "axolotl training and detail": (
-        {"messages": [USER, {**ANSWER, "training": True, "train_detail": [{"note": LONG}]}]},
-        CHAT,
-        ["key 'train_detail' of messages"],
-        [],
-    ),
-    "ms-swift loss": (
-        {"messages": [USER, {**ANSWER, "loss": False}, USER, {**ANSWER, "loss": True}]},
-        [USER, {**ANSWER, "trained": False}, *CHAT],
-        [],
-        [],
-    ),
-    "ultrachat": ({"prompt": Q, "prompt_id": "a7f0", "messages": CHAT}, CHAT, [], ["prompt_id"]),
-    "openhermes": (
-        {"conversations": SHARED, "source": "airoboros2.2", "category": "orca", "system_prompt": S, "model": None},
-        [SYSTEM, *CHAT],
-        [],
-        ["category", "source"],
-    ),
-    "numinamath": (
-        {"source": "cn_k12", "problem": Q, "solution": A, "messages": CHAT},
-        CHAT,
-        [],
-        ["source"],
-    ),
-    "numinamath 1.5": (
-        {"problem": Q, "solution": A, "answer": "12", "problem_type": "Algebra", "problem_is_valid": "Yes"},
-        CHAT,
-        [],
-        ["answer", "problem_is_valid", "problem_type"],
-    ),
-    "metamath": (
-        {"type": "GSM_Rephrased", "query": Q, "original_question": LONG, "response": A},
-        CHAT,
-        ["column 'original_question'"],
-        ["type"],
-    ),
-    "s1k": (
-        {
-            "solution": A,
-            "question": Q,
-            "cot_type": "math",
-            "source_type": "qfq/openaimath/Algebra",
-            "metadata": "{'level': 'Level 5', 'type': 'Algebra', 'split': 'of the data set'}",
-            "cot": None,
-            "thinking_trajectories": [LONG],
-        },
-        CHAT,
-        ["column 'thinking_trajectories'"],
-        ["cot_type", "metadata", "source_type"],
-    ),
-    "openthoughts": ({"system": S, "conversations": SHARED}, [SYSTEM, *CHAT], [], []),
-    "limo": ({"question": Q, "solution": A, "answer": "12"}, CHAT, [], ["answer"]),
-    "openr1": (
-        {"problem": Q, "solution": LONG, "answer": "12", "generations": [A], "correctness": [True], "messages": CHAT},
-        CHAT,
-        ["column 'generations'", "column 'solution'"],
-        ["answer", "correctness"],
-    ),
-    "tulu": ({"id": "x", "messages": CHAT, "source": "ai2-adapt-dev/flan"}, CHAT, [], ["id", "source"]),
-    "hh-rlhf": (
-        {"chosen": f"\n\nHuman: {Q}\n\nAssistant: {A}", "rejected": f"\n\nHuman: {Q}\n\nAssistant: {LONG}"},
-        CHAT,
-        [],
-        [],
-    ),
-    "ultrafeedback": (
-        {"prompt": Q, "chosen": CHAT, "rejected": [USER, {**ANSWER, "content": LONG}], "score_chosen": 8.0},
-        CHAT,
-        [],
-        ["score_chosen"],
-    ),
-    "orca dpo": ({"system": S, "question": Q, "chosen": A, "rejected": LONG}, [SYSTEM, *CHAT], [], []),
-    "trl preference": ({"prompt": [USER], "chosen": [ANSWER], "rejected": [{**ANSWER, "content": LONG}]}, CHAT, [], []),
-    "mbpp": (
-        {"task_id": 2, "prompt": Q, "code": A, "test_list": ["assert legs(3) == 12 and legs(0) == 0"]},
-        CHAT,
-        ["column 'test_list'"],
-        ["task_id"],
-    ),
-    "llama-factory": (
-        {"instruction": Q, "input": "", "output": A, "system": S, "history": [["Hello", "Hello!"]]},
-        [SYSTEM, {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}, *CHAT],
-        [],
-        [],
-    ),
-    "named messages": (
-        {"messages": [{**USER, "name": "Ada"}, {**ANSWER, "comment": LONG}]},
-        CHAT,
-        ["key 'comment' of messages"],
-        [],
-    ),
-    "thinking in a key of its own": (
-        {"messages": [USER, {**ANSWER, "thinking": LONG}]},
-        [USER, {**ANSWER, "reasoning_content": LONG}],
-        [],
-        [],
-    ),
-    "prepared": (
-        {"question": Q, "answer": LONG, "ground_truth": "12", "steps": A.split("\n\n"), "total_steps": 2, "messages": CHAT},
-        CHAT,
-        [],
-        ["answer"],
-    ),
-}  # fmt: skip
+# Rows of public data sets by name: the row, its chat, what a warning names, columns that describe the row.
+ROWS = {one["name"]: one for one in lines(Path(__file__).parent / "public_rows.jsonl")}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_what_is_read_and_what_is_not(name):
-    row, chat, texts, others = ROWS[name]
+    row = ROWS[name]["row"]
     messages = row_to_messages(row)
-    assert messages == chat
+    assert messages == ROWS[name]["chat"]
     rest = left_over(row, messages, {"steps"})
-    assert sorted(rest.texts) == texts and sorted(rest.others) == others
+    assert sorted(rest.texts) == ROWS[name]["texts"] and sorted(rest.others) == ROWS[name]["others"]
     assert ("preference_pairs" in rest.notes) == ("rejected" in row)
 
 
-@pytest.mark.parametrize("name", [name for name, (_, chat, *_) in ROWS.items() if len(chat) < 4])
+@pytest.mark.parametrize("name", [name for name in ROWS if len(ROWS[name]["chat"]) < 4])
 def test_prepare_reads_the_same(name):
     """`prepare` takes the question with its context and the system message from the same columns."""
-    row, chat, *_ = ROWS[name]
-    if name in ("squad", "ultrafeedback", "prepared"):  # an object of answers; its own columns of another command
-        return
+    row, chat = ROWS[name]["row"], ROWS[name]["chat"]
     options = PrepareOptions()
     example = read_example(row, recognise([row], options, "rows"), options)
     assert example.question == chat[-2]["content"]
@@ -303,7 +136,7 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
 
 
 def test_earlier_turns_are_no_row_for_prepare():
-    row = ROWS["llama-factory"][0]
+    row = ROWS["llama-factory"]["row"]
     with pytest.raises(RowError, match="the chat is not one question and its answer"):
         read_example(row, recognise([row], PrepareOptions(), "rows"), PrepareOptions())
     # A history that is a text of its own is no turn, and is reported.

@@ -219,25 +219,6 @@ def test_broken_csv_names_the_line(tmp_path, content, line, what):
     assert message.startswith(f"{file} line {line}: " if line else f"{file}: ") and what in message
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": MESSAGES},
-        {"messages": tuple(MESSAGES), "question": 1, "answer": 2},
-        {"messages": json.dumps(MESSAGES)},
-        {"messages": {"role": ["user", "assistant"], "content": ["12+5?", "17"]}},
-        {"question": "12+5?", "answer": "17"},
-        {"prompt": "12+5?", "completion": "17"},
-        {"messages": None, "question": None, "answer": None, "prompt": "12+5?", "completion": "17"},
-        {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
-    ],
-)
-def test_columns(row):
-    assert row_to_messages(row) == MESSAGES
-    chat = [{"role": "system", "content": "Be brief."}, *MESSAGES]
-    assert row_to_messages(row, "Be brief.") == chat == row_to_messages({"messages": chat}, "Longer.")
-
-
 # Parts of files, and damaged ones
 
 ROWS = [{"text": f"row {i}"} for i in range(23)]

@@ -1,9 +1,7 @@
 """Character spans become token spans by one rule: a token belongs to the span that holds its last character."""
 
 import numpy as np
-import pytest
-from tokenizers import AddedToken, normalizers, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, processors
 
 from stepjepa.data.tokens import encode_cut, encode_texts, last_characters, token_span, turn_marks
 from support.tokenizers import byte_bpe_tokenizer, fresh, mistral_sentencepiece_tokenizer
@@ -79,38 +77,3 @@ def test_turn_ends(llama3_tokenizer):
     tokenizer.add_tokens(["\n\n\n", "\u2581\u2581", "<end>"])
     blank, marks, end = (tokenizer.convert_tokens_to_ids(t) for t in ("\n\n\n", "\u2581\u2581", "<end>"))
     assert {blank, marks, 300, end} & turn_marks(tokenizer) == {end}  # white space ends nothing
-
-
-MOVED = [normalizers.Replace(*both) for both in (("So 1", "x"), ("Then", "wwwwwww"), ("qa", "qab"), ("bza", "za"))]
-
-
-@pytest.mark.parametrize("head", ["", "<|a|>It is  <|a|>", "<|a|>It is  <|l|>", "<|a|>It is  <|r|>"])
-@pytest.mark.parametrize(("name", "moved"), [("llama3", []), ("tekken", []), ("bpe", []), ("bpe", MOVED)])
-def test_bytes_say_what_the_offsets_say(name, moved, head, request):
-    """Tokens are traced by their bytes, unless a normaliser changes them, and what texts begin with is tokenised once; the
-    library's own ids and offsets are the reference."""
-    tokenizer = fresh(request.getfixturevalue(f"{name}_tokenizer"))
-    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(moved)
-    tokenizer.add_tokens([AddedToken(f"<|{at}|>", lstrip=at == "l", rstrip=at == "r") for at in "alr"])
-    texts = [
-        "So 17.\n\nThen 3", "", " ", "a\U0001f600b \U0001f468\u200d\U0001f469\u4f60e\u0301\u00a0", "<s>a</s> <|eot_id|>\n",
-        "\ufffd \u2581", "  x\r\n\t y  ", "qa", "bza", *(f"{n} {chr(0x1F600 + n)}\n\n{chr(0x4E00 + n)}." for n in range(80)),
-    ]  # fmt: skip
-    texts = [*(head + text for text in texts), *texts[3:7], f"{head[:-1]}x", f"{head}  x"]
-    want = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-    for batch in (slice(0, 3), slice(7, 9), slice(0, len(texts)), slice(7, len(texts))):
-        for number, (ids, last) in enumerate(encode_texts(tokenizer, texts[batch]), batch.start):
-            assert ids.tolist() == want["input_ids"][number]
-            assert head[-5:] in ("<|l|>", "<|r|>") or last == [end - 1 for _, end in want["offset_mapping"][number]]
-
-
-def test_a_class_that_does_more_than_its_backend_is_asked_itself():
-    class Shouting(PreTrainedTokenizerFast):
-        def _encode_plus(self, text, **options):
-            shout = text.upper() if isinstance(text, str) else [one.upper() for one in text]
-            return super()._encode_plus(shout, **options)
-
-    tokenizer = Shouting(tokenizer_object=byte_bpe_tokenizer().backend_tokenizer)
-    for texts in (["it is"], ["it is"] * 20):
-        ids, last = encode_texts(tokenizer, texts)[-1]
-        assert tokenizer.decode(ids) == "IT IS" and last[-1] == 4

@@ -11,11 +11,9 @@ import textwrap
 
 import pytest
 
-from stepjepa.data.blocks import answer_of
+from stepjepa.data.blocks import answer_of, holds_code
 from stepjepa.data.prepare import PrepareOptions, prepare
-from stepjepa.data.prepare.code import holds_code
-from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example, recognise
-from stepjepa.data.prepare.rows import Converter
+from stepjepa.data.prepare.rows import Converter, RawExample, RawFormat, read_example, recognise
 from stepjepa.data.steps import spans_of_steps
 from stepjepa.inspect.check.texts import TextStatistics
 from support.checks import check_format
@@ -118,7 +116,7 @@ def test_code_of_other_languages_and_about_thinking(text):
 
 
 def test_a_comment_at_the_end_of_code_is_no_final_answer():
-    form = RawFormat("columns", "question", "answer", "answer")
+    form = RawFormat("columns")
     code = "def f(x):\n    return x\n\n#### end of f"
     for options in (PrepareOptions(), PrepareOptions(step_splitter="lines")):
         row = {"question": "q", "answer": code}

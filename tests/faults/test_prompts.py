@@ -6,8 +6,7 @@ import pytest
 
 from stepjepa.data.chat import check_messages
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.prompts import trained_ending
-from stepjepa.data.report import DataReport
+from stepjepa.data.report import DataReport, trained_ending
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter

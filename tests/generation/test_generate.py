@@ -153,7 +153,10 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     assert "  attempt 1: 4 of 8 solved (50.0 %)" in summary
     assert "  attempt 3: 0 of 1 solved (0.0 %)" in summary
     assert "  unsolved 1, by the last attempt: wrong answer 1" in summary
-    assert any(line.startswith("  skipped 1: no question (first:") and "line 9" in line for line in summary)
+    assert any(
+        line.startswith("  skipped 1: none of the columns that make a chat (first:") and "line 9" in line
+        for line in summary
+    )
     assert "  tokens: 65 read, 91 written" in summary
     names = sorted(path.name for path in out.parent.iterdir())
     assert names == ["out.jsonl", "out.jsonl.meta.json", "out.unsolved.jsonl"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+_TASK = "the built-in tasks are arithmetic, path_star and a5; rows of your own go into train_file"
 _PATTERN = "name the words or titles that open a step, as in --step_splitter regex --step_separator '{}'"
 GONE = {
     "step_splitter": {
@@ -13,6 +14,7 @@ GONE = {
         "gsm8k_socratic": "use gsm8k: each line 'sub-question ** step' is a step as it is",
         "implicit_cot": "write each line 'question||steps #### answer' as a JSON object with question and answer",
     },
+    "task": dict.fromkeys(("shortest_path", "s5", "countdown"), _TASK),
 }
 
 

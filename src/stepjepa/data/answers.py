@@ -1,18 +1,272 @@
-r"""Finding the final answer in a text and comparing two of them.
+r"""Finding the final answer in a text, numbers as people and models write them, and comparing two answers.
 
-What `\boxed{}` problems and GSM8K need: rules on strings, in time linear in the text. Nothing is evaluated: `1/2` and
-`0.5` are the same number (see `stepjepa.data.numbers`), `\sqrt{4}` and `2` are not. Symbolic equality is what the
-metric `math` is for.
+Read as numbers: thousands separators of several styles, decimals, fractions (`1/2`, `\dfrac{1}{2}`), mixed numbers, powers
+of ten, scale words (`5 million`), full-width digits, and all of them among marks and words that say what is counted (`$18`,
+`\text{18 dollars}`, `x = 18`). Nothing is evaluated: `1/2` and `0.5` are the same number, `\sqrt{4}` and `2` are not; the
+metric `math` compares symbols. The rules work on strings and on integers of bounded length, so a number of any length costs
+no more than reading it.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from fractions import Fraction
 
 from stepjepa.data.blocks import answer_of
-from stepjepa.data.numbers import NUMBER, fold, normalise_number, number_of
 
-__all__ = ["answers_match", "final_answer", "last_boxed", "normalise_number"]
+# Numbers
+
+_LATEX_WORDS = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname|boldsymbol|bm|emph|underline|boxed|fbox)"
+    r"\s*\{([^{}]*)\}"
+)
+_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))")
+_PLAIN_NUMBER = re.compile(r"-?[\d.,]*\d")
+_DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)(?![A-Za-z])\}?")
+_NOTHING = re.compile(r"\\(?:left|right|displaystyle|textstyle|bf|rm|it)(?![A-Za-z])|\\[!()\[\]]")
+_SPACE = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|\\\\|~")
+_LATEX_SIGNS = {
+    "\\$": "$",
+    "\\%": "%",
+    "\\times": "\u00d7",
+    "\\cdot": "\u00d7",
+    "\\div": "\u00f7",
+    "\\approx": "\u2248",
+    "\\pounds": "\u00a3",
+    "{,}": ",",
+}
+_SPACE_RUN = re.compile(r"\s+")
+_GROUP = re.compile(r"\((?:[^(){},]*)\)|\{(?:[^(){},]*)\}|\$[^$]+\$|'[^']+'")
+
+_ONE_SIGN = "\u00bc-\u00be\u2150-\u215e"  # one half and other fractions that are one sign
+_ONE_HALF_AND_OTHERS = {
+    code: " " + unicodedata.normalize("NFKC", chr(code)).replace("\u2044", "/")
+    for code in (0xBC, 0xBD, 0xBE, *range(0x2150, 0x215F))
+}
+_INVISIBLE = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x200E, 0x200F, 0x2060, 0xFEFF))
+_SAME = {
+    "-": "\u2010\u2011\u2012\u2013\u2212\ufe63",
+    ".": "\u3002",
+    "/": "\u2044\u2215",
+    "*": "\u2217",
+    "'": "\u02bc\u2019",
+    " ": "\xa0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
+}
+_FULL_WIDTH = {0xFF01 + number: 0x21 + number for number in range(94)}  # what ASCII has, as wide as a Chinese character
+_FOLD = _FULL_WIDTH | {ord(sign): plain for plain, signs in _SAME.items() for sign in signs}
+
+
+def fold(text: str) -> str:
+    """The text with minus signs, spaces and full-width characters as ASCII; its length is the same."""
+    return text if text.isascii() else text.translate(_FOLD)
+
+
+def plain_text(text: str) -> str:
+    r"""A text without the LaTeX, Markdown, quotation marks, brackets and final period around it, single-spaced.
+
+    Numeric fractions become `1/2`, `\times` the sign it draws; other LaTeX commands stay.
+
+    >>> plain_text(r"**\(\text{Monday}\)**.")
+    'Monday'
+    """
+    if not text.isascii():
+        text = fold(text.translate(_ONE_HALF_AND_OTHERS).translate(_INVISIBLE))
+    if "\\" in text or "{" in text or "~" in text:
+        text = _without_latex(text)
+    return trimmed(_SPACE_RUN.sub(" ", text.replace("**", "").replace("$$", "")))
+
+
+def trimmed(text: str) -> str:
+    """Without marks at both ends and brackets around the whole."""
+    for _ in range(4):  # "(*18*)." takes several turns
+        before = text
+        text = text.strip(' *`"\u201c\u201d_').lstrip("\u2248").rstrip(" .,;\\")
+        if len(text) > 2 and _GROUP.fullmatch(text):
+            text = text[1:-1]
+        if text == before:
+            break
+    return text
+
+
+def _without_latex(text: str) -> str:
+    text = _SPACE.sub(" ", _NOTHING.sub("", text))
+    for sign, plain in _LATEX_SIGNS.items():
+        text = text.replace(sign, plain)
+    text = _DEGREES.sub("\u00b0", text)
+    for _ in range(3):  # \mathbf{\text{18}}
+        text, found = _LATEX_WORDS.subn(r" \1 ", text)
+        if not found:
+            break
+    return _LATEX_FRACTION.sub(_in_one_line, text)
+
+
+def _in_one_line(match: re.Match[str]) -> str:
+    above, below = (part.strip(" $") for part in match.groups() if part is not None)
+    return f" {above}/{below}" if _PLAIN_NUMBER.fullmatch(above) and _PLAIN_NUMBER.fullmatch(below) else match[0]
+
+
+_LONGEST = 400  # digits of a number that is computed with, and the largest exponent; what is longer stays a text
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3}
+
+# Thousands in groups, 1,234  1{,}234  1\,234  1,23,456  1 234  1'234  1_234  1.234.567, or none: 1234. Repetitions that
+# may fail after many turns are bounded, else a line of "11,11,11,..." would be read again and again.
+_WHOLE = r"""(?:\d{1,3}(?:(?:,(?:\\!)?|\{,\}|\\,)\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)
+    |\d{1,3}(?:[ ]\d{3})+(?![\d/])|\d{1,3}(?:'\d{3})+(?!\d)|\d{1,3}(?:_\d{3})+(?!\d)|\d{1,3}(?:\.\d{3}){2,}(?!\d)|\d+)"""
+_DECIMAL = rf"(?:\d{{1,3}}(?:[. ]\d{{3}}){{1,9}},\d+(?!\d)|{_WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)"
+_SCALE = r"(?i:hundred|thousand|million|billion|trillion)\b"
+_FRAC = r"\\[dtc]?frac[ ]?(?:\{[ ]?-?[\d.,]+[ ]?\}[ ]?\{[ ]?[\d.,]+[ ]?\}|\d[ ]?\d)"
+
+# A number inside one line of a folded text. A minus is a sign only where no digit, letter or closing bracket stands before
+# it ("5-3" is a difference). Dates, times and ratios are found whole, so that none of their parts is taken for a number.
+NUMBER = re.compile(
+    rf"""
+    (?=[-\\.\dmnMN$\u20ac\u00a3\u00a5\u20b9{_ONE_SIGN}])(?:          # for speed: what each of them begins with
+    \d{{4}}-\d{{2}}-\d{{2}}(?!\d)                               # 2024-12-25
+    |\d{{1,4}}/\d{{1,2}}/\d{{2,4}}(?!\d)                        # 12/25/2024
+    |\d{{1,6}}(?::\d{{1,6}})+(?:[ ]?(?i:[ap]m\b|[ap]\.m\.?))?        # 3:30 pm, 3:4
+    |\d{{1,2}}[ ]?(?i:[ap]m\b|[ap]\.m\.?)                            # 5 pm
+    |(?:(?<![\w)\]])-|(?<!\w)(?<![\d)\]][ ])(?i:minus|negative)[ ])?(?:\\?[$\u20ac\u00a3\u00a5\u20b9][ ]?-?)?
+     (?:10[ ]?\^[ ]?\{{?[-+]?\d+\}}?                            # 10^6
+     |(?:\d+[ ]?)?(?:{_FRAC}|[{_ONE_SIGN}])                      # 1\frac{{1}}{{2}}, 1\u00bd
+     |\d+[ ]\d+/\d+(?![\d/])                                    # 1 1/2
+     |{_DECIMAL}(?:
+        [eE][-+]?\d+\b                                          # 1e6, 2 \times 10^6
+        |[ ]?(?:\\times|\\cdot|[\u00d7*x])[ ]?10[ ]?\^[ ]?\{{?[-+]?\d+\}}?
+        |[ ]?/[ ]?\d+(?![\d/])
+        |[ ]{_SCALE})?))
+    """,
+    re.VERBOSE,
+)
+
+_POWER = r"10[ ]?(?:\^|\*\*)[ ]?\{?"
+# Words before and after a number: letters of any script and the marks between words, no sign of a calculation.
+_OTHER_SCRIPTS = "[^\\x00-\\x7f\\d\u00d7\u00f7\u03c0\u2200-\u22ff]"
+# A number without LaTeX, with what is said around it.
+_COUNTED = re.compile(
+    rf"""
+    (?P<before>(?:[A-Za-z ,':!?]|\.(?!\d)|(?<=\w)\.|-(?=[A-Za-z])|{_OTHER_SCRIPTS}){{0,200}}?)
+    (?P<sign>\A[-+][ ]?|(?<!\w)(?:[-+]|(?i:minus|negative)[ ,:]+))?
+    (?:{_POWER}(?P<ten>[-+]?\d+)\}}?
+    |(?:(?P<mixed>\d+)[ ](?=\d+[ ]?/))?
+     (?P<above>{_DECIMAL}\.?)
+     (?:[ ]?/[ ]?(?P<below>{_DECIMAL}))?
+     (?:[eE](?P<exponent>[-+]?\d+)
+       |[ ]?[\u00d7*x][ ]?{_POWER}(?P<power>[-+]?\d+)\}}?
+       |[ ](?P<scale>{_SCALE})|(?P<kilo>[kK])(?!\w))?)
+    (?P<after>(?:[A-Za-z ,.'!?()]|[-/](?=[A-Za-z])|\^\{{?[23]\}}?(?!\d)|{_OTHER_SCRIPTS}){{0,200}})
+    """,
+    re.VERBOSE,
+)
+_DATE = (
+    "january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug|sept?"
+    "|oct|nov|dec|(?:mon|tues|wednes|thurs|fri|satur|sun)day"
+)
+# These words make of a number another one, or something else than a number; so does a letter right before it.
+_NOT_BEFORE = re.compile(
+    rf"""\b(?:{_DATE}|not|no|than|least|most|above|below|over|under|between)\b
+    |(?:\A|[\W\d_])(?!(?:usd|eur|gbp|inr|aud|cad|us|rs)\Z)[^\W\d_]+\Z""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_NOT_AFTER = re.compile(
+    rf"""\A[!^\u00b2\u00b3]|\b(?:{_DATE}|[ap]m|[ap]\.m|o|or|half|halves|thirds?|fourths?|fifths?|sixths?|eighths?|tenths?
+    |hundredths?|pi|sqrt|squared|cubed|factorial|percentile|and[ ](?:a[ ]|one[ ])?quarter)\b
+    |\A\W*(?-i:(?![mgLlhskKCFNJWVA])[A-Za-z])(?![^\W\d_])       # 5x, but 5 m""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_SIMPLE = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?|0|-?0\.\d*[1-9]", re.ASCII)
+_MARKS = re.compile(r"(?:\b(?:US|AU|CA|NZ|HK|A|C))?\$|[%\u20ac\u00a3\u00a5\u20b9]")
+# Before an equals sign: words alone, a calculation, or a name as in x_1 and f(2).
+_LEFT_SIDE = re.compile(r"\D*|[\W\d_]*|[^\W\d_][\w ,']{0,60}(?:_\{?\w+\}?|\(\w+\))?\s*")
+_DECIMAL_COMMA = re.compile(r"[\d. ]*[. ]\d{3},\d+")
+
+
+def normalise_number(text: str) -> str:
+    r"""One spelling for one number: digits, with a point and decimals if it has any, or a fraction in lowest terms.
+
+    Taken away: LaTeX and Markdown around it, currency and percent signs, thousands separators, a plus sign, leading zeros,
+    zeros after the decimals, a final period, a name before an equals sign, words before and after a single number. What is
+    then no number is returned without those marks and otherwise as it is.
+
+    >>> normalise_number("$1,234.50."), normalise_number(r"18\text{ dollars}"), normalise_number(r"\frac{2}{6}")
+    ('1234.5', '18', '1/3')
+    """
+    if _SIMPLE.fullmatch(text):
+        return text
+    bare = _bare(text)
+    number = _number(bare)
+    return bare if number is None else number
+
+
+def number_of(text: str) -> str | None:
+    """`normalise_number` of a text that is a number, None of any other."""
+    return text if _SIMPLE.fullmatch(text) else _number(_bare(text))
+
+
+def _bare(text: str) -> str:
+    """A text without marks and LaTeX; of an equation the right side, where the left one says what it is."""
+    bare = _MARKS.sub("", plain_text(text))
+    left, equals, right = bare.replace("\u2248", "=").rpartition("=")
+    comparison = left.endswith(("<", ">", "!"))
+    if equals and not comparison and re.search(r"\d", right) and _LEFT_SIDE.fullmatch(left):
+        bare = right
+    return trimmed(bare)
+
+
+def _number(bare: str) -> str | None:
+    """The spelling of the one number in a text without marks; None without one, or where other words change it."""
+    match = _COUNTED.fullmatch(bare)
+    if match is None or _NOT_BEFORE.search(match["before"]) or _NOT_AFTER.search(match["after"]):
+        return None
+    negative = match["sign"] is not None and "+" not in match["sign"]
+    above = _plain_digits(match["above"] or "1")
+    below = _plain_digits(match["below"] or "1")
+    mixed = match["mixed"] or "0"
+    power = _power_of_ten(match)
+    if power is None:
+        return None
+    if not power and match["below"] is None:
+        whole, _, decimals = above.partition(".")
+        return _spelled(negative, whole, decimals)
+    if len(mixed + above + below) > _LONGEST or not Fraction(below):
+        return None
+    value = (int(mixed) + Fraction(above) / Fraction(below)) * Fraction(10) ** power
+    # As many decimals as the denominator has bits are enough for one of twos and fives; any other stays a fraction.
+    places = value.denominator.bit_length()
+    scaled, rest = divmod(value.numerator * 10**places, value.denominator)
+    if rest:
+        return f"-{value}" if negative else str(value)
+    digits = str(scaled).rjust(places + 1, "0")
+    return _spelled(negative, digits[:-places], digits[-places:])
+
+
+def _plain_digits(text: str) -> str:
+    """Digits with a decimal point and no other separator."""
+    text = text.rstrip(".")
+    if _DECIMAL_COMMA.fullmatch(text):  # 1.234,5 and 1 234,5
+        text = text.replace(".", "").replace(",", ".")
+    elif text.count(".") > 1:  # 1.234.567
+        text = text.replace(".", "")
+    return re.sub("[, '_]", "", text)
+
+
+def _power_of_ten(match: re.Match[str]) -> int | None:
+    """The power of ten that multiplies the number; None where it is too large to write out."""
+    scale = match["scale"] or match["kilo"]
+    if scale:
+        return _SCALES[scale.lower()]
+    power = match["ten"] or match["exponent"] or match["power"] or "0"
+    return int(power) if len(power) < 6 and abs(int(power)) <= _LONGEST else None
+
+
+def _spelled(negative: bool, whole: str, decimals: str) -> str:
+    """A number without the zeros that say nothing."""
+    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
+    number = f"{whole}.{decimals}" if decimals else whole
+    return f"-{number}" if negative and number != "0" else number
+
+
+# Final answers
 
 # "\\boxed", as doubly escaped JSON has it, is a box, and an escaped brace is no brace.
 _BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|(?P<escaped>\\(?!\\?f?boxed).)|(?P<open>\{)|(?P<close>\})", re.DOTALL)

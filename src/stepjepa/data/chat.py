@@ -46,9 +46,6 @@ _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
 _PAIRS = f"a question ({', '.join(QUESTION_COLUMNS)}) with an answer ({', '.join(ANSWER_COLUMNS)}), text with code"
 KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {_FLAGS}"
 
-# A chat beyond these is no row to train on, but a file that is read wrongly; finding its messages takes minutes.
-MOST_MESSAGES, MOST_CHARACTERS = 2_000, 10_000_000  # of a chat; of a message
-
 
 def row_to_messages(
     row: object, system_prompt: str | None = None, columns: PairColumns | None = None
@@ -102,8 +99,7 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
     held: dict[str, Any] = {name: column_value(row, name) for name in columns if name is not None}
     for name, value in held.items():
         if value is None:
-            found = f"columns found: {listed_columns(row)}"
-            raise RowError("no_known_columns", f"no column {name!r} ({found}); name other columns with {_FLAGS}")
+            raise RowError("no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})")
     target = held[columns.target]
     if columns.choice is not None:
         try:
@@ -128,12 +124,10 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
 
     Raises:
         RowError: not a list of messages, an unknown role, a tool's call or result, content that is no text, no assistant
-            message, or more than `MOST_MESSAGES` or `MOST_CHARACTERS`.
+            message.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RowError("no_messages", f"{name!r} is not a non-empty list; give [{{'role': ..., 'content': ...}}, ...]")
-    if len(messages) > MOST_MESSAGES:
-        raise RowError("too_large", f"the chat has {len(messages):,} messages; at most {MOST_MESSAGES:,} are read")
     checked = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
@@ -154,9 +148,6 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         if not isinstance(content, str):
             kind = type(content).__name__
             raise RowError("content_not_text", f"{where} has content of type {kind}; it must be text")
-        if len(content) > MOST_CHARACTERS:
-            many = f"has {len(content):,} characters; at most {MOST_CHARACTERS:,} are read"
-            raise RowError("too_large", f"{where} {many}: cut it into rows")
         _refuse_half_characters(content, where)
         one: dict[str, Any] = {"role": role, "content": content}
         thinking = _reasoning(message, where) if role == "assistant" else ""

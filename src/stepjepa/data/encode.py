@@ -272,7 +272,7 @@ class Encoded(NamedTuple):
         counts: examples of each row: 0 for one that is refused, several for a long text.
         store: the examples, in the rows' order.
         report: on these rows alone.
-        digest: those of what each row holds, one after the other; empty unless the encoder makes them.
+        digest: those of what each row holds, one after the other.
     """
 
     counts: list[int]
@@ -288,7 +288,6 @@ class RowEncoder:
     Attributes:
         renderer: None where the tokenizer has no chat template, which plain text does not need.
         streams: whether the data set is one of plain text, not of chats.
-        digests: whether digests of what the rows hold are made.
 
     Raises:
         ConfigError: a tokenizer that cannot be used.
@@ -299,7 +298,6 @@ class RowEncoder:
     renderer: ChatRenderer | None
     options: EncodeOptions
     streams: bool
-    digests: bool = False
 
     def __post_init__(self) -> None:
         check_tokenizer(self.tokenizer)
@@ -326,45 +324,49 @@ class RowEncoder:
         """The examples of a chunk, of which the chats may be `render_checked`; an unusable row is an error with
         `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
-        digests, work = list[bytes](), list[tuple[int, str, StreamRow | CheckedChat]]()
-        plain = [self.streams and is_stream(row) for _, row in rows]
-        told = [row for (_, row), text in zip(rows, plain, strict=True) if not text]
-        if checked is None and told:
-            read = [attempted(CheckedChat.of, row, self.options, self.options.needs_steps) for row in told]
-            checked = render_checked(told, read, self.chats, self.options.rules)
-        chats = (attempted(_as_needed, chat, self.options) for chat in checked or ())
-        for index, (place, row) in enumerate(rows):
-            item = attempted(stream_row, row, self.tokenizer) if plain[index] else next(chats)
-            if isinstance(item, RowError):
-                report.skip(item, place, self.options.strict_data)
-                continue
-            work.append((index, place, item))
-            if self.digests:
-                digests.append(hashlib.sha256(item.content).digest())
+        items = list(self._items(rows, checked))
+        read = [item for item in items if not isinstance(item, RowError)]
+        digests = b"".join(hashlib.sha256(item.content).digest() for item in read)
         # All texts of a chunk are tokenised in one call.
-        texts = [self._text_of(chat) for *_, chat in work if isinstance(chat, CheckedChat)]
-        tokens = zip(texts, encode_texts(self.tokenizer, texts) if texts else [], strict=True)
+        texts = [self._text_of(item) for item in items if isinstance(item, CheckedChat)]
+        tokens = iter(encode_texts(self.tokenizer, texts))
         counts = [0] * len(rows)
-
-        def examples() -> Iterator[Example]:
-            for index, place, item in work:
-                if isinstance(item, CheckedChat):
-                    made = attempted(self._chat, place, item, *next(tokens), report)
-                else:
-                    made = attempted(self._text, item, report)
-                if isinstance(made, RowError):
-                    # Rows that the user asked to leave out are no fault of the data.
-                    report.skip(made, place, self.options.strict_data and made.reason != LONGER)
-                    continue
-                counts[index] = len(made)
-                yield from made
-
-        store = ExampleStore.of(examples())
-        report.rows_read, report.examples = len(rows), len(store)
-        report.rows_kept = report.rows_read - sum(report.rows_skipped.values())
+        examples: list[Example] = []
+        for number, item in enumerate(items):
+            place, _ = rows[number]
+            encoded: list[Example] | RowError
+            if isinstance(item, CheckedChat):
+                encoded = attempted(self._chat, place, item, next(tokens), report)
+            else:
+                encoded = item if isinstance(item, RowError) else attempted(self._text, item, report)
+            if isinstance(encoded, RowError):
+                # Rows that the user asked to leave out are no fault of the data.
+                report.skip(encoded, place, self.options.strict_data and encoded.reason != LONGER)
+                continue
+            counts[number] = len(encoded)
+            examples += encoded
+        report.rows_read, report.examples = len(rows), len(examples)
+        report.rows_kept = report.rows_read - report.rows_skipped.total()
         if texts and not self.streams and not report.end_of_turn:
             report.end_of_turn = "none: the template writes no special token after an answer, and there is no EOS"
-        return Encoded(counts, store, report, b"".join(digests))
+        return Encoded(counts, ExampleStore.of(examples), report, digests)
+
+    def _items(
+        self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None
+    ) -> Iterator[StreamRow | CheckedChat | RowError]:
+        """What each row is: a text, a rendered chat, or an error."""
+        options = self.options
+        plain = [self.streams and is_stream(row) for _, row in rows]
+        if checked is None:
+            chats = [row for (_, row), is_text in zip(rows, plain, strict=True) if not is_text]
+            checked = [attempted(CheckedChat.of, row, options, options.needs_steps) for row in chats]
+            checked = render_checked(chats, checked, self.chats, options.rules) if chats else []
+        rendered = iter(checked)
+        for (_, row), is_text in zip(rows, plain, strict=True):
+            if is_text:
+                yield attempted(stream_row, row, self.tokenizer)
+            else:
+                yield attempted(_as_needed, next(rendered), options)
 
     def _text_of(self, chat: CheckedChat) -> str:
         """What of a chat is tokenised. Where an EOS takes the place of what the template writes after the last answer, that
@@ -376,12 +378,13 @@ class RowEncoder:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
         block of one token, which predicts nothing, is left out. A row that says which of its tokens are labelled is cut as a
         chat is. RowError where nothing is left."""
-        objective, limit, ids = self.options.objective, self.options.max_length, row.ids
-        limit = min(limit, self.options.max_positions or limit)
+        objective, ids = self.options.objective, row.ids
+        limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
         report.see_left_over(row.rest)
+        labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
         if row.labels is None:
             blocks = [ids[start : start + limit] for start in range(0, len(ids), limit)]
-            labelled = [(block, cut_spans([Span(1, len(block))], limit)) for block in blocks if len(block) > 1]
+            labelled = [(block, (Span(1, len(block)),)) for block in blocks if len(block) > 1]
         else:
             self._refuse_longer(ids)
             labels = cut_spans(row.labels, limit)
@@ -395,9 +398,7 @@ class RowEncoder:
             examples.append(self._paired(Example(block, spans, found.segments), found, report))
         return examples
 
-    def _chat(
-        self, place: str, chat: CheckedChat, text: str, tokens: TokenisedText, report: DataReport
-    ) -> list[Example]:
+    def _chat(self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport) -> list[Example]:
         """The one example of a chat, and what there is to count about it; RowError where nothing of it can be trained on."""
         # The prompt that the model is asked with ends where it begins to write, and so does a token.
         begins = chat.shown.begins
@@ -405,12 +406,12 @@ class RowEncoder:
         if not self.template_ends_turns:
             # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
             places += [span.end for span in chat.answer_spans if span.start < span.end]
-        ids, last = encode_apart(self.tokenizer, text, tokens, places)
+        ids, last = encode_apart(self.tokenizer, self._text_of(chat), tokens, places)
         limit, objective = self.options.max_length, self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
-        starts = [token_span(last, begin, begin).start for begin in begins]
+        starts = [bisect_left(last, begin) for begin in begins]
         written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
         trained = trained_answers(chat.messages)
         context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
@@ -440,9 +441,10 @@ class RowEncoder:
             found = PairsFound(reason=chat.target.reason)
             report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
         elif objective is not None:
-            told = turns if chat.target is None else turns[-1:]
-            whole = TokenChat(ids, trunk, told, chat.messages, self.tokenizer, self.chats, chat.target, labels)
-            found = objective.pairs_of(whole)
+            viewed = turns if chat.target is None else turns[-1:]
+            found = objective.pairs_of(
+                TokenChat(ids, trunk, viewed, chat.messages, self.tokenizer, self.chats, chat.target, labels)
+            )
         if isinstance(chat.steps, RowSteps):
             report.steps.count(place, chat.steps)
         report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
@@ -456,7 +458,8 @@ class RowEncoder:
     def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:
         """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
         counts the others."""
-        options, pairs, views, reason = self.options, list(found.pairs), list(found.view_spans), found.reason
+        options, reason = self.options, found.reason
+        pairs, views = list(found.pairs), list(found.view_spans)
         largest = int(example.trunk.max())
         if options.vocabulary is not None and largest >= options.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(largest)
@@ -465,14 +468,15 @@ class RowEncoder:
             )
         limits = (("pair_truncated", options.max_length, False), ("beyond_positions", options.max_positions, True))
         for why, limit, positions in limits:
-            if limit is None or not (pairs or views):
+            if limit is None:
                 continue
             before = len(pairs) + len(views)
             pairs = [pair for pair in pairs if example.reach(pair, positions) <= limit]
             views = [both for both in views if max(view.stop for view in both) <= limit]
-            if len(pairs) + len(views) < before:
-                report.pairs_dropped[why] += before - len(pairs) - len(views)
-                reason = None if pairs or views else why
+            dropped = before - len(pairs) - len(views)
+            if dropped:
+                report.pairs_dropped[why] += dropped
+                reason = why
         if options.objective is not None:
             if options.objective.one_pair and len(pairs) > 1:
                 report.pairs_dropped["second_pair"] += len(pairs) - 1
@@ -481,8 +485,7 @@ class RowEncoder:
             if not pairs and not views:
                 report.examples_without_pairs[reason or "empty_view"] += 1
         report.labelled_tokens += sum([stop - start for start, stop in example.labels])
-        kept = example.with_pairs(pairs)
-        return kept._replace(view_spans=tuple(views)) if views else kept
+        return example.with_pairs(pairs)._replace(view_spans=tuple(views))
 
     def _refuse_longer(self, ids: np.ndarray) -> None:
         """RowError for a row of more tokens than `max_length`, where such rows are left out."""
@@ -547,7 +550,7 @@ def encode_dataset(
         ConfigError: a slow tokenizer, or chats without a template.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
-    encoder = make_encoder(rows, tokenizer, renderer, options, digests=True)
+    encoder = make_encoder(rows, tokenizer, renderer, options)
     report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
@@ -567,12 +570,8 @@ def make_encoder(
     tokenizer: PreTrainedTokenizerBase,
     renderer: ChatRenderer | None,
     options: EncodeOptions,
-    digests: bool = False,
 ) -> RowEncoder:
     """The encoder of a data set, whose first row decides whether it is one of chats or of plain text.
-
-    Args:
-        digests: see `RowEncoder`.
 
     Raises:
         DataError: no row at all, or plain text for an objective that needs chats.
@@ -587,4 +586,4 @@ def make_encoder(
             f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats "
             f"({KNOWN_CHATS}); stepjepa check names the objectives for plain text"
         )
-    return RowEncoder(rows.name, tokenizer, renderer, options, streams, digests)
+    return RowEncoder(rows.name, tokenizer, renderer, options, streams)

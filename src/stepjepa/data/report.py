@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import LeftOver
-from stepjepa.data.counts import Counts
-from stepjepa.data.options import DataOptions, StepsOptions
-from stepjepa.data.prompts import PromptCounts
+from stepjepa.data.columns import REASONING, LeftOver, is_trained
+from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
 from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
+from stepjepa.data.template import RenderedChat, quoted
 from stepjepa.errors import DataError, RowError, no_rows, said
 from stepjepa.utils.text import counted, escaped
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
-_NAME = Names(DataOptions, StepsOptions)
+_NAME = Names(DataOptions, StepsOptions, PromptOptions)
 LONGER = "longer_than_max_length"
 REASONS = {
     "not_an_object": "the row is no object with columns",
@@ -34,7 +33,6 @@ REASONS = {
     "no_such_choice": "the choice column names none of the target's texts",
     "unknown_token": "a token id that the tokenizer does not have",
     "no_embedding": "a token for which the model has no embedding",
-    "too_large": "more messages, or longer ones, than are read",
     "no_messages": "'messages' is empty or no list of messages",
     "unknown_role": "a message has an unknown role",
     "tool_message": "a message calls a tool, or is a tool's result",
@@ -84,6 +82,28 @@ _UNREAD_ADVICE = (
 )
 _SYSTEM_PROMPTS = 8  # kept, however many there are
 _SHOWN_FILES = 6
+
+
+class Counts:
+    """Numbers, counts, first examples and flags that are made chunk by chunk."""
+
+    def add(self, more: Self) -> None:
+        """Count in further rows of the same data set: numbers and counts add up; of all else the earlier stays."""
+        for name, value in vars(more).items():
+            own = getattr(self, name)
+            if isinstance(own, Counts):
+                own.add(value)
+            elif isinstance(own, Counter):
+                own.update(value)
+            elif isinstance(own, dict):
+                setattr(self, name, {**own, **value, **own})  # in order of their first rows
+            else:
+                setattr(self, name, own + value if type(own) is int else own or value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        values = {name: value.to_dict() if isinstance(value, Counts) else value for name, value in vars(self).items()}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 @dataclass
@@ -154,6 +174,126 @@ class StepCounts(Counts):
             other = f"{counted(self.other_totals, 'row')} (first: {self.first_other_total})"
             lines.append(f"not as many steps as {TOTAL_COLUMN} says in {other}")
         return lines
+
+
+# Names the option with which the template has nothing to report; see `ChatRenderer.switch`.
+_Switch = Callable[[str, Sequence[Mapping[str, str]]], str]
+
+
+class PromptWarning(NamedTuple):
+    """A warning: the name of its count in `PromptCounts`, how many rows or answers of how many, what is wrong, and what to
+    do."""
+
+    name: str
+    number: int
+    total: int
+    text: str
+    advice: str
+
+
+@dataclass
+class PromptCounts(Counts):
+    """How the answers of a data set begin, and what the chat template leaves out of them.
+
+    Attributes:
+        rows: that were counted; `answers`: of them that were compared with their generation prompt.
+        written: answers before which the template writes text that the generation prompt does not have.
+        opened: answers whose generation prompt has text that the chat does not have.
+        endings: `Opening.extra` -> last answers, the most common ones; what a model of this data is asked without.
+        left_out: rows with an answer, or thinking of it in a key of its own, of which the template leaves out a part;
+            `characters_left_out` of them.
+        first: name of one of these counts -> place and texts of the first such row.
+        switches: name of one of these counts -> the option with which the template has no such row.
+    """
+
+    rows: int = 0
+    answers: int = 0
+    written: int = 0
+    opened: int = 0
+    endings: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
+    characters_left_out: int = 0
+    first: dict[str, str] = field(default_factory=dict)
+    switches: dict[str, str] = field(default_factory=dict)
+
+    def count(self, place: str, messages: Sequence[Mapping[str, str]], rendered: RenderedChat, switch: _Switch) -> None:
+        """Count the answers of a chat that are trained.
+
+        Args:
+            rendered: the chat as a `RenderedChat`.
+            switch: see `ChatRenderer.switch`.
+        """
+        self.rows += 1
+        answers = [message for message in messages if message["role"] == "assistant"]
+        last = ""
+        for message, opening in zip(answers, rendered.openings, strict=True):
+            if opening is None or not is_trained(message):
+                continue
+            self.answers += 1
+            if opening.written.strip() and REASONING not in message:
+                self.written += 1
+                self._note("written", f"{place}: {quoted(opening.written)}", messages, switch)
+            if opening.apart or opening.extra.strip():
+                self.opened += 1
+                prompt = quoted(opening.quoted + opening.extra)
+                self._note("opened", f"{place}: {quoted(opening.quoted)} and {prompt}", messages, switch)
+            last = opening.extra
+        self.endings[last] += 1
+        if rendered.characters_left_out:
+            self.left_out += 1
+            self.characters_left_out += rendered.characters_left_out
+            self._note("left_out", f"{place}: {quoted(rendered.left_out)}", messages, switch)
+
+    def _note(self, name: str, first: str, messages: Sequence[Mapping[str, str]], switch: _Switch) -> None:
+        """Keep the first row of a count, and the template's switch for it."""
+        if name not in self.first:
+            self.first[name] = first
+            self.switches[name] = switch(name, messages)
+
+    def lines(self, warnings: bool = True) -> list[str]:
+        """What is trained on that the generation prompt does not have, and the warnings, one fact a line."""
+        lines = []
+        if self.written:
+            switch = self.switches["written"]
+            remedy = f"; {switch} puts it into the prompt" if switch else ""
+            lines.append(
+                f"before {self._share(self.written)} the template writes text that its generation prompt does not have; it "
+                f"is trained on as the beginning of the answer{remedy} (first: {self.first['written']})"
+            )
+        if warnings:
+            lines += [f"warning: {one.text}; {one.advice}" for one in self.warnings()]
+        return lines
+
+    def warnings(self) -> list[PromptWarning]:
+        """What differs between training and use, or is missing in training."""
+        found = []
+        if self.opened:
+            text = (
+                f"the text before {self._share(self.opened)} is not what the template asks with (first, in training and in "
+                f"the generation prompt: {self.first['opened']})"
+            )
+            switch = f"train on answers with their thinking, or give another --{_NAME.chat_template}"
+            if not any(ending.strip() for ending in self.endings):  # those of earlier turns alone
+                switch = f"--{_NAME.train_on} last trains the last answers alone"
+            advice = (
+                f"evaluate and generate ask for a last answer as in training (--{_NAME.prompt_from} training), others do "
+                f"not: {self.switches['opened'] or switch}"
+            )
+            found.append(PromptWarning("opened", self.opened, self.answers, text, advice))
+        if self.left_out:
+            rows, size = counted(self.left_out, "row"), counted(self.characters_left_out, "character")
+            first = self.first["left_out"]
+            text = f"the template leaves out part of the answer in {rows}, {size} in all (first: {first})"
+            switch = (
+                f"give a --{_NAME.chat_template} that keeps it, or write thinking of a key of its own into the content, as "
+                "<think>...</think>"
+            )
+            advice = f"the model is not trained on it: {self.switches['left_out'] or switch}"
+            found.append(PromptWarning("left_out", self.left_out, self.rows, text, advice))
+        return found
+
+    def _share(self, answers: int) -> str:
+        return f"{answers:,} of {counted(self.answers, 'answer')}"
 
 
 @dataclass
@@ -345,3 +485,19 @@ def listed_files(names: Sequence[str]) -> str:
     shown = list(map(escaped, names[:_SHOWN_FILES]))
     more = len(names) - _SHOWN_FILES
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
+
+
+def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
+    """What the generation prompt has that the training data did not have, by the `PromptCounts` of a run's data sets as
+    records hold them; None where they do not say."""
+    endings: Counter[str] = Counter()
+    for prompts in counts:
+        for ending, answers in (prompts.get("endings") or {}).items():
+            endings[ending] += answers
+    return endings.most_common(1)[0][0] if endings else None
+
+
+def recorded_ending(reports: Mapping[str, Any]) -> str | None:
+    """`trained_ending` by the data reports of a run, as its ``data_report.json`` has them."""
+    training = (one for name, one in reports.items() if name.startswith("train") and isinstance(one, dict))
+    return trained_ending(one.get("prompts") or {} for one in training)

@@ -3,6 +3,16 @@
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
 what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
 is the template's own text, and the real rendering must be exactly that text with the contents between.
+
+A chat template writes a chat in one way and asks for an answer in another, and the two need not agree:
+
+    generation prompt   <|user|>Q<|end|><|assistant|><think>
+    rendered chat       <|user|>Q<|end|><|assistant|><|final|>A<|end|>
+                                                     |        |
+                                        the opening begins    the answer's text
+
+What follows the common text is `Opening.written` in the chat, which the model has to write itself and is trained on, and
+`Opening.extra` in the generation prompt, without which the model is asked for what it was trained on.
 """
 
 from __future__ import annotations
@@ -11,12 +21,14 @@ import contextlib
 import copy
 import inspect
 import json
+import os
 import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +37,6 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import ROLES
 from stepjepa.data.columns import REASONING, REASONING_KEYS, TRAINED
 from stepjepa.data.options import TemplateOptions
-from stepjepa.data.prompts import Opening, left_out, opening_of, quoted, switch_words
 from stepjepa.errors import ConfigError, RowError, attempted, said
 
 if TYPE_CHECKING:
@@ -33,10 +44,13 @@ if TYPE_CHECKING:
 
 _NAME = Names(TemplateOptions)
 _NOT_FOUND = "message_not_found"
+_UNFINISHED_TAG = re.compile(r"<[^<>\s]*$")
+_QUOTED = 60  # characters of a text that a message quotes
 _LAST_TAG = re.compile(r"<(\w+)>\s*$")
 TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
 _BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
+_STATM = Path("/proc/self/statm")  # of Linux: pages of memory that this process has
 _RENDERERS = 100  # that are kept, of rows with their own template arguments
 _CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
 
@@ -52,6 +66,65 @@ class MessageSpan(NamedTuple):
     role: str
     start: int
     end: int
+
+
+class Opening(NamedTuple):
+    """How the text before an answer differs from the generation prompt for the same messages.
+
+    Attributes:
+        written: what the template writes between the common text and the answer's text.
+        extra: how the generation prompt goes on after the common text; empty where the chat has that text too.
+        quoted: the last characters of the common text.
+        apart: whether the two differ before the end of the last message; then `written` and `extra` are empty.
+    """
+
+    written: str = ""
+    extra: str = ""
+    quoted: str = ""
+    apart: bool = False
+
+
+def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Opening:
+    """The opening of an answer.
+
+    Args:
+        text: the rendered chat.
+        answer: where the answer's text begins in it.
+        last_message: where the content of the message before the answer ends.
+        prompt: the generation prompt for the messages before the answer.
+    """
+    common = len(commonprefix([text, prompt]))
+    if common < last_message:
+        return Opening(quoted=text[:common][-_QUOTED:], apart=True)
+    extra = ""
+    if common < len(prompt):
+        unfinished = _UNFINISHED_TAG.search(text, last_message, common)
+        common = min(unfinished.start() if unfinished else common, answer)
+        extra = prompt[common:]
+    common = min(common, answer)
+    return Opening(text[common:answer], extra, text[last_message:common][-_QUOTED:])
+
+
+def left_out(content: str, shown: str) -> tuple[int, str]:
+    """How many characters of a message its template leaves out, white space not counted, and the text that is missing."""
+    if shown == content:
+        return 0, ""
+    missing = len("".join(content.split())) - len("".join(shown.split()))
+    if missing <= 0:
+        return 0, ""
+    begin = len(commonprefix([content, shown]))
+    end = len(commonprefix([content[begin:][::-1], shown[begin:][::-1]]))
+    return missing, content[begin : len(content) - end]
+
+
+def quoted(text: str) -> str:
+    """A text in quotation marks, its beginning where it is long."""
+    return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
+
+
+def switch_words(kwargs: Mapping[str, Any]) -> str:
+    """The option that gives these values to the template."""
+    return f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
 
 
 class RenderedChat(NamedTuple):
@@ -204,10 +277,7 @@ class ChatRenderer:
         messages = sum(map(len, chats))
         written = sum(len(str(message.get("content", ""))) for chat in chats for message in chat)
         room = TEMPLATE_BYTES + _BYTES_A_CHARACTER * written
-        with (
-            _time_limit(seconds, f"the chat template does not end: {messages} messages took more than {seconds} s"),
-            _memory_limit(room, f"the chat template takes more than {room >> 20:,} MiB for {messages} messages"),
-        ):
+        with _limits(seconds, room, messages):
             try:
                 return self._tokenizer.apply_chat_template(
                     list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
@@ -316,17 +386,14 @@ class ChatRenderer:
             rendered = self._try(marked)
             places = self._match(rendered, marked) or []
             self._usual[roles] = self._openings(rendered, marked, places)
-        openings = self._usual[roles]
-        if not any(opening is not None and opening.extra for opening in openings):
-            return openings
-        # Where the answer itself goes on as the generation prompt does, the chat has all of that.
+        openings = []
         answers = (span.start for span in spans if span.role == "assistant")
-        return tuple(
-            opening._replace(extra="")
-            if opening is not None and text.startswith(opening.extra, start - len(opening.written))
-            else opening
-            for start, opening in zip(answers, openings, strict=True)
-        )
+        for start, opening in zip(answers, self._usual[roles], strict=True):
+            # Where the answer itself goes on as the generation prompt does, the chat has all of that.
+            if opening is not None and text.startswith(opening.extra, start - len(opening.written)):
+                opening = opening._replace(extra="")
+            openings.append(opening)
+        return tuple(openings)
 
     def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
         """The option with which the template has nothing to report under `name` (a count of `PromptCounts`, or the reason of
@@ -335,8 +402,7 @@ class ChatRenderer:
             return self._switches[name]
         self._switches[name] = ""
         known = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(REASONING_KEYS)
-        values = ((one, value) for one in sorted(known) for value in (False, True) if self.given.get(one) is not value)
-        for one, value in values:
+        for one, value in product(sorted(known), (False, True)):
             given = {**self.given, one: value}
             other = ChatRenderer(self._tokenizer, given)
             other._switches[_NOT_FOUND] = ""  # no further search
@@ -361,14 +427,10 @@ class ChatRenderer:
         """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
         if roles not in self._skeletons:
             marks = [_mark(index) for index in range(len(roles))]
-            rest = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
-            pieces = []
-            for mark in marks:
-                before, found, rest = rest.partition(mark)
-                if not found or mark in rest:
-                    break
-                pieces.append(before)
-            self._skeletons[roles] = [*pieces, rest] if len(pieces) == len(roles) else None
+            text = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
+            pieces = re.split("|".join(marks), text)
+            in_order = re.findall("|".join(marks), text) == marks
+            self._skeletons[roles] = pieces if in_order else None
         return self._skeletons[roles]
 
     def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:
@@ -377,19 +439,19 @@ class ChatRenderer:
         pieces = self._skeleton(tuple(message["role"] for message in chat))
         if pieces is None or not text.startswith(pieces[0]):
             return None
-        spans, position = [], len(pieces[0])
-        for index, message in enumerate(chat):
-            content, piece = message["content"], pieces[index + 1]
-            for candidate in (content, content.strip(), content.lstrip(), content.rstrip()):
-                end = position + len(candidate)
-                last = index + 1 == len(chat)
-                if text.startswith(candidate + piece, position) and (not last or end + len(piece) == len(text)):
+        spans = []
+        position = len(pieces[0])
+        for message, piece in zip(chat, pieces[1:], strict=True):
+            content = message["content"]
+            for shown in (content, content.lstrip(), content.rstrip(), content.strip()):
+                if text.startswith(shown + piece, position):
                     break
             else:
                 return None
+            end = position + len(shown)
             spans.append(MessageSpan(message["role"], position, end))
             position = end + len(piece)
-        return spans
+        return spans if position == len(text) else None
 
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
         """The slow way, for templates whose text around a message depends on the contents (thinking blocks)."""
@@ -446,47 +508,38 @@ class ChatRenderer:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float, words: str) -> Iterator[None]:
-    """Raise ConfigError after so many seconds of this process's time; in other threads than the main one, and where the
-    system has no such timer, there is no limit."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
+    """Raise ConfigError where a block takes more seconds of this process's time, or more bytes of memory.
+
+    There are no limits outside of the main thread and on Windows, and none of memory on systems other than Linux.
+    """
+    if os.name == "nt" or threading.current_thread() is not threading.main_thread():
         yield
         return
+    import resource
 
     def stop(number: int, frame: object) -> None:
-        raise _unusable(words)
+        raise _unusable(f"the chat template does not end: {messages} messages took more than {seconds} s")
 
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    handler = signal.signal(signal.SIGVTALRM, stop)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    linux = _STATM.exists()
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-@contextlib.contextmanager
-def _memory_limit(room: int, words: str) -> Iterator[None]:
-    """Raise ConfigError where this process takes so many bytes more. There is no limit outside of the main thread, and on
-    systems other than Linux."""
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
-    except (ImportError, OSError):
-        pages = 0
-    if not pages or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + room
-    resource.setrlimit(resource.RLIMIT_AS, (limit if before == resource.RLIM_INFINITY else min(limit, before), hard))
-    try:
+        if linux:
+            pages = int(_STATM.read_bytes().split()[0])
+            limit = pages * resource.getpagesize() + room
+            if soft != resource.RLIM_INFINITY:
+                limit = min(limit, soft)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         yield
     except MemoryError:
-        raise _unusable(words) from None
+        raise _unusable(f"the chat template takes more than {room >> 20:,} MiB for {messages} messages") from None
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
+        if linux:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _unusable(words: str) -> ConfigError:

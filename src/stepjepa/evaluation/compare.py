@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.numbers import NUMBER, fold, number_of, plain_text
+from stepjepa.data.answers import NUMBER, fold, number_of, plain_text
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.options import EvaluateOptions

@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import PairColumns, PromptFrom
-from stepjepa.data.prompts import recorded_ending
-from stepjepa.data.report import DataReport
+from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError

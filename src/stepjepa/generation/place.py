@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from stepjepa.config.option import Names
-from stepjepa.data.prompts import recorded_ending
+from stepjepa.data.report import recorded_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def trained_ending(self) -> str | None:
-        """See `data.prompts.trained_ending`."""
+        """See `data.report.trained_ending`."""
         return recorded_ending(self.record("data_report.json"))
 
     def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:

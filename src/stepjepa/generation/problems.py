@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepjepa.config.option import MISSING, Names
+from stepjepa.config.option import Names
 from stepjepa.data.answers import after_hashes, last_boxed
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.columns import (
-    Form,
-    as_object,
-    asked_in,
-    chat_column,
-    column_value,
-    form_of,
-    history_of,
-    listed_columns,
-)
-from stepjepa.data.options import text_of
+from stepjepa.data.columns import answer_column, as_object, column_value, form_of
+from stepjepa.data.options import PairColumns, text_of
 from stepjepa.data.report import RowCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
@@ -80,7 +72,7 @@ def read_problems(options: GenerateOptions) -> ProblemSet:
 
 
 def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
-    question, answer = _question_and_answer(row, options)
+    question, answer = _question_and_answer(as_object(row), options)
     column = options.ground_truth_column
     bare = text_of(column_value(row, column or "ground_truth")).strip()
     if not bare and column is None:
@@ -90,34 +82,26 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
         raise RowError(
             "no_ground_truth", f"no final answer in {where}; name its column with --{_NAME.ground_truth_column}"
         )
-    if lone_surrogate(question + answer + bare):
-        raise RowError("broken_text", "a text holds half a character (a lone surrogate); remove it")
+    if lone_surrogate(bare):
+        raise RowError("broken_text", "the final answer holds half a character (a lone surrogate); remove it")
     return Problem(number, question, answer, bare)
 
 
-def _question_and_answer(row: Any, options: GenerateOptions) -> tuple[str, str]:
-    row = as_object(row)
-    question_column, answer_column = options.question_column, options.answer_column
-    named = question_column is not None or answer_column is not None
-    columns = f"(columns found: {listed_columns(row)})"
-    chat = None if named else chat_column(row)
-    if chat is not None or history_of(row):
-        _, question, answer = one_turn(row_to_messages(row))
-        return _text(question, chat, columns), answer
-    form = Form("question", "answer") if named else form_of(row)
-    left = question_column or form.question
-    right = answer_column or form.answer
-    known = column_value(row, right, MISSING)
-    if answer_column is not None and known is MISSING:
-        raise RowError("no_ground_truth", f"no column {right!r} {columns}; see --{_NAME.answer_column}")
-    asked = asked_in(row, form._replace(question=left))
-    return _text(asked, left, columns), text_of(known)
-
-
-def _text(question: object, column: str | None, columns: str) -> str:
-    if not isinstance(question, str) or not question.strip():
-        raise RowError("no_question", f"no text in column {column!r} {columns}; see --{_NAME.question_column}")
-    return question
+def _question_and_answer(row: Mapping[str, Any], options: GenerateOptions) -> tuple[str, str]:
+    """The question of a row and its answer, which may be a number, or missing where it has no column of its own."""
+    columns = None
+    held = answer_column(row)
+    if options.question_column or options.answer_column:
+        form = form_of(row)
+        held = options.answer_column or form.answer
+        columns = PairColumns(options.question_column or form.question, held)
+    value = column_value(row, held)
+    if isinstance(value, (int, float)) or (value is None and options.answer_column is None):
+        row = {**row, held: text_of(value)}
+    _, question, answer = one_turn(row_to_messages(row, None, columns))
+    if not question.strip():
+        raise RowError("no_question", "the question is empty")
+    return question, answer
 
 
 def ground_truth(answer: str) -> str | None:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.prompts import recorded_ending
-from stepjepa.data.report import DataReport
+from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import FILE_SUFFIXES
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object, write_whole

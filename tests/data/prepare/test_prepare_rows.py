@@ -1,12 +1,23 @@
-"""From a raw row to steps: formats, what is dropped, joined and kept; the expected texts are typed out."""
+"""From a raw row to steps: formats, what is dropped, joined and kept; the expected texts are typed out, or in the docs."""
+
+import json
+import re
+from pathlib import Path
 
 import pytest
 
-from stepjepa.data.prepare import PrepareOptions
-from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example, recognise
-from stepjepa.data.prepare.rows import Converter, fit_lengths, response_parts
+from stepjepa.data.prepare import PrepareOptions, prepare, rows
+from stepjepa.data.prepare.rows import (
+    Converter,
+    RawExample,
+    RawFormat,
+    fit_lengths,
+    read_example,
+    recognise,
+    response_parts,
+)
 from stepjepa.data.steps import make_splitter
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.errors import DataError, RowError
 
 GSM8K = {"question": "How many?", "answer": "He had 48/2 = <<48/2=24>>24.\nIn all 48+24 = $<<48+24=72>>72.\n#### 72"}
 TEACHER = {
@@ -64,63 +75,54 @@ def test_formats(row, changes, truth, steps):
     assert Converter(form, options).steps_of(example).steps == steps
 
 
-ANSWERED = ("question", "answer", "answer")
-
-
 @pytest.mark.parametrize(
-    ("rows", "changes", "format", "columns"),
+    ("raw", "changes", "name", "columns"),
     [
-        ([GSM8K], {}, "gsm8k", ANSWERED),
-        ([TEACHER], {}, "teacher", ("question", "answer", "deepseek_response")),
-        ([{"prompt": "a", "completion": "b"}], {}, "columns", ("prompt", "completion", "completion")),
-        ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k", ANSWERED),
-        ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", None),
-        ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns", None),  # the first is the answer
-        ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", None),
-        ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", None),
-        ([TEACHER], {"format": "gsm8k"}, "gsm8k", ANSWERED),
+        ([GSM8K], {}, "gsm8k", (None, None)),
+        ([TEACHER], {}, "teacher", (None, "deepseek_response")),
+        ([{"prompt": "a", "completion": "b"}], {}, "columns", (None, None)),
+        ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k", (None, None)),
+        ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", (None, "deepseek_response")),
+        ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns", (None, None)),  # the first is the answer
+        ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", (None, None)),
+        ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", ("q", "r")),
+        ([TEACHER], {"format": "gsm8k"}, "gsm8k", (None, None)),
     ],
 )
-def test_recognised(rows, changes, format, columns):
-    form = recognise(rows, PrepareOptions(**changes), "a file")
-    assert form.name == format and columns in (None, form[1:4])
+def test_recognised(raw, changes, name, columns):
+    form = recognise(raw, PrepareOptions(**changes), "a file")
+    assert (form.name, form.question, form.response) == (name, *columns)
     assert form.why == "as given" if "format" in changes else form.why.startswith("recognised: ")
 
 
 @pytest.mark.parametrize(
-    ("rows", "changes", "words"),
+    ("raw", "changes", "words"),
     [
-        (
-            [{"id": 1, "text": "a"}],
-            {},
-            "format not recognised (columns found: id, text); name the columns with --questio",
-        ),
+        ([{"id": 1, "text": "a"}], {}, "not recognised (columns found: id, text); name the columns with --questio"),
         (["a", "b"], {}, "the rows are JSON of type str; JSON objects are expected"),
         ([GSM8K], {"response_column": "deepsek"}, "'deepsek' (found: question, answer)"),
     ],
 )
-def test_not_recognised(rows, changes, words):
-    with pytest.raises((DataError, ConfigError)) as caught:
-        recognise(rows, PrepareOptions(**changes), "a file")
-    assert words in str(caught.value)
+def test_not_recognised(raw, changes, words):
+    with pytest.raises(DataError, match=re.escape(words)):
+        recognise(raw, PrepareOptions(**changes), "a file")
 
 
 @pytest.mark.parametrize(
-    ("format", "row", "reason", "words"),
+    ("response", "row", "reason", "words"),
     [
-        ("gsm8k", 3, "not_an_object", "the row is a int"),
-        ("gsm8k", {"question": "q"}, "missing_column", "column 'answer' is missing (columns found: question)"),
-        ("gsm8k", {"question": None, "answer": "#### 1"}, "missing_column", "column 'question' is null"),
-        ("gsm8k", {"question": " \n", "answer": "#### 1"}, "empty_text", "column 'question' is empty"),
-        ("gsm8k", {"question": "q", "answer": "x\n####"}, "no_final_answer", "it ends in 'x ####'"),
-        ("teacher", {"question": "q", "deepseek_response": "r", "answer": True}, "not_text", "'answer' has type bool"),
-        ("teacher", {"question": "q", "deepseek_response": "r", "ground_truth": 10**5000}, "not_text", "thousands of"),
+        (None, 3, "not_an_object", "the row is a int"),
+        (None, {"question": "q"}, "no_known_columns", "columns found: question; expected"),
+        (None, {"question": None, "answer": "#### 1"}, "content_not_text", "message 1 (user) has content of type None"),
+        (None, {"question": " \n", "answer": "#### 1"}, "empty_text", "the question is empty"),
+        (None, {"question": "q", "answer": "x\n####"}, "no_final_answer", "it ends in 'x\\n####'"),
+        ("r", {"question": "q", "r": None}, "no_answer", "column 'r' is null"),
+        ("r", {"question": "q"}, "no_answer", "column 'r' is missing (columns found: question)"),
     ],
 )
-def test_rows_that_are_refused(format, row, reason, words):
-    response = "deepseek_response" if format == "teacher" else "answer"
+def test_rows_that_are_refused(response, row, reason, words):
     with pytest.raises(RowError) as caught:
-        read_example(row, RawFormat(format, "question", "answer", response), PrepareOptions())
+        read_example(row, RawFormat("gsm8k", None, response), PrepareOptions())
     assert caught.value.reason == reason and words in str(caught.value)
 
 
@@ -200,3 +202,24 @@ def test_thinking(text, dropped, kept):
     else:
         assert response_parts(text, False) == dropped
     assert response_parts(text, True) == kept
+
+
+# The page about it
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "prepare.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"\*\*`(\w+)`\*\*(?:(?!\n\*\*`).)*?```json\n(.*?)\n```\n```text\n(.*?)\n```", PAGE, re.DOTALL)
+
+
+def test_examples_of_the_docs(tmp_path):
+    assert [name for name, *_ in EXAMPLES] == ["gsm8k", "teacher"]
+    for name, raw, shown in EXAMPLES:
+        out = tmp_path / f"{name}.jsonl"
+        assert prepare(PrepareOptions(output_file=str(out)), [json.loads(raw)]).format == name
+        assert json.loads(out.read_text())["messages"][-1]["content"] == shown
+
+
+def test_every_option_and_reason_is_in_the_docs():
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    raised = set(re.findall(r'RowError\(\s*"(\w+)"', Path(rows.__file__).read_text()))
+    assert {*raised, "duplicate", "truncated_line", "not_utf8", "broken_json", "broken_csv", "line_too_long"} <= named
+    assert len(raised) > 8 and set(PrepareOptions.__dataclass_fields__) <= set(re.findall(r"--(\w+)", PAGE))

@@ -25,7 +25,7 @@ def test_no_text_makes_a_metric_fail(name, tmp_path):
     (tmp_path / "empty.sqlite").touch()
     row = {"answer": "SELECT 1", "db_path": str(tmp_path / "empty.sqlite")}
     if name in ("task", "first_step"):
-        (row,) = generate_rows(1, task=make_task("countdown"))
+        (row,) = generate_rows(1, task=make_task("path_star"))
     hostile = ["", "\x00", "\ud800", "((((", "'; DROP TABLE t", "\\boxed{" * 1000, "\u0661" * 3000, "\\" * 999]
     with make_metric(name) as metric:
         verdicts = [metric.score(text, row) for text in hostile]

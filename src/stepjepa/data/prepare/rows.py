@@ -1,4 +1,4 @@
-r"""From a raw row to a prepared one: steps, final answer, checks; what runs in the worker processes.
+r"""From a raw row to a prepared one: format, steps, final answer, checks; what runs in the worker processes.
 
 Steps are joined by blank lines in the prepared chat, so no step may hold one: what training's default splitter finds in the
 chat are exactly these steps.
@@ -8,29 +8,38 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from stepjepa.config.option import Names
-from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.blocks import MARK, answer_of, has_thinking
-from stepjepa.data.prepare.code import holds_code
-from stepjepa.data.prepare.formats import RawExample, RawFormat, blank_lines_off, read_example
-from stepjepa.data.prepare.options import PUBLISHED_LENGTH, SYSTEM_PROMPT, PrepareOptions
-from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, make_splitter, text_of
-from stepjepa.errors import RowError, said
+from stepjepa.config.option import MISSING, Names, options_of
+from stepjepa.data.answers import after_hashes, answers_match, final_answer, number_of
+from stepjepa.data.blocks import MARK, answer_of, has_thinking, holds_code
+from stepjepa.data.chat import one_turn, row_to_messages
+from stepjepa.data.columns import absent, as_object, chat_column, column_value, form_of, listed_columns, listed_steps
+from stepjepa.data.options import PairColumns
+from stepjepa.data.options import text_of as cell_text
+from stepjepa.data.prepare.options import PUBLISHED_LENGTH, RESPONSE_COLUMN, SYSTEM_PROMPT, PrepareOptions
+from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, join_steps, make_splitter, text_of
+from stepjepa.errors import DataError, RowError, attempted, said
 from stepjepa.utils.files import line_text, line_value
 from stepjepa.utils.text import counted, lone_surrogate
 
 _NAME = Names(PrepareOptions)
+MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
 LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
 KEY_BITS = 64
 _SHOWN = 160  # characters of a dropped row
 _JOIN = "\n\n"
 # GSM8K itself holds line separators (U+2028), at which `str.splitlines` cuts.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_CALCULATOR_MARK = re.compile(r"<<[^\n]*?>>")
+_BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
+_FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
 
 # Number; bytes of a line, an object with columns, or what is wrong where it could not be read.
 RawRow = tuple[int, Any]
@@ -56,6 +65,189 @@ class Dropped(NamedTuple):
     reason: str
     what: str
     text: str
+
+
+# Formats
+
+
+class RawFormat(NamedTuple):
+    """A format, why it was chosen, and the columns that are not those which training reads: of the question, and of the
+    response in which steps are found."""
+
+    name: str
+    question: str | None = None
+    response: str | None = None
+    why: str = "as given"
+
+
+@dataclass(frozen=True)
+class RawExample:
+    """The parts of one raw row.
+
+    Attributes:
+        question: without surrounding white space.
+        answer: the data set's own, as it was.
+        ground_truth: the final answer where a column or a ``####`` line names it.
+        response: the text in which steps are found unless there are `pieces`, without its final ``####`` line.
+        final: what follows that ``####``.
+        pieces: the steps, where the row names them itself.
+        system: the row's own system message.
+    """
+
+    question: str
+    answer: str
+    ground_truth: str | None
+    response: str = ""
+    final: str | None = None
+    pieces: Sequence[str] | None = None
+    system: str | None = None
+
+
+def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFormat:
+    """The format of a file's first rows; where it is given, with its columns.
+
+    Args:
+        rows: objects with columns, or what else JSON can hold.
+        name: of the file, for messages.
+
+    Raises:
+        DataError: none of the formats, or a column that no row has.
+    """
+    objects = [row for row in rows if isinstance(row, Mapping)]
+    if not objects:
+        raise DataError(f"{name}: the rows are JSON of type {type(rows[0]).__name__}; JSON objects are expected")
+    columns = listed_columns(objects[0])
+    for option in options_of(PrepareOptions):
+        column = getattr(options, option)
+        if (
+            option.endswith("_column")
+            and column
+            and all(column_value(row, column, MISSING) is MISSING for row in objects)
+        ):
+            message = f"none of the first rows has the column {option} names, {column!r} (found: {columns})"
+            raise DataError(f"{name}: {message}")
+    formats = Counter(form for form in (_format_of(row, options) for row in objects) if form is not None)
+    if not formats:
+        raise DataError(
+            f"{name}: format not recognised (columns found: {columns}); name the columns with "
+            f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
+        )
+    form, count = formats.most_common(1)[0]
+    if options.format != "auto":
+        return form
+    return form._replace(why=f"recognised: {count} of the first {counted(len(rows), 'row')}")
+
+
+def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
+    """Format and columns of one row, None where it shows nothing."""
+    question = options.question_column
+    response = options.response_column
+    generated = None
+    if response is None and options.format in ("auto", "teacher"):
+        generated = _response_column(row)
+    form = RawFormat(options.format, question, response or generated or options.answer_column)
+    if form.name == "teacher":
+        return form._replace(response=form.response or RESPONSE_COLUMN)
+    if form.name != "auto":
+        return form
+    messages = attempted(_chat_of, row, form, options)
+    if isinstance(messages, RowError):
+        return None
+    if question or response:
+        return form._replace(name="columns")
+    if generated:
+        return form._replace(name="teacher")
+    if chat_column(row):
+        return form._replace(name="chats")
+    _, final = _split_final(messages[-1]["content"])
+    return form._replace(name="columns" if final is None else "gsm8k")
+
+
+def _response_column(row: Mapping[str, Any]) -> str | None:
+    """The column with a generated response, None without one or with several."""
+    if row.get(RESPONSE_COLUMN) is not None:
+        return RESPONSE_COLUMN
+    names = [name for name in row if isinstance(name, str) and (name == "response" or name.endswith("_response"))]
+    return names[0] if len(names) == 1 and row[names[0]] is not None else None
+
+
+def _chat_of(row: Mapping[str, Any], form: RawFormat, options: PrepareOptions) -> list[dict[str, str]]:
+    """The chat of a raw row, a list of steps as one text; RowError where there is none."""
+    answer = form_of(row).answer
+    response = form.response or answer
+    if options.step_splitter == LISTED:
+        row = {**row, response: join_steps(listed_steps(row, response))}
+    if form.question:
+        return row_to_messages(row, None, PairColumns(form.question, response))
+    if form.response:
+        value = column_value(row, response)
+        if value is None:
+            raise RowError("no_answer", absent(row, response))
+        row = {**row, answer: value}
+    return row_to_messages(row)
+
+
+def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawExample:
+    """The parts of one raw row.
+
+    Raises:
+        RowError: it is no chat of one question and its answer, or one of them is empty.
+    """
+    row = as_object(row)
+    system, *turn = one_turn(_chat_of(row, form, options))
+    for name, text in zip(("question", "answer"), turn, strict=True):
+        if len(text) > MAX_TEXT:
+            raise RowError("text_too_long", f"the {name} has {len(text):,} characters; at most {MAX_TEXT:,} are read")
+        if not text.strip():
+            raise RowError("empty_text", f"the {name} is empty")
+    question, answer = map(clean_lines, turn)
+    pieces = final = None
+    response = answer
+    if options.step_splitter == LISTED:
+        pieces = [clean_lines(step) for step in listed_steps(row, form.response or form_of(row).answer)]
+    else:
+        response, final = _split_final(answer)
+    if form.name == "gsm8k":
+        if final is None:
+            raise RowError(
+                "no_final_answer", f"the answer does not end in a line '#### ...': it ends in {answer[-40:]!r}"
+            )
+        if options.calculator_marks == "drop":
+            response = _CALCULATOR_MARK.sub("", response)
+    own_column = options.answer_column or form_of(row).answer
+    if form.response not in (None, own_column):
+        answer = clean_lines(cell_text(column_value(row, own_column))) or answer
+    truth = cell_text(column_value(row, options.ground_truth_column or "ground_truth"))
+    return RawExample(question.strip(), answer, truth.strip() or final, response, final, pieces, system)
+
+
+def _split_final(text: str) -> tuple[str, str | None]:
+    r"""A text without its last line ``#### 72``, and what follows the hashes; None without such a line.
+
+    A text with a ``\boxed{}`` has its answer there: ``####`` is a heading in it. Of several such lines the first is the
+    answer, so a text that goes on to another one does not end in it. At the end of code, words after hashes are a comment.
+    """
+    match = None if "\\boxed" in text else _FINAL.search(text)
+    if match is None:
+        return text, None
+    final = match[1].strip()
+    comment = number_of(final) is None and holds_code(text)
+    if comment or after_hashes(answer_of(text)) != final:
+        return text, None
+    return text[: match.start()], final
+
+
+def clean_lines(text: str) -> str:
+    """A text with line feeds as line ends, without blank lines at its start and white space at its end."""
+    return blank_lines_off(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def blank_lines_off(text: str) -> str:
+    """A text without blank lines at its start and white space at its end: its first line keeps its indentation."""
+    return _BLANK_LINES.sub("", text).rstrip()
+
+
+# Steps
 
 
 class Steps(NamedTuple):
@@ -126,9 +318,8 @@ class Converter:
         if half is not None:
             raise RowError("broken_text", f"a text holds {half} without its other half, which is no character")
         data = f"{line.translate(_LINE_ENDS)}\n".encode()
-        return Kept(
-            number, data, question_key(example.question), len(steps), short, bool(system), example.question[:_SHOWN]
-        )
+        key = question_key(example.question)
+        return Kept(number, data, key, len(steps), short, bool(system), example.question[:_SHOWN])
 
     def steps_of(self, example: RawExample) -> Steps:
         """The steps of an example, the final answer at the end of the last one.
@@ -136,9 +327,8 @@ class Converter:
         Raises:
             RowError: the response is nothing but thoughts.
         """
-        if example.pieces is not None:
-            texts = example.pieces
-        else:
+        texts = example.pieces
+        if texts is None:
             texts = response_parts(example.response, self._options.keep_thinking)
         if self._form.name != "gsm8k" and any(map(holds_code, texts)):
             return self._code_steps(texts, example)
@@ -149,8 +339,7 @@ class Converter:
         # An unclosed code fence, for one, makes one step of all that follows.
         content = _JOIN.join(self._with_final(fitting, example.final))
         steps = [trimmed(step) for step in _cut(content, self._blank_lines)]
-        short = len(pieces) - len(fitting)
-        return Steps(_JOIN.join(steps), steps, short)
+        return Steps(_JOIN.join(steps), steps, len(pieces) - len(fitting))
 
     def _code_steps(self, texts: Sequence[str], example: RawExample) -> Steps:
         """Steps of an answer with code, which stays as it is, character by character: they are stretches of it, blank lines
@@ -161,9 +350,7 @@ class Converter:
             pieces, glue = [trimmed(text) for text in texts if text.strip()], _JOIN
         fitting = fit_lengths(pieces, self.least, drop=False, glue=glue)
         steps = self._with_final(fitting, example.final)
-        content = glue.join(steps)
-        short = len(pieces) - len(fitting)
-        return Steps(content, [trimmed(step) for step in steps], short)
+        return Steps(glue.join(steps), [trimmed(step) for step in steps], len(pieces) - len(fitting))
 
     def _with_final(self, steps: list[str], final: str | None) -> list[str]:
         """The steps with the final answer at the end of the last one."""

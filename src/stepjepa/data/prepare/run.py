@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.prepare.formats import recognise
 from stepjepa.data.prepare.options import PrepareOptions
-from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse
+from stepjepa.data.prepare.rows import KEY_BITS, LINE_BYTES, Converter, Dropped, Kept, RawRow, parse, recognise
 from stepjepa.data.sources import RowSource, csv_rows, reading
-from stepjepa.errors import ConfigError, DataError, RowError, no_rows
+from stepjepa.errors import ConfigError, DataError, RowError, attempted, no_rows
 from stepjepa.utils.files import read_lines, replacing, unchanged, write_json
 from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped
@@ -248,18 +247,15 @@ class _RawRows(RowSource):
         Raises:
             DataError: there is none.
         """
-        rows: list[Any] = []
-        wrong = ""
         with self.unchanged():
-            for number, raw in islice(self._raw(), _RECOGNISED_BY):
-                try:
-                    rows.append(parse(raw))
-                except RowError as error:
-                    wrong = wrong or f"{self.place(number)}: {error}"
-        rows = [row for row in rows if row is not None]
+            first = [(number, attempted(parse, raw)) for number, raw in islice(self._raw(), _RECOGNISED_BY)]
+        rows = [row for _, row in first if row is not None and not isinstance(row, RowError)]
         if rows:
             return rows
-        raise DataError(f"{wrong}; none of the rows looked at can be read") if wrong else no_rows(self.name)
+        for number, error in first:
+            if error is not None:
+                raise DataError(f"{self.place(number)}: {error}; none of the rows looked at can be read")
+        raise no_rows(self.name)
 
     def blocks(self) -> Iterator[list[RawRow]]:
         """All rows, in blocks."""

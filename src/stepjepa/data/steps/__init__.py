@@ -9,6 +9,7 @@ the other. What precedes the first one belongs to it, what follows a step to tha
 `TOTAL_COLUMN` may say how many steps that answer has; a number that is not the one found is counted.
 """
 
+from stepjepa.data.blocks import CharSpan, text_of
 from stepjepa.data.columns import TOTAL_COLUMN
 from stepjepa.data.options import STEPS_COLUMN
 from stepjepa.data.steps.rows import (
@@ -27,7 +28,6 @@ from stepjepa.data.steps.splitters import (
     make_splitter,
     style_and_spans,
 )
-from stepjepa.data.steps.text import CharSpan, text_of
 
 __all__ = [
     "LISTED",

@@ -3,8 +3,7 @@
 What precedes the first marker belongs to the first step, and what is nested to its step. A summary or an answer after the
 last item is a step of its own. All this reads `Text.flat`.
 
-The word for step, and the words that label an answer or open a conclusion, are known in English, German, French, Spanish,
-Portuguese and Chinese.
+The word for step, and the words that label an answer, are known in English, German, French, Spanish, Portuguese and Chinese.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from stepjepa.data.steps.text import CharSpan, Paragraph, Text
+from stepjepa.data.blocks import CharSpan, Paragraph, Text
 
 _STEP = "(?i:step|schritt|étape|etape|paso|passo|etapa|步骤|步驟)"
 # After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
@@ -87,10 +86,10 @@ def numbered(text: Text) -> Numbered:
     for items, later in zip(lists, [*lists[1:], None], strict=True):
         end = later[0].start if later else len(text.flat)
         ending = _ending(text, items, end)
-        after = _between(text, ending, end) if later else _tail(text, items[-1], ending)
-        regions.append((items[0].start, min([*after, end])))
+        after = [ending] if later else _tail(text, items[-1], ending)
         cuts += [item.start for item in items[1:]]
         cuts += after
+        regions.append((items[0].start, min([*after, end])))
     spans = text.cut(cuts)
     first = lists[0][0]
     strong = first.family == "step" or first.strength > 1
@@ -101,14 +100,11 @@ def _prevail(text: Text, regions: Sequence[CharSpan]) -> bool:
     """Whether lists are what the text is about: a third of it, or at most two paragraphs are around them."""
     inside = sum(end - start for start, end in regions)
     thoughts = sum(end - start for start, end in text.thoughts)
-    length = len(text.text) - thoughts
-    if 3 * inside >= length:
+    if 3 * inside >= len(text.text) - thoughts:
         return True
-    paragraphs = [part for part in text.paragraphs if part.prose]
-    around = len(paragraphs)
-    for start, end in regions:
-        around -= sum(start <= part.start < end for part in paragraphs)
-    return around < 3
+    starts = [part.start for part in text.paragraphs if part.prose]
+    around = [place for place in starts if not any(start <= place < end for start, end in regions)]
+    return len(around) < 3
 
 
 # Which markers open the steps
@@ -139,12 +135,8 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
     indented that come first and count up. Others are items of a step. A single marker opens nothing.
     """
     steps = [marker for marker in markers if marker.family == "step"]
-    for strength in (3, 2, 1):
-        # Where some are headings or bold and count up, plain ones are inside their steps.
-        strong = [marker for marker in steps if marker.strength >= strength]
-        count_up = all(right.value in (1, left.value + 1) for left, right in pairwise(strong))
-        if len(strong) > 1 and (count_up or strength == 1):
-            return _lists(strong)
+    if len(steps) > 1:
+        return _lists(steps)
     for strength in (3, 2, 1):
         families: dict[tuple[str, int], list[Marker]] = {}
         for marker in markers:
@@ -209,88 +201,47 @@ def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
 
 # Where a list ends
 
-# What labels an answer: a word and a colon, GSM8K's #### 5, words of an ending.
+# What labels an answer: a word and a colon or the end of its line, GSM8K's #### 5, words of an ending.
 _HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
 _WORD = (
     "(?i:(?:the |our |la |die |a |o )?(?:final answer|answer|conclusion|summary|result|antwort|endergebnis|fazit"
     "|réponse finale|réponse|respuesta final|respuesta|conclusión|resposta final|resposta|conclusão|最终答案|答案|结论|答))"
 )
-_COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?:\*\*|__)[ \t]*(?=\n|\Z))"
+_COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?=\n|\Z))"
 _ENDING = r"(?i:in conclusion|to conclude|in summary|to summari[sz]e|putting it all together)(?![^\W_])"
 _LABEL = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
-_ANSWER = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}|{_ENDING})(?![^\W_])|{_HASHES}|\$*\s*\\boxed")
-_ANSWER_INSIDE = re.compile(r"\banswer\b[^\n.]{0,40}\bis\b|\\boxed")
-_SO = re.compile(
-    r"[#>*_ \t\[(]*(?:(?i:therefore|thus|hence|so|consequently|accordingly|as a result|altogether|overall|in total|finally"
-    r"|daher|somit|folglich|insgesamt|donc|ainsi|par conséquent|por tanto|por lo tanto|así|portanto|logo|assim)(?![^\W_])"
-    r"|∴|因此|所以|综上|故)"
-)
-_LABEL_ALONE = re.compile(rf"[#*_ \t]*{_WORD}[ \t*_:：]*(?=\n|\Z)")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
 _TITLE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*|[ \t]*#[^\n]*")
 
 
-def _ending(text: Text, items: Sequence[Marker], end: int) -> list[Paragraph]:
-    """The paragraphs after the last item that do not belong to it.
+def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
+    """Where the paragraphs after the last item begin that do not belong to it; `end` where there are none.
 
-    They begin with a label, a heading or words that conclude, or where the last item has more paragraphs than all others.
+    They begin with a label or a heading, or where the last item has more paragraphs than any other.
     """
-    parts = _outer(text, items[-1], end)
-    if not parts:
-        return []
-    counts = [len(_outer(text, item, later.start)) for item, later in pairwise(items)]
-    least, most = min(counts, default=0), max(counts, default=0)
-    regular = most == 0 or (least == most and len(counts) > 1 and not items[0].level)
-    for number, part in enumerate(parts):
-        if part.level or _LABEL.match(text.flat, part.start):
-            return parts[number:]
-        if number < least:
-            continue
-        last_words = part is parts[-1] and _SO.match(text.flat, part.start)
-        if regular or last_words or _answers(text, part):
-            return parts[number:]
-    return []
+    usual = max((len(_outer(text, item, later.start)) for item, later in pairwise(items)), default=0)
+    for number, part in enumerate(_outer(text, items[-1], end)):
+        if number >= usual or part.level or _LABEL.match(text.flat, part.start):
+            return part.start
+    return end
 
 
 def _outer(text: Text, item: Marker, end: int) -> list[Paragraph]:
     """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
-    found: list[Paragraph] = []
+    outer: list[Paragraph] = []
     for part in text.between(item.start + 1, end):
         # Headings below one that is a marker are its own, but for that of an answer.
-        own = 0 < item.level < part.level and not _LABEL_ALONE.match(text.flat, part.start)
+        own = 0 < item.level < part.level and not _LABEL.match(text.flat, part.start)
         if part.width <= item.width + 1 and (part.prose or part.level) and not own:
-            found.append(part)
-    return found[1:] if _is_introduced(text, item, found) else found
+            outer.append(part)
+    return outer
 
 
-def _is_introduced(text: Text, item: Marker, found: Sequence[Paragraph]) -> bool:
-    """Whether a title, or words with a colon, introduce the first of an item's paragraphs right before it."""
-    first = found[0] if found else None
-    if first is None or not first.prose or text.between(item.start + 1, first.start):
-        return False
-    return _introduces(text.flat[item.start : first.start])
-
-
-def _answers(text: Text, part: Paragraph) -> bool:
-    return bool(_ANSWER.match(text.flat, part.start) or _ANSWER_INSIDE.search(text.flat, part.start, part.end))
-
-
-def _between(text: Text, ending: Sequence[Paragraph], opened: int) -> list[int]:
-    """Where the steps between two lists begin: conclusions of the one, then the other with what introduces it."""
-    cuts: list[int] = []
-    for part in ending:
-        cuts.append(part.start)
-        if part.level or not (_answers(text, part) or _SO.match(text.flat, part.start)):
-            return cuts
-    return [*cuts, opened]
-
-
-def _tail(text: Text, last: Marker, ending: Sequence[Paragraph]) -> list[int]:
+def _tail(text: Text, last: Marker, ending: int) -> list[int]:
     """Where the steps after the last item of all begin."""
-    end = ending[0].start if ending else len(text.flat)
-    cuts = _answer_line(text, last, end)
+    cuts = _answer_line(text, last, ending)
     section = introduced = False  # under a heading; by a title, or words with a colon
-    for part in text.between(end, len(text.flat)):
+    for part in text.between(ending, len(text.flat)):
         outer = part.width <= last.width + 1 and (part.prose or part.level)
         follows = introduced or (section and not _LABEL.match(text.flat, part.start))
         if outer and (part.level or not follows):

@@ -10,16 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from stepjepa.data.blocks import CharSpan
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import TOTAL_COLUMN, column_value, listed_steps
 from stepjepa.data.options import STEPS_COLUMN, PairColumns
 from stepjepa.data.steps.splitters import StepSplitter, choose_splitter, make_splitter
-from stepjepa.data.steps.text import CharSpan
-from stepjepa.errors import RowError
+from stepjepa.errors import RowError, attempted
 
 LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
 _SAMPLED_ROWS = 200  # that a splitter is chosen by
-_MOST = 10**9  # a larger number is none of steps
 
 
 class StepRules(NamedTuple):
@@ -63,15 +62,17 @@ class RowSteps(NamedTuple):
         return len(self.spans[-1])
 
 
-def steps_of(row: object, answers: Sequence[str], rules: StepRules) -> RowSteps:
+def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -> RowSteps:
     """The steps of a row, whose assistant messages are given in order: of the row, or as a chat template writes them.
 
     Raises:
         RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
     """
-    total, unread = _total_of(row), None
+    total = _total_of(row)
     split = rules.splitter.spans
-    if rules.required or _holds_steps(row, rules.column):
+    unread = None
+    listed = column_value(row, rules.column) if rules.column else None
+    if rules.required or listed not in (None, []):
         try:
             own = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
         except RowError as error:
@@ -85,25 +86,20 @@ def steps_of(row: object, answers: Sequence[str], rules: StepRules) -> RowSteps:
     return RowSteps([split(answer) for answer in answers], unread=unread, total=total)
 
 
-def _holds_steps(row: object, column: str | None) -> bool:
-    """Whether there is something in the column of a row's own steps; an empty list is nothing."""
-    held = column_value(row, column) if isinstance(row, Mapping) and column else None
-    return held is not None and held != []
-
-
-def _total_of(row: object) -> int | None:
+def _total_of(row: Mapping[str, Any]) -> int | None:
     """The number in `TOTAL_COLUMN`: as JSON has it, or as a table writes it."""
-    value: Any = row.get(TOTAL_COLUMN) if isinstance(row, Mapping) else None
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
+        number = float(row.get(TOTAL_COLUMN))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
         return None
-    return int(number) if 0 <= number < _MOST and number.is_integer() else None
+    return int(number) if number.is_integer() else None
 
 
 def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
     """Whether a row says itself that its answer has several steps: it holds them, or their number."""
-    own = row.get(column) if isinstance(row, Mapping) else None
+    if not isinstance(row, Mapping):
+        return False
+    own = row.get(column)
     return (isinstance(own, list) and len(own) > 1) or (_total_of(row) or 0) > 1
 
 
@@ -124,13 +120,13 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
         start = text.find(words, reached)
         end = start + len(words)
         if start < 0:
-            loose = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
-            if loose is None:
+            spaced = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
+            if spaced is None:
                 where = f"after step {number - 1}" if number > 1 else "at all"
-                short = words if len(words) <= 60 else f"{words[:60]}..."
-                what = f"step {number} of {len(steps)} does not stand in the answer {where}: {short!r}"
+                beginning = words if len(words) <= 60 else f"{words[:60]}..."
+                what = f"step {number} of {len(steps)} does not stand in the answer {where}: {beginning!r}"
                 raise RowError("steps_not_found", what)
-            start, end = loose.span()
+            start, end = spaced.span()
         starts.append(start)
         reached = end
     if not starts:
@@ -166,19 +162,18 @@ def rules_for(
         return StepRules(make_splitter("separator"), column, True)
     if name != "auto":
         return StepRules(make_splitter(name, separator))
-    rules = StepRules(splitter or make_splitter(name, separator), column)
     if splitter is not None:
-        return rules
+        return StepRules(splitter, column)
+    rules = StepRules(make_splitter(name, separator), column)
     known: list[str] = []  # answers of the first rows
-    split: list[str] = []  # those of rows that do not hold their steps
+    without_steps: list[str] = []  # those of rows that do not hold their steps
     for _, row in islice(source, _SAMPLED_ROWS):
-        try:
-            messages = row_to_messages(row, None, columns)
-        except RowError:
+        messages = attempted(row_to_messages, row, None, columns)
+        if isinstance(messages, RowError):
             continue
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         known += answers
         if not steps_of(row, answers[-1:], rules).own:
-            split += answers
-    chosen = choose_splitter(split or known, separator)
+            without_steps += answers
+    chosen = choose_splitter(without_steps or known, separator)
     return StepRules(make_splitter(chosen, separator), column)

@@ -12,12 +12,10 @@ from typing import Any
 
 import regex
 
-from stepjepa.config.gone import replacement
 from stepjepa.config.option import Names
+from stepjepa.data.blocks import CharSpan, Text, text_of
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.steps.numbered import numbered
-from stepjepa.data.steps.sentences import sentences
-from stepjepa.data.steps.text import CharSpan, Text, text_of
 from stepjepa.errors import ConfigError
 
 SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
@@ -42,9 +40,6 @@ class StepSplitter:
     separator: str = _BLANK_LINE
 
     def __post_init__(self) -> None:
-        gone = replacement(_NAME.step_splitter, self.name)
-        if gone:
-            raise ConfigError(f"{_NAME.step_splitter}={self.name} is gone; {gone}")
         if self.name not in STYLES:
             raise ConfigError(f"{_NAME.step_splitter} is {self.name!r}; known splitters: {', '.join(STYLES)}")
         if self.name == "regex":
@@ -86,10 +81,11 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
     """
     if name == "regex":
         return StepSplitter(name, "" if separator in (_BLANK_LINE, "\\n\\n") else separator)
+    if name not in ("separator", "auto"):
+        return StepSplitter(name)
     for escape, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
         separator = separator.replace(escape, character)
-    splitter = StepSplitter(name)
-    return StepSplitter(name, separator) if splitter.reads_separator else splitter
+    return StepSplitter(name, separator)
 
 
 def _separated(text: Text, separator: str) -> list[CharSpan]:
@@ -117,28 +113,19 @@ def _lines(text: Text) -> list[CharSpan]:
 
 
 def _matched(text: Text, pattern: str) -> list[CharSpan]:
-    """Steps open where a pattern matches. With a group called ``start`` they open where that group does, with one called
-    ``end`` they end with it. ``^`` and ``$`` stand for the ends of a line.
+    """Steps open where a pattern matches. ``^`` and ``$`` stand for the ends of a line.
 
     Raises:
         ConfigError: it takes too long for this text.
     """
-    compiled = _compiled(pattern)
-    named = compiled.groupindex.keys() & {"start", "end"}
-    cuts: list[int] = []
     try:
-        for match in compiled.finditer(text.text, timeout=PATTERN_SECONDS):
-            # A group that takes no part in a match has the position -1, which is no cut.
-            if "end" in named:
-                cuts.append(match.end("end"))
-            if "start" in named or not named:
-                cuts.append(match.start("start" if named else 0))
+        matches = list(_compiled(pattern).finditer(text.text, timeout=PATTERN_SECONDS))
     except TimeoutError:
         raise ConfigError(
             f"the pattern {pattern!r} takes more than {PATTERN_SECONDS:g} seconds for an answer of {len(text.text):,} "
             "characters; avoid repetitions inside repetitions, as in (a+)+"
         ) from None
-    return text.cut(cuts)
+    return text.cut(match.start() for match in matches)
 
 
 @lru_cache(maxsize=16)
@@ -157,7 +144,85 @@ def _compiled(pattern: str) -> Any:
     return compiled
 
 
-# Which one serves
+# Sentences
+
+# A full stop after one of these ends no sentence; after the second ones, none where a number follows.
+_ABBREVIATIONS = frozenset(
+    "dr mr mrs ms prof st sr jr vs e.g i.e eg ie cf ca approx resp al incl excl z.b u.a d.h bzw vgl evtl inkl p.ex ex mme "
+    "mlle sra dña ud uds".split()
+)
+_BEFORE_NUMBERS = frozenset("no nos nr fig figs eq eqs sec ch vol p pp pt art abb tab ref refs núm".split())
+# Inline maths is passed over. One sign of several is enough: the last one before white space.
+_END = re.compile(
+    r"(?P<maths>(?<![\\$\w])\$(?![\s$])[^$\n]{1,200}(?<![\s\\])\$(?![\d$])|\\\([^\n]{0,200}?\\\))"
+    r"|(?P<stop>[.!?\u2026])(?P<close>[\"'”’»)\]*_]*)(?P<gap>\s+)"
+    r"|(?P<wide>[。！？｡।॥؟۔։።]+)(?P<quote>[」』”’）)】\"*]*)\s*"
+    r"|(?P<line>\n)\s*"
+)
+_WORD_BEFORE = re.compile(r"[^\s(\[\"'“‘]*\Z")
+# What the line before a stop may hold if the stop belongs to the sign of a list's item; and such a line as a whole.
+_ITEM_SIGN = re.compile(r"[ \t>*_#-]*(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,5})\Z")
+_ITEM = re.compile(r"(?:[-*+\u2022][ \t]|#{1,6}[ \t]|\||\(?(?:\d{1,3}|[a-zA-Z])[.)][ \t])")
+_INITIAL = re.compile(r"[A-Z]\.[ \t]")
+_INITIALS = re.compile(r"(?:[A-Z]\.)+[A-Z]")
+_NAME_BEFORE = re.compile(r"(?:\A|[^\w\s][ \t]+|\b[^\W\d_a-z]\w*\.?[ \t]+)\Z")
+_OPENERS = "\"'“‘«„([*_¿¡「『（"
+
+
+def sentences(text: Text) -> list[CharSpan]:
+    """Every sentence is a step: it ends with ``. ! ? …`` before white space and no small letter, with ``。 ！ ？ ।`` and the
+    like, with a blank line, and with a line whose next one does not go on with a small letter. Abbreviations, decimal
+    numbers, initials, signs of list items and inline maths end none.
+    """
+    flat = text.flat
+    ends = [match for match in _END.finditer(flat) if match["maths"] is None and match.end() < len(flat)]
+    return text.cut(match.end() for match in ends if _ends_sentence(flat, match))
+
+
+def _ends_sentence(text: str, match: re.Match[str]) -> bool:
+    """Whether a stop or a line's end, and the white space after it, ends a sentence."""
+    start, following = match.span()
+    if match["wide"]:
+        return not match["quote"] or text[following - 1].isspace()
+    stop, gap = match.group("stop", "gap")
+    breaks = gap.count("\n") if stop else text.count("\n", start, following)
+    if breaks > 1 or (breaks and _ITEM.match(text, following)):
+        return True
+    if text.startswith("$ ", following):  # the end of inline maths
+        return False
+    first = next((char for char in text[following : following + 8] if char not in _OPENERS), "")
+    if first.islower():
+        return False
+    sign_before = text[max(start - 1, 0) : start]
+    if not stop:
+        return sign_before not in (",", "(")
+    if stop != "." or match["close"] or sign_before in (".", "!", "?", "\u2026"):
+        return True
+    before = text[max(start - 24, 0) : start]
+    match_before = _WORD_BEFORE.search(before)
+    word = match_before[0] if match_before else ""
+    if not word:
+        return True
+    line = before.rpartition("\n")[2]
+    opens_item = len(line) < 24 and _ITEM_SIGN.match(line)
+    return not opens_item and not _short(word, text, start, following, first)
+
+
+def _short(word: str, text: str, start: int, following: int, first: str) -> bool:
+    """Whether a word before a full stop is shortened: the stop ends no sentence."""
+    if word.lower() in _ABBREVIATIONS or (first.isdigit() and word.lower() in _BEFORE_NUMBERS):
+        return True
+    if len(word) == 1 and word.isalpha():
+        # "J. K. Rowling" and "z. B.", but "the point P. Then": what stands around a single letter tells.
+        if _INITIAL.match(text, following):
+            return True
+        return (
+            word.isupper() and first.isupper() and _NAME_BEFORE.search(text, max(start - 24, 0), start - 1) is not None
+        )
+    return _INITIALS.fullmatch(word) is not None
+
+
+# Which splitter serves
 
 
 def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str:
@@ -168,18 +233,19 @@ def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str
     would be steps without them.
     """
     separator = make_splitter("auto", separator).separator
-    served = 0
-    serving: Counter[str] = Counter()
+    with_steps = 0
+    served: Counter[str] = Counter()
     for text in answers:
         style, spans = style_and_spans(text, separator)
-        names = {style} if len(spans) > 1 else set()
+        if len(spans) < 2:
+            continue
+        with_steps += 1
+        served[style] += 1
         source = text_of(text)
         if style == "numbered" and len(_body(source, _separated(source, separator))) > 1:
-            names.add("separator")
-        served += bool(names)
-        serving.update(names)
-    best = max(SPLITTERS, key=lambda name: serving[name])
-    return "auto" if 3 * serving[best] < 2 * served else best
+            served["separator"] += 1
+    best = max(SPLITTERS, key=lambda name: served[name])
+    return "auto" if 3 * served[best] < 2 * with_steps else best
 
 
 def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[CharSpan]]:

@@ -17,9 +17,8 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from stepjepa.config.option import option
-from stepjepa.data.answers import answers_match, final_answer, last_boxed
+from stepjepa.data.answers import answers_match, final_answer, fold, last_boxed, number_of, plain_text
 from stepjepa.data.blocks import answer_of
-from stepjepa.data.numbers import fold, number_of, plain_text
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric

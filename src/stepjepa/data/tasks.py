@@ -1,0 +1,437 @@
+"""Built-in tasks: seeded generators of chat rows, as hard as their options say.
+
+Row ``i`` of seed ``s`` depends on ``(s, i, task)`` only: asking for more rows never changes the others. A row holds its
+task's name, so that the metrics `task` and `first_step` can check an answer.
+
+- `Arithmetic`: word problems of several steps with worked solutions, for comparing training arms on small models.
+- `PathStar`: paths in a graph whose first step is the only decision.
+- `A5`: the word problem of a group, which needs one step after the other.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from stepjepa.config.option import Names, check_fields, option, options_of
+from stepjepa.config.values import did_you_mean
+from stepjepa.data.answers import answers_match, final_answer
+from stepjepa.errors import ConfigError
+
+GROUP = "task"  # of the tasks' options
+HELD_OUT = 1_000_003  # from the seed of the train rows to that of the held-out ones
+TRIES = 1000  # for a chain of operations, and for rows that are new
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """Generates rows, and says which answers to them are right. The fields set the difficulty.
+
+    Attributes:
+        name: a key of `TASKS`.
+        metric: the metric that counts right answers.
+        separator: stands between the steps of a solution.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+    """
+
+    system_prompt: str | None = option(None, "Content of a system message in front of every row.", GROUP)
+
+    name: ClassVar[str]
+    metric: ClassVar[str] = "task"
+    separator: ClassVar[str] = " "
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abstractmethod
+    def row(self, rng: random.Random) -> Row:
+        """One row, from `chat`."""
+
+    @classmethod
+    def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
+        """Whether an answer is right."""
+        return answer.split() == _solution(row).split()
+
+    @classmethod
+    def begins(cls, row: Mapping[str, Any], answer: str) -> bool:
+        """Whether the first step of an answer is right."""
+        first_step = answer.strip().split(cls.separator)[0]
+        return first_step.strip() == _solution(row).split(cls.separator)[0]
+
+    @classmethod
+    def instance(cls, row: Mapping[str, Any]) -> Hashable:
+        """What two rows that ask the same have in common."""
+        return str(row["question"])
+
+    def chat(self, question: str, steps: Sequence[str], ground_truth: str) -> Row:
+        """A row: messages (system if there is one, user, assistant), question, ground_truth, total_steps, task; and steps,
+        unless blank lines divide them."""
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": self.separator.join(steps)}]
+        if self.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        row = {
+            "messages": messages,
+            "question": question,
+            "ground_truth": ground_truth,
+            "total_steps": len(steps),
+            "task": self.name,
+        }
+        if self.separator != "\n\n":
+            row["steps"] = list(steps)
+        return row
+
+
+def _solution(row: Mapping[str, Any]) -> str:
+    return str(row["messages"][-1]["content"])
+
+
+_WOMEN = "Mia Lena Ruth Aisha Nora Clara Mei Zoe".split()
+_MEN = "Ben Omar Tom Leo Ivan Hugo Sam Raj".split()
+_PEOPLE = [who for pair in zip(_WOMEN, _MEN, strict=True) for who in zip(pair, ("She", "He"), strict=True)]
+# Every plural is its singular and an s.
+_OBJECTS = (
+    "apples books coins marbles stamps cards pens shells stickers beads cookies buttons bricks stones balls flowers"
+).split()
+_OPENINGS = (
+    "{name} has {value} {things}.",
+    "{name} starts with {value} {things}.",
+    "At first {name} owns {value} {things}.",
+    "{name} keeps {value} {things} in a box.",
+)
+_QUESTIONS = (
+    "How many {objects} does {name} have now?",
+    "How many {objects} are there in the end?",
+    "What is the number of {objects} now?",
+)
+# Each event: what the question says, and how its step begins. A step never holds a name or an object.
+_EVENTS = {
+    "add": (
+        ("{pronoun} buys {n} more.", "Buying {n} more gives"),
+        ("{pronoun} finds {n}.", "Finding {n} gives"),
+        ("{pronoun} gets {n} from {friend}.", "Getting {n} gives"),
+        ("{friend} brings {n} more.", "Bringing {n} more gives"),
+    ),
+    "sub": (
+        ("{pronoun} gives {n} to {friend}.", "Giving away {n} leaves"),
+        ("{pronoun} loses {n}.", "Losing {n} leaves"),
+        ("{pronoun} sells {n}.", "Selling {n} leaves"),
+        ("{friend} takes {n} away.", "Taking away {n} leaves"),
+    ),
+    "mul": (
+        ("{pronoun} then has {n} times as many.", "Having {n} times as many makes"),
+        ("The collection grows to {n} times its size.", "Growing to {n} times the size makes"),
+    ),
+    "div": (
+        ("{pronoun} keeps one of {n} equal shares.", "Keeping one of {n} shares leaves"),
+        ("Only one of every {n} remains.", "Leaving one of every {n} makes"),
+    ),
+}
+_OPERATIONS = {
+    "add": ("+", operator.add),
+    "sub": ("-", operator.sub),
+    "mul": ("*", operator.mul),
+    "div": ("/", operator.floordiv),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic(Task):
+    r"""Word problems. S steps are S - 1 operations and the sentence with the answer; the number of steps is uniform.
+
+        user       Mia has 12 apples. She buys 5 more. She gives 3 to Ben. How many apples does Mia have now?
+        assistant  Buying 5 more gives 12 + 5 = 17.
+
+                   Giving away 3 leaves 17 - 3 = 14.
+
+                   The answer is \boxed{14}.
+
+    Names and objects stay in the question, number sizes are log-uniform and the number of operations uniform, so accuracy
+    grows smoothly with skill; the solution is a function of the question.
+    """
+
+    min_steps: int = option(2, "Fewest steps in a solution.", GROUP, at_least=2)
+    max_steps: int = option(6, "Most steps in a solution.", GROUP)
+    max_number: int = option(99, "No number of the question or the solution is larger.", GROUP, at_least=2)
+    max_operand: int = option(20, "Largest number added or taken away in one step.", GROUP, at_least=1)
+    max_factor: int = option(3, "Largest factor or divisor (the smallest is 2).", GROUP, at_least=2)
+    operations: list[str] = option(
+        ["add", "sub", "mul"],
+        "Kinds of operation (add, sub, mul, div), equally frequent where possible; one named twice is twice as frequent.",
+        GROUP,
+    )
+
+    name: ClassVar[str] = "arithmetic"
+    metric: ClassVar[str] = "gsm8k"
+    separator: ClassVar[str] = "\n\n"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_steps < self.min_steps:
+            raise ConfigError(
+                f"{_NAME.max_steps} ({self.max_steps}) must not be below {_NAME.min_steps} ({self.min_steps})"
+            )
+        known = isinstance(self.operations, list) and set(self.operations) <= set(_OPERATIONS)
+        if not known or not self.operations:
+            raise ConfigError(
+                f"{_NAME.operations} is {self.operations!r}; it must be a list of some of {', '.join(_OPERATIONS)}"
+            )
+
+    @classmethod
+    def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
+        """Whether the final answer is that of the row."""
+        return answers_match(final_answer(answer), row["ground_truth"])
+
+    def row(self, rng: random.Random) -> Row:
+        """A problem.
+
+        Raises:
+            ConfigError: no chain of operations of the length drawn is found.
+        """
+        length = rng.randint(self.min_steps, self.max_steps) - 1
+        start, chain = self._chain(rng, length)
+        (name, pronoun), (friend, _) = rng.sample(_PEOPLE, 2)
+        words = {"name": name, "pronoun": pronoun, "friend": friend, "objects": rng.choice(_OBJECTS)}
+        things = words["objects"][:-1] if start == 1 else words["objects"]
+        sentences = [rng.choice(_OPENINGS).format(value=start, things=things, **words)]
+        steps = []
+        value = start
+        for kind, operand, result in chain:
+            event, reasoning = rng.choice(_EVENTS[kind])
+            sign, _ = _OPERATIONS[kind]
+            sentences.append(event.format(n=operand, **words))
+            steps.append(f"{reasoning.format(n=operand)} {value} {sign} {operand} = {result}.")
+            value = result
+        sentences.append(rng.choice(_QUESTIONS).format(**words))
+        steps.append(f"The answer is \\boxed{{{value}}}.")
+        return self.chat(" ".join(sentences), steps, str(value))
+
+    def _chain(self, rng: random.Random, length: int) -> tuple[int, list[tuple[str, int, int]]]:
+        """A start value and `length` operations (kind, operand, result) that stay within 1 .. max_number.
+
+        Some values leave no operation open (1 with "sub" only), so a chain that runs into one is drawn again.
+        """
+        for _ in range(TRIES):
+            start = value = _log_uniform(rng, 1, self.max_number)
+            chain: list[tuple[str, int, int]] = []
+            while len(chain) < length:
+                kinds = [kind for kind in self.operations if self._operands(kind, value)]
+                if not kinds:
+                    break
+                kind = rng.choice(kinds)
+                operands = self._operands(kind, value)
+                factors = kind in ("mul", "div")
+                operand = rng.choice(operands) if factors else _log_uniform(rng, operands[0], operands[-1])
+                value = _OPERATIONS[kind][1](value, operand)
+                chain.append((kind, operand, value))
+            if len(chain) == length:
+                return start, chain
+        raise ConfigError(
+            f"no chain of {length} operations found with operations={self.operations} and numbers up to "
+            f"{self.max_number}; raise {_NAME.max_number}, lower {_NAME.max_steps} or allow more operations"
+        )
+
+    def _operands(self, kind: str, value: int) -> Sequence[int]:
+        """The operands, ascending, with which `kind` keeps the value exact and within 1 .. max_number."""
+        factors = range(2, self.max_factor + 1)
+        match kind:
+            case "add":
+                return range(1, min(self.max_operand, self.max_number - value) + 1)
+            case "sub":
+                return range(1, min(self.max_operand, value - 1) + 1)
+            case "mul":
+                return [factor for factor in factors if value * factor <= self.max_number]
+        return [factor for factor in factors if value % factor == 0]
+
+
+def _log_uniform(rng: random.Random, low: int, high: int) -> int:
+    """An integer in low .. high, every factor of ten about equally likely."""
+    exponent = rng.uniform(math.log(low), math.log(high + 1))
+    return min(high, int(math.exp(exponent)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathStar(Task):
+    """A star of arms of one length that share their first node, the start; the goal is the end of one arm (Bachmann and
+    Nagarajan 2024). The question lists the edges, then start and goal; the answer is the path after the start, one step a
+    node. Only the first step is a decision: each later node can be read off the edges.
+
+        user       C A | B F | B C | F G : B G     (B is the centre of two arms)
+        assistant  F G
+    """
+
+    path_length: int = option(5, "Nodes of the path, start and goal among them.", GROUP, at_least=3)
+    degree: int = option(2, "Arms of the star.", GROUP, at_least=2)
+    nodes: int | None = option(None, "Names that nodes are drawn from. Default: as many as it has.", GROUP, at_least=1)
+
+    name: ClassVar[str] = "path_star"
+
+    @property
+    def size(self) -> int:
+        """Nodes of the star."""
+        return self.degree * (self.path_length - 1) + 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nodes is not None and self.nodes < self.size:
+            raise ConfigError(f"{_STAR.nodes} is {self.nodes}; the star has {self.size}")
+
+    def row(self, rng: random.Random) -> Row:
+        """A star."""
+        names = [_node_name(index) for index in range(self.nodes or self.size)]
+        start, *others = rng.sample(names, self.size)
+        arms = [[start, *others[first :: self.degree]] for first in range(self.degree)]
+        edges = [edge for arm in arms for edge in pairwise(arm)]
+        listed = " | ".join(" ".join(edge) for edge in rng.sample(edges, len(edges)))
+        steps = arms[0][1:]
+        return self.chat(f"{listed} : {start} {steps[-1]}", steps, " ".join(steps))
+
+    @classmethod
+    def instance(cls, row: Mapping[str, Any]) -> Hashable:
+        """The edges, in any order, with start and goal."""
+        edges, _, asked = row["question"].partition(" : ")
+        return frozenset(edges.split(" | ")), asked
+
+
+def _node_name(index: int) -> str:
+    """A to Z, then AA, AB, ..."""
+    hundreds, letter = divmod(index, 26)
+    return (chr(64 + hundreds) if hundreds else "") + chr(65 + letter)
+
+
+_LETTERS = "abcde"
+
+
+@dataclass(frozen=True, kw_only=True)
+class A5(Task):
+    """Word problems of the 60 even permutations of five letters: which order do the letters have after these permutations?
+
+        user       cabde bcdea cabde        (each word takes the letters a b c d e to this order)
+        assistant  cabde abdec dabec        (the order after each, one step each)
+
+    A5 is the smallest group whose word problem a transformer of fixed depth is held not to solve in one pass for all lengths
+    (Merrill, Petty and Sabharwal 2024, arXiv:2404.08819).
+    """
+
+    length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
+    min_length: int | None = option(None, "Fewest symbols; lengths are uniform. Default: all have length.", GROUP)
+    symbols: int = option(4, "Different symbols; the first two generate the group.", GROUP, at_least=2, at_most=60)
+    every: int = option(1, "The answer has every so many-th order, and the last.", GROUP, at_least=1)
+
+    name: ClassVar[str] = "a5"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_length is not None and not 1 <= self.min_length <= self.length:
+            raise ConfigError(f"{_WORD.min_length} is {self.min_length}; it must be 1 to {_WORD.length}, {self.length}")
+
+    def row(self, rng: random.Random) -> Row:
+        """A word with the orders that it goes through."""
+        length = rng.randint(self.min_length or self.length, self.length)
+        word = rng.choices(even_permutations()[: self.symbols], k=length)
+        orders = []
+        order = _LETTERS
+        for symbol in word:
+            order = _permuted(order, symbol)
+            orders.append(order)
+        steps = orders[self.every - 1 : -1 : self.every] + orders[-1:]
+        return self.chat(" ".join(word), steps, order)
+
+    @classmethod
+    def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
+        """Whether the answer ends with the last order."""
+        return answer.split()[-1:] == [row["ground_truth"]]
+
+
+def _permuted(order: str, symbol: str) -> str:
+    return "".join(order[_LETTERS.index(letter)] for letter in symbol)
+
+
+@cache
+def even_permutations() -> list[str]:
+    """All that two permutations generate, they themselves first and the identity last."""
+    generators = ("cabde", "bcdea")
+    group = [*generators]
+    for element in group:
+        for symbol in generators:
+            product = _permuted(element, symbol)
+            if product not in group:
+                group.append(product)
+    group.remove(_LETTERS)
+    return [*group, _LETTERS]
+
+
+_NAME, _STAR, _WORD = Names(Arithmetic), Names(PathStar), Names(A5)
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Arithmetic, PathStar, A5)}
+
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task; ConfigError for an unknown name."""
+    if name not in TASKS:
+        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASKS)} (known: {', '.join(TASKS)})")
+    return TASKS[name]
+
+
+def make_task(name: str, **options: Any) -> Task:
+    """A task with these options; ConfigError for an unknown name or option, or a value that cannot be used."""
+    kind = task_class(name)
+    known = options_of(kind)
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"the task {name} has no option {key!r}{did_you_mean(key, known)}")
+    return kind(**options)
+
+
+def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 0) -> list[Row]:
+    """Rows ``start .. start + n - 1`` of a seed, as `Task.chat` describes them. Row i is the same whatever n and start are.
+
+    Args:
+        seed: names an endless sequence of rows; any integer.
+        task: arithmetic with its defaults when None.
+
+    Raises:
+        ConfigError: the options of the task admit no instance.
+    """
+    task = task or Arithmetic()
+    return [task.row(random.Random(f"{seed}:{index}")) for index in range(start, start + n)]
+
+
+def generate_split(
+    n_train: int, n_test: int, seed: int = 0, task: Task | None = None, test_task: Task | None = None
+) -> tuple[list[Row], list[Row]]:
+    """Train rows and exactly `n_test` test rows, no instance of the test among those of training or twice.
+
+    Args:
+        seed: of the train rows, which are ``generate_rows(n_train, seed, task)``; that of the test is ``seed + HELD_OUT``.
+        task: arithmetic with its defaults when None; `test_task`: of the test rows, the same when None.
+    """
+    task = task or Arithmetic()
+    train = generate_rows(n_train, seed, task)
+    seen = {task.instance(row) for row in train}
+    return train, generate_unseen(n_test, seed + HELD_OUT, test_task or task, seen)
+
+
+def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[Row]:
+    """The first `n` rows of a seed whose instances are not in `seen`, which takes them up; ConfigError where the task has
+    too few."""
+    rows: list[Row] = []
+    for index in range(21 * n + len(seen) + TRIES):
+        if len(rows) == n:
+            return rows
+        (row,) = generate_rows(1, seed, task, start=index)
+        instance = task.instance(row)
+        if instance not in seen:
+            seen.add(instance)
+            rows.append(row)
+    raise ConfigError(
+        f"found only {len(rows)} of {n} held-out rows that are new; make {task.name} larger, or ask for fewer"
+    )
