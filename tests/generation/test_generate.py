@@ -18,7 +18,7 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.generation import endpoint
-from stepjepa.generation.protocol import seed_of
+from stepjepa.generation.output import seed_of
 from support.rows import lines, write
 
 QUESTIONS = 8

@@ -11,8 +11,8 @@ import pytest
 from stepjepa.errors import ConfigError, DataError, StepJepaError
 from stepjepa.generation import output, solve
 from stepjepa.generation.options import GenerateOptions
+from stepjepa.generation.output import Reply, mended, seed_of
 from stepjepa.generation.problems import ground_truth, read_problems
-from stepjepa.generation.protocol import Reply, mended, seed_of
 from support.rows import lines as rows
 from support.rows import write
 

@@ -28,10 +28,9 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import REFUSED, STOPPED, Prediction, read_predictions
 from stepjepa.evaluation.record import TrainingRecord, digests, read_record
 from stepjepa.evaluation.system import SystemPrompt, choose_system_prompt
-from stepjepa.generation import local, vllm
-from stepjepa.generation.output import Output, Paths, Record, ReplyLog
+from stepjepa.generation import local
+from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
-from stepjepa.generation.protocol import Reply
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
@@ -59,7 +58,7 @@ def find(options: EvaluateOptions) -> ModelToEvaluate:
     trained_length = record.settings.get("max_length")
     options = replace(
         options,
-        batch_size=options.batch_size or (vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE),
+        batch_size=options.batch_size or (local.VLLM_BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE),
         max_length=options.max_length or (trained_length if isinstance(trained_length, int) else None),
         chat_template_kwargs=prompter.renderer.given or None,
     )

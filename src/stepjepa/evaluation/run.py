@@ -30,9 +30,8 @@ from stepjepa.evaluation.record import softmax_size
 from stepjepa.evaluation.score import EvaluationResult, drop_unusable, generation_summary, predictions_of, summarise
 from stepjepa.evaluation.system import SystemPrompt
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
-from stepjepa.generation.output import Record, reading_record, refuse_other
+from stepjepa.generation.output import Record, Request, reading_record, refuse_other, seed_of
 from stepjepa.generation.place import load_generator
-from stepjepa.generation.protocol import Request, seed_of
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import read_object
 from stepjepa.utils.terminal import Bar

@@ -18,7 +18,7 @@ from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.generation.protocol import Reply
+from stepjepa.generation.output import Reply
 
 _PASS_AT = (5, 10, 100)  # k of pass@k besides 1 and all samples
 

@@ -11,7 +11,7 @@ from stepjepa.evaluation.questions import read_questions
 from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.evaluation.score import predictions_of, summarise
 from stepjepa.evaluation.system import SystemPrompt
-from stepjepa.generation.protocol import Reply
+from stepjepa.generation.output import Reply
 
 GOLD = "[a-z]+"
 # (response, ended by the model) -> exact, prefix, contains, stopped, text_after
