@@ -14,9 +14,8 @@ from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import nll
-from stepjepa.evaluation.questions import read_questions
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from stepjepa.evaluation.run import evaluate_model
-from stepjepa.evaluation.system import SystemPrompt
 from stepjepa.modeling.load import load_model, load_tokenizer, lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer

@@ -13,10 +13,8 @@ from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.questions import read_questions
-from stepjepa.evaluation.record import TrainingRecord
+from stepjepa.evaluation.questions import SystemPrompt, TrainingRecord, choose_system_prompt, read_questions
 from stepjepa.evaluation.score import drop_unusable
-from stepjepa.evaluation.system import SystemPrompt, choose_system_prompt
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OWN = SystemPrompt(None, True, "")

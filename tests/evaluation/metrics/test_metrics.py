@@ -41,7 +41,7 @@ def test_what_cannot_be_made():
         ("answer_nll", {}, "needs the model"),
         ("gsm8k", {"refernce_column": "a"}, "no option 'refernce_column' of gsm8k; did you mean 'reference_column'"),
         ("no_such_module_at_all:f", {}, "No module named .no_such_module_at_all"),
-        ("json:__name__", {}, "metric json:__name__: json has no function __name__"),
+        ("json:__name__", {}, "metric json:__name__ is no function"),
         ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
         ("regex_equivalence", {"dialect": "posix"}, "dialect is 'posix'"),
         ("missing.py:f", {}, "missing.py: there is no such file"),

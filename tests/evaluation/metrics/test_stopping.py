@@ -7,10 +7,9 @@ import pytest
 from stepjepa.data.sources import RowSource
 from stepjepa.evaluation.metrics import make_metrics
 from stepjepa.evaluation.predictions import read_predictions, record_lines
-from stepjepa.evaluation.questions import read_questions
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.evaluation.score import predictions_of, summarise
-from stepjepa.evaluation.system import SystemPrompt
 from stepjepa.generation.output import Reply
 
 GOLD = "[a-z]+"

@@ -7,8 +7,16 @@ import json
 import pytest
 
 from stepjepa.errors import DataError
-from stepjepa.evaluation.compare import analyze_predictions, compare, error_kind, paired_metrics, repeats
-from stepjepa.evaluation.predictions import Prediction, read_predictions, record_lines
+from stepjepa.evaluation.predictions import (
+    Prediction,
+    analyze_predictions,
+    compare,
+    error_kind,
+    paired_metrics,
+    read_predictions,
+    record_lines,
+    repeats,
+)
 
 
 def wrong(text, gold, found, stop="stop", **more):
@@ -120,9 +128,9 @@ def test_the_metric_to_go_by(file):
     found = compare(a, b, metric="prefix")
     assert (found.both, found.only_a, found.a.metric) == (1, 1, "prefix")
     assert analyze_predictions(a, metric="prefix").correct == 2
-    with pytest.raises(DataError, match="neither 0 nor 1 of rouge"):
+    with pytest.raises(DataError, match="index 0 has no rouge of 0 or 1"):
         analyze_predictions(a, metric="rouge")
-    with pytest.raises(DataError, match=r"no score of bleu \(metrics found: exact, prefix, rouge\)"):
+    with pytest.raises(DataError, match=r"has no bleu of 0 or 1 \(metrics found: exact, prefix, rouge\)"):
         analyze_predictions(a, metric="bleu")
 
 
@@ -160,7 +168,7 @@ def test_files_that_do_not_match(file):
     rows[2]["question"] = "Another?"
     with pytest.raises(DataError, match="different questions at index 2"):
         compare(a, file(rows, "d.jsonl"))
-    with pytest.raises(DataError, match="index 0 occurs twice"):
+    with pytest.raises(DataError, match="e.jsonl: an index occurs twice"):
         compare(file(predictions([True]) * 2, "e.jsonl"), a)
 
 
