@@ -257,7 +257,7 @@ class VllmGenerator:
             _NAME.tensor_parallel_size: options.tensor_parallel_size,
         }
         if adapter is not None:
-            arguments |= {"enable_lora": True, "max_lora_rank": _allowed_rank(adapter, config)}
+            arguments |= {"enable_lora": True, "max_lora_rank": allowed_rank(adapter, config)}
         vllm = library("vllm", "vllm")
         try:
             self._llm = vllm.LLM(**arguments, **(options.vllm_options or {}))
@@ -304,7 +304,7 @@ class VllmGenerator:
         return replies
 
 
-def _allowed_rank(adapter: str, config: Mapping[str, Any]) -> int:
+def allowed_rank(adapter: str, config: Mapping[str, Any]) -> int:
     """The smallest `max_lora_rank` for an adapter of this configuration. Raises ConfigError: vLLM cannot use it."""
     rank = config.get("r")
     more = [name for name in _NOT_PLAIN if config.get(name) not in (None, False, "none", [], {})]
