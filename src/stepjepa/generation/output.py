@@ -277,9 +277,12 @@ class Output:
             DataError: they cannot be read or written.
         """
         partial = self.paths.partial
-        with saying_where(partial):
-            partial.parent.mkdir(parents=True, exist_ok=True)
-        with locked(partial.with_name(f".{partial.name}.lock")) as alone:
+        with contextlib.ExitStack() as stack:
+            if not partial.parent.exists():
+                with saying_where(partial):
+                    partial.parent.mkdir(parents=True)
+                stack.callback(_remove_if_empty, partial.parent)
+            alone = stack.enter_context(locked(partial.with_name(f".{partial.name}.lock")))
             if not alone:
                 raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
             with saying_where(partial):
@@ -347,6 +350,11 @@ class Output:
         if self._file is not None:
             self._file.close()  # Windows removes no open file
         self.paths.partial.unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _without_left(identity: Record) -> Record:

@@ -182,7 +182,9 @@ class TaskAnswer(Metric):
         gold, answer = self.pair(generated, row)
         try:
             right = getattr(task_class(row["task"]), self.rule)(row, answer)
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise DataError(f"the row has no {error}, as rows of a built-in task have (stepjepa.data.tasks)") from None
+        except (ConfigError, TypeError, ValueError) as error:
             raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
         return verdict(right, gold, answer, "wrong")
 
