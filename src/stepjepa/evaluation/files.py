@@ -26,7 +26,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import model_metrics
 from stepjepa.evaluation.nll import AnswerLikelihood, AnswerLoss
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
+from stepjepa.evaluation.predictions import REFUSED, STOPPED, Prediction, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
 from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
@@ -206,15 +206,20 @@ class Answers(ReplyLog):
         """
         self.seconds = float(record["generation"].get("seconds") or 0.0)
         for path in paths.results:
-            for one in read_predictions(path, every_sample=True) if path.is_file() else ():
+            stored = read_predictions(path, every_sample=True) if path.is_file() else []
+            for one in stored:
                 if one.answer_nll is not None and one.answer_tokens and one.end_tokens is not None:
                     total = one.answer_nll * one.answer_tokens
                     end_total = (one.end_nll or 0.0) * one.end_tokens
-                    self.losses[one.index] = AnswerLoss(one.index, total, one.answer_tokens, end_total, one.end_tokens)
+                    loss = AnswerLoss(one.index, total, one.answer_tokens, end_total, one.end_tokens)
+                    self.losses[one.index] = loss
                 if path == paths.results[0]:
-                    number = one.index * samples + (one.sample or 1) - 1
-                    refused = one.note or REFUSED if one.stop_reason == REFUSED else None
-                    stopped = one.stop_reason == STOPPED
-                    self.replies[number] = Reply(
-                        number, one.generated_response, stopped, new_tokens=one.tokens or 0, refused=refused
-                    )
+                    sample = (one.sample or 1) - 1
+                    number = one.index * samples + sample
+                    self.replies[number] = _reply_of(one, number)
+
+
+def _reply_of(one: Prediction, number: int) -> Reply:
+    refused = one.note or REFUSED if one.stop_reason == REFUSED else None
+    stopped = one.stop_reason == STOPPED
+    return Reply(number, one.generated_response, stopped, new_tokens=one.tokens or 0, refused=refused)

@@ -328,21 +328,29 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
         DataError: a file cannot be read, or the questions or the metrics are not the same.
     """
     rows, others = read_predictions(first), read_predictions(second)
-    if metric is None and _first_metric(rows) != _first_metric(others):
-        shared = [name for name in rows[0].scores if name in others[0].scores]
-        goes_by = f"{first} goes by {_first_metric(rows) or 'no metric'}, {second} by {_first_metric(others) or 'none'}"
-        if shared:
-            raise DataError(f"{goes_by}; --{_NAME.metric} {shared[0]} goes by one that both have")
-        raise DataError(f"{goes_by}; evaluate both with the same metric")
+    own, other = _first_metric(rows), _first_metric(others)
+    if metric is None and own != other:
+        raise DataError(
+            f"{first} goes by {own or 'no metric'}, {second} by {other or 'none'}; --{_NAME.metric} goes by one that both "
+            f"have ({first} has {', '.join(rows[0].scores) or 'none'})"
+        )
     rows = [one for one in _judged_by(first, rows, metric) if one.correct is not None]
     others = [one for one in _judged_by(second, others, metric) if one.correct is not None]
-    a, b = _analysis(first, rows, metric, show), _analysis(second, others, metric, show)
-    pairs = _same_questions(first, second, rows, others)
-    counts = paired_counts([bool(one.correct) for one, _ in pairs], [bool(one.correct) for _, one in pairs])
-    only_a = [{"a": one, "b": other} for one, other in pairs if one.correct and not other.correct]
-    only_b = [{"a": one, "b": other} for one, other in pairs if other.correct and not one.correct]
-    examples = {"only_a": only_a[:show], "only_b": only_b[:show]}
-    return PredictionComparison(a, b, accuracy_difference(*counts), mcnemar_p(*counts[1:3]), *counts, examples)
+    a = _analysis(first, rows, metric, show)
+    b = _analysis(second, others, metric, show)
+
+    right: list[bool] = []
+    other_right: list[bool] = []
+    examples: dict[str, list[dict[str, Prediction]]] = {"only_a": [], "only_b": []}
+    for one, one_of_b in _same_questions(first, second, rows, others):
+        right.append(bool(one.correct))
+        other_right.append(bool(one_of_b.correct))
+        if right[-1] != other_right[-1]:
+            examples["only_a" if one.correct else "only_b"].append({"a": one, "b": one_of_b})
+    counts = paired_counts(right, other_right)
+    difference = accuracy_difference(*counts)
+    examples = {name: pairs[:show] for name, pairs in examples.items()}
+    return PredictionComparison(a, b, difference, mcnemar_p(*counts[1:3]), *counts, examples)
 
 
 @dataclass(frozen=True)
@@ -369,20 +377,24 @@ def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
     """
     rows = _same_questions(first, second, read_predictions(first), read_predictions(second))
     pairs = [(one.values(), other.values()) for one, other in rows]
-    known = list(dict.fromkeys(name for values, _ in pairs for name in values))
-    other_known = list(dict.fromkeys(name for _, values in pairs for name in values))
+    known: dict[str, None] = {}
+    other_known: dict[str, None] = {}
+    for values, other_values in pairs:
+        known |= dict.fromkeys(values)
+        other_known |= dict.fromkeys(other_values)
     shared = [name for name in known if name in other_known]
     if not shared:
         names = f"{first} has {', '.join(known) or 'none'}, {second} {', '.join(other_known) or 'none'}"
         raise DataError(f"no metric in both: {names}; evaluate both with the same metric")
     metrics = []
     for name in shared:
-        values = [(a[name], b[name]) for a, b in pairs if name in a and name in b]
-        if all(value in (0.0, 1.0) for pair in values for value in pair):
-            counts = paired_counts([a == 1.0 for a, _ in values], [b == 1.0 for _, b in values])
-            metrics.append(PairedMetric(name, accuracy_difference(*counts), len(values), counts))
-        else:
-            metrics.append(PairedMetric(name, mean([b - a for a, b in values]), len(values)))
+        both = [(a[name], b[name]) for a, b in pairs if name in a and name in b]
+        counts = None
+        difference = mean([b - a for a, b in both])
+        if all(value in (0.0, 1.0) for pair in both for value in pair):
+            counts = paired_counts([a == 1.0 for a, _ in both], [b == 1.0 for _, b in both])
+            difference = accuracy_difference(*counts)
+        metrics.append(PairedMetric(name, difference, len(both), counts))
     return metrics
 
 

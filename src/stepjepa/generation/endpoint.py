@@ -202,9 +202,11 @@ class EndpointGenerator:
         what = f"answers {status} ({message})" if message else f"answers {status}"
         if status in _REFUSALS:
             return Reply(row, "", stopped=False, refused=self._clean(what))
-        if (status in _TRANSIENT or status >= 500) and code != "insufficient_quota":
+        transient = status in _TRANSIENT or status >= 500
+        if transient and code != "insufficient_quota":
             wait = response.headers.get("Retry-After", "")
-            seconds = float(wait) if wait.replace(".", "", 1).isdecimal() else None
+            is_number = wait.replace(".", "", 1).isdecimal()
+            seconds = float(wait) if is_number else None
             raise _Trouble(what, seconds, busy=status == _BUSY)
         raise ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}") from None
 

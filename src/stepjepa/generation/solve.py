@@ -85,7 +85,8 @@ class GenerationResult:
         lines.append(f"{summary['rows_read']} rows read: {counts}")
         for number, asked in summary["asked_at_attempt"].items():
             solved = summary["solved_at_attempt"][number]
-            lines.append(f"  attempt {number}: {solved} of {asked} solved ({100 * solved / asked:.1f} %)")
+            percent = 100 * solved / asked
+            lines.append(f"  attempt {number}: {solved} of {asked} solved ({percent:.1f} %)")
         if unsolved:
             reasons = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
             lines.append(f"  unsolved {unsolved}, by the last attempt: {', '.join(reasons)}")
@@ -185,12 +186,13 @@ def solve(
         first = (number - 1) * len(problems)
         requests = [_request(first + place, problems[place], number, options) for place in left]
         log.ask(generator, requests, f"attempt {number}", bar)
+        unsolved = []
         for place in left:
-            reply = log.replies[first + place]
-            answer = None if reply.refused else final_answer(reply.text)
-            verdict = _verdict(reply, answer, problems[place], options)
-            attempts[place].append(Attempt(number, reply, verdict, answer))
-        left = [place for place in left if attempts[place][-1].verdict != RIGHT]
+            attempt = _judged(log.replies[first + place], problems[place], number, options)
+            attempts[place].append(attempt)
+            if attempt.verdict != RIGHT:
+                unsolved.append(place)
+        left = unsolved
     return attempts
 
 
@@ -201,15 +203,18 @@ def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions)
     return Request(row, messages, options.temperature, seed_of(options.seed, problem.row, attempt))
 
 
-def _verdict(reply: Reply, answer: str | None, problem: Problem, options: GenerateOptions) -> str:
+def _judged(reply: Reply, problem: Problem, number: int, options: GenerateOptions) -> Attempt:
     """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
     if reply.refused is not None:
-        return "refused"
+        return Attempt(number, reply, "refused", None)
+    answer = final_answer(reply.text)
     if not reply.stopped and not options.accept_truncated:
-        return "truncated"
-    if answers_match(answer, problem.ground_truth):
-        return RIGHT
-    return "no_answer" if answer is None else "wrong"
+        verdict = "truncated"
+    elif answers_match(answer, problem.ground_truth):
+        verdict = RIGHT
+    else:
+        verdict = "no_answer" if answer is None else "wrong"
+    return Attempt(number, reply, verdict, answer)
 
 
 def _summary(problems: ProblemSet, attempts: Sequence[Sequence[Attempt]], options: GenerateOptions) -> Record:

@@ -344,18 +344,23 @@ class MultipleChoice(Metric):
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the same option is chosen."""
-        options, reference = _options(row), self.reference(row)
-        bare = plain_text(reference)
-        if bare.upper() not in options and bare.isdecimal() and options:
-            gold = list(options)[int(bare)] if len(bare) < 3 and int(bare) < len(options) else None
-        else:
-            gold = bare.upper() if bare.upper() in options else _chosen(reference, options)
+        options = _options(row)
+        gold = _reference_label(self.reference(row), options)
         answer = _chosen(answer_of(generated), options)
         if gold is None:
             return Judgement(0.0, None, answer, "the reference names no option")
         if answer is None:
             return Judgement(0.0, gold, None, "no option named")
         return verdict(answer == gold, gold, answer, "another option")
+
+
+def _reference_label(reference: str, options: Mapping[str, str]) -> str | None:
+    label = plain_text(reference)
+    if label.upper() in options:
+        return label.upper()
+    if options and label.isdecimal():
+        return dict(enumerate(options)).get(int(label))
+    return _chosen(reference, options)
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:

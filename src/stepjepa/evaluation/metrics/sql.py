@@ -25,6 +25,7 @@ _GRACE = 2.0  # seconds for opening, comparing and closing
 
 _TOLERANCE = 1e-6
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock
+_LARGEST_VALUE = 10_000_000  # bytes of a text or blob
 _READING, _FUNCTION = {20, 21, 33}, 31  # SQLITE_READ, SQLITE_SELECT, SQLITE_RECURSIVE; SQLITE_FUNCTION
 # Functions that reach beyond the query, or build values of any size in one step.
 _FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "randomblob", "zeroblob"}
@@ -140,6 +141,8 @@ def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int
     with closing(sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection:
         connection.execute("PRAGMA query_only = ON")
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        if hasattr(connection, "setlimit"):  # Python 3.11
+            connection.setlimit(0, _LARGEST_VALUE)  # SQLITE_LIMIT_LENGTH
         connection.set_authorizer(_authorize)
         results = []
         for query, whose, undecided in ((gold, "unknown: the reference", "unknown"), (answer, "the query", "invalid")):
@@ -188,15 +191,18 @@ def is_ordered(query: str) -> bool:
 
 
 def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:
-    if gold and answer and len(gold[0]) != len(answer[0]):
-        return f"{len(answer[0])} columns instead of {len(gold[0])}"
+    for row, other in zip(gold[:1], answer[:1], strict=False):
+        if len(row) != len(other):
+            return f"{len(other)} columns instead of {len(row)}"
     if len(gold) != len(answer):
         return f"{len(answer)} rows instead of {len(gold)}"
     if not ordered:
-        gold, answer = sorted(gold, key=_key), sorted(answer, key=_key)
-    if all(all(map(_same, row, other)) for row, other in zip(gold, answer, strict=True)):
-        return ""
-    return "other rows, or another order" if ordered else "other rows"
+        gold = sorted(gold, key=_key)
+        answer = sorted(answer, key=_key)
+    for row, other in zip(gold, answer, strict=True):
+        if not all(map(_same, row, other)):
+            return "other rows, or another order" if ordered else "other rows"
+    return ""
 
 
 def _key(row: tuple[Any, ...]) -> tuple[Any, ...]:
