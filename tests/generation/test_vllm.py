@@ -12,7 +12,7 @@ from stepjepa.cli.main import main
 from stepjepa.generation.local import allowed_rank
 from support.answers import vllm_stand_in
 from support.models import tiny_model
-from support.rows import lines, write
+from support.rows import write
 from support.tokenizers import byte_bpe_tokenizer
 
 COUNT = 7
@@ -81,13 +81,6 @@ def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
     assert one.logit_bias == dict.fromkeys(range(size, size + 5), -100.0)
     assert one.stop_token_ids == [byte_bpe_tokenizer().eos_token_id]
     assert len({params.seed for params in first.params + second.params}) == COUNT
-
-
-def test_generate_takes_an_adapter_with_transformers_too(ask, tmp_path):
-    assert "adapter on " in ask("generate", "adapter", "--temperature 0", backend="transformers")
-    with_it = [row["response"] for row in lines(tmp_path / "out.unsolved.jsonl")]
-    ask("generate", "vllm_base", "--temperature 0 --overwrite", backend="transformers")
-    assert with_it != [row["response"] for row in lines(tmp_path / "out.unsolved.jsonl")]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ Shapes: B prompts of a batch, T tokens.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,28 +152,45 @@ def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[Non
             module.generation_config = own
 
 
-def with_room(
-    prompter: Prompter, requests: Sequence[Request], longest: int | None, done: Collection[int]
-) -> tuple[dict[int, list[int]], list[Reply]]:
-    """Row -> token ids of the prompts that the model has room for, and refusals of the others that are not done yet."""
-    prompts = dict[int, list[int]]()
-    refused = list[Reply]()
-    for request in requests:
-        ids = prompter.ids(request.messages, request.template_kwargs)
-        if longest is None or len(ids) <= longest:
-            prompts[request.row] = ids
-        elif request.row not in done:
-            reason = f"the prompt has {len(ids)} tokens, and the model has room for {longest}"
-            refused.append(Reply(request.row, "", stopped=False, refused=reason))
-    return prompts, refused
+class BatchGenerator(ABC):
+    """Answers in batches, which are formed of all requests, longest prompt first. So the same requests with the same batch
+    size give the same replies, whether or not the run was interrupted."""
+
+    def __init__(self, prompter: Prompter, batch_size: int, longest_prompt: int | None):
+        self.prompter = prompter
+        self._batch_size, self._longest_prompt = batch_size, longest_prompt
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """A batch of replies at a time, after refusals of the prompts for which the model has no room.
+
+        Raises:
+            ConfigError: a batch does not fit into memory.
+        """
+        prompts: dict[int, list[int]] = {}
+        refused: list[Reply] = []
+        for request in requests:
+            ids = self.prompter.ids(request.messages, request.template_kwargs)
+            if self._longest_prompt is None or len(ids) <= self._longest_prompt:
+                prompts[request.row] = ids
+            elif request.row not in done:
+                reason = f"the prompt has {len(ids)} tokens, and the model has room for {self._longest_prompt}"
+                refused.append(Reply(request.row, "", stopped=False, refused=reason))
+        if refused:
+            yield refused
+        asked = [request for request in requests if request.row in prompts]
+        asked.sort(key=lambda request: -len(prompts[request.row]))
+        for begin in range(0, len(asked), self._batch_size):
+            batch = [request for request in asked[begin : begin + self._batch_size] if request.row not in done]
+            if batch:
+                yield self._generate(batch, [prompts[request.row] for request in batch])
+
+    @abstractmethod
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+        """The replies to a batch, given the token ids of its prompts."""
 
 
-class LocalGenerator:
-    """Generates batches with a model in memory, also one that is being trained.
-
-    The batches are formed of all requests, longest prompt first, and each is sampled with a seed of its own. So the same
-    requests with the same batch size give the same replies, whether or not the run was interrupted.
-    """
+class LocalGenerator(BatchGenerator):
+    """Generates with a model in memory, also one that is being trained. Each batch is sampled with a seed of its own."""
 
     def __init__(
         self,
@@ -182,28 +200,14 @@ class LocalGenerator:
         top_p: float = 1.0,
         batch_size: int = BATCH_SIZE,
     ):
-        self.model, self.prompter = model, prompter
-        self._max_new_tokens, self._top_p = max_new_tokens, top_p
-        self._batch_size = batch_size
         inner = causal_lm(model)
-        config = getattr(model, "generation_config", None)
-        ends = getattr(config, "eos_token_id", None)
-        self._stop_ids = prompter.stop_ids(ends)
-        self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
         limit = max_positions(inner)
-        self._longest_prompt = None if limit is None else limit - max_new_tokens
-
-    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """A batch of replies at a time. Raises ConfigError: a batch does not fit into memory."""
-        prompts, refused = with_room(self.prompter, requests, self._longest_prompt, done)
-        if refused:
-            yield refused
-        asked = [request for request in requests if request.row in prompts]
-        asked.sort(key=lambda request: -len(prompts[request.row]))
-        for begin in range(0, len(asked), self._batch_size):
-            batch = [request for request in asked[begin : begin + self._batch_size] if request.row not in done]
-            if batch:
-                yield self._generate(batch, [prompts[request.row] for request in batch])
+        super().__init__(prompter, batch_size, None if limit is None else limit - max_new_tokens)
+        self.model = model
+        self._max_new_tokens, self._top_p = max_new_tokens, top_p
+        config = getattr(model, "generation_config", None)
+        self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
+        self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
         message = (
@@ -229,7 +233,7 @@ class LocalGenerator:
         return replies
 
 
-class VllmGenerator:
+class VllmGenerator(BatchGenerator):
     """Hands requests to vLLM, each with a seed of its own.
 
     Args:
@@ -267,8 +271,7 @@ class VllmGenerator:
         if adapter is not None:
             self._lora = library("vllm.lora.request", "vllm").LoRARequest("adapter", 1, adapter)
         limits = self._llm.llm_engine.model_config
-        self._prompter, self._longest_prompt = prompter, limits.max_model_len - 1
-        self._batch_size = options.batch_size or VLLM_BATCH_SIZE
+        super().__init__(prompter, options.batch_size or VLLM_BATCH_SIZE, limits.max_model_len - 1)
         self._params = vllm.SamplingParams
         self._sampling = {
             _NAME.top_p: options.top_p,
@@ -276,16 +279,6 @@ class VllmGenerator:
             "stop_token_ids": prompter.stop_ids(None),  # vLLM adds the tokens that the model itself names
             "logit_bias": dict.fromkeys(prompter.unwritable_ids(limits.get_vocab_size()), -100.0) or None,
         }
-
-    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """A batch of replies at a time."""
-        prompts, refused = with_room(self._prompter, requests, self._longest_prompt, done)
-        if refused:
-            yield refused
-        todo = [request for request in requests if request.row in prompts and request.row not in done]
-        for begin in range(0, len(todo), self._batch_size):
-            batch = todo[begin : begin + self._batch_size]
-            yield self._generate(batch, [prompts[request.row] for request in batch])
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
         params = []
@@ -298,7 +291,7 @@ class VllmGenerator:
         for request, ids, output in zip(batch, prompts, outputs, strict=True):
             answer = output.outputs[0]
             written = list(answer.token_ids)
-            text = mended(self._prompter.response(written, answer.text, ids))
+            text = mended(self.prompter.response(written, answer.text, ids))
             stopped = answer.finish_reason != "length"
             replies.append(Reply(request.row, text, stopped, len(ids), len(written)))
         return replies
