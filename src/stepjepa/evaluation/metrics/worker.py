@@ -15,11 +15,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 _START_SECONDS = 120.0
 _MEMORY = 4 * 2**30  # bytes of address space
-Result = TypeVar("Result")
 
 
 class WorkerError(Exception):
@@ -30,7 +29,7 @@ class WorkerTimeout(WorkerError):
     """The function took too long."""
 
 
-class Worker(Generic[Result]):
+class Worker:
     """Calls a function in another process, which ends with this one.
 
     Args:
@@ -38,12 +37,12 @@ class Worker(Generic[Result]):
         imports: a module that the process loads when it starts, so that no call's time limit includes it.
     """
 
-    def __init__(self, function: Callable[..., Result], imports: str | None = None):
+    def __init__(self, function: Callable[..., Any], imports: str | None = None):
         named = function.__module__, function.__qualname__
         self._code = f"from {__name__} import serve; serve{(*named, imports)}"
         self._process: subprocess.Popen[str] | None = None
 
-    def call(self, seconds: float, /, **arguments: object) -> Result:
+    def call(self, seconds: float, /, **arguments: object) -> Any:
         """The function's result.
 
         Raises:
