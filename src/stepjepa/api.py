@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from stepjepa.analysis.options import AnalysisResult
     from stepjepa.data.prepare import PrepareResult
-    from stepjepa.evaluation.compare import PredictionAnalysis, PredictionComparison
+    from stepjepa.evaluation.predictions import PredictionAnalysis, PredictionComparison
     from stepjepa.evaluation.run import AnswerScorer
     from stepjepa.evaluation.score import EvaluationResult
     from stepjepa.generation.solve import GenerationResult
@@ -253,8 +253,8 @@ def compare(
     """
     from pathlib import Path
 
-    from stepjepa.evaluation.compare import analyze_predictions
-    from stepjepa.evaluation.compare import compare as run
+    from stepjepa.evaluation.predictions import analyze_predictions
+    from stepjepa.evaluation.predictions import compare as run
 
     if second is None:
         return analyze_predictions(Path(first), show, metric)

@@ -8,8 +8,8 @@ import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.run import evaluate_model
-from stepjepa.generation import place, vllm
-from stepjepa.generation.protocol import seed_of
+from stepjepa.generation import local, place
+from stepjepa.generation.output import seed_of
 from support.answers import vllm_stand_in
 from support.models import tiny_model
 from support.rows import lines, write
@@ -80,7 +80,7 @@ def test_several_answers_to_a_question(evaluate, home, capsys, tmp_path):
 def test_interrupted_between_the_answers_to_a_question(evaluate, tmp_path, monkeypatch):
     exact = ["--metric", "exact", *SEVERAL, "--output_dir"]
     evaluate("a", *exact, str(tmp_path / "whole"))
-    answer, groups = vllm.VllmGenerator.answer, []
+    answer, groups = local.VllmGenerator.answer, []
 
     def broken(self, requests, done):
         for group in answer(self, requests, done):
@@ -89,9 +89,9 @@ def test_interrupted_between_the_answers_to_a_question(evaluate, tmp_path, monke
             groups.append(group)
             yield group
 
-    monkeypatch.setattr(vllm.VllmGenerator, "answer", broken)
+    monkeypatch.setattr(local.VllmGenerator, "answer", broken)
     evaluate("a", *exact, str(tmp_path / "out"), status=130)
-    monkeypatch.setattr(vllm.VllmGenerator, "answer", answer)
+    monkeypatch.setattr(local.VllmGenerator, "answer", answer)
     three = ["--samples_per_question", "3"]
     assert "samples_per_question 4, not 3" in evaluate("a", *exact, str(tmp_path / "out"), *three, status=2)
     evaluate("a", *exact, str(tmp_path / "out"))

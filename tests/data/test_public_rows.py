@@ -267,8 +267,7 @@ def test_template_arguments_of_a_row():
 def test_evaluation_asks_with_the_template_arguments_of_a_row():
     from stepjepa.data.sources import RowSource
     from stepjepa.data.tokens import Prompter
-    from stepjepa.evaluation.questions import read_questions
-    from stepjepa.evaluation.system import SystemPrompt
+    from stepjepa.evaluation.questions import SystemPrompt, read_questions
 
     tokenizer = with_tools()
     rows = [{"messages": CHAT, "tools": TOOLS}, {"messages": [*TURNS[:2], TURNS[2], {**ANSWER, "weight": 0}]}]

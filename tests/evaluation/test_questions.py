@@ -13,10 +13,8 @@ from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.questions import read_questions
-from stepjepa.evaluation.record import TrainingRecord
+from stepjepa.evaluation.questions import SystemPrompt, TrainingRecord, choose_system_prompt, read_questions
 from stepjepa.evaluation.score import drop_unusable
-from stepjepa.evaluation.system import SystemPrompt, choose_system_prompt
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OWN = SystemPrompt(None, True, "")
@@ -99,6 +97,10 @@ def test_system_messages():
             first = [] if text is None else [{"role": "system", "content": text}]
             assert one.prompt == [*first, {"role": "user", "content": "a"}]
             assert one.chat == [*one.prompt, {"role": "assistant", "content": "b"}]
+    chosen = SystemPrompt("A", False, "'A', as in training")
+    assert chosen.line(3, 4).endswith("as in training; it replaces the file's own in 3 of 4 rows")
+    assert chosen.line(0, 1).endswith("as in training")
+    assert OWN._replace(origin="the file's own").line(3, 4).endswith("the file's own: 3 of 4 rows have one")
 
 
 @pytest.mark.parametrize(
@@ -119,17 +121,6 @@ def test_the_choice_of_a_system_message(asked, use, known, expected):
     record = TrainingRecord(Counter(prompts), known.get("others", 0))
     text, keep, words = choose_system_prompt(asked, use, record, "run")
     assert (text, keep) == expected[:2] and expected[2] in words
-
-
-def test_what_is_said_of_the_files_own():
-    rows = [chat(("system", name), ("user", "a"), ("assistant", "b")) for name in ("A", "B", "B")]
-    rows.append(chat(("user", "a"), ("assistant", "b")))
-    chosen = SystemPrompt("A", False, "'A', as in training")
-    own, count = read(rows, chosen).own_system_prompts, len(rows)
-    assert chosen.line(own, count).endswith("as in training; it replaces the file's own in 3 of 4 rows")
-    assert chosen.line(0, 1).endswith("as in training")
-    kept = OWN._replace(origin="the file's own")
-    assert kept.line(own, count).endswith("the file's own: 3 of 4 rows have one")
 
 
 def test_rows_that_the_template_refuses_are_counted():

@@ -1,21 +1,29 @@
-"""Intervals by hand and by published examples."""
+"""Intervals, paired tests and Holm's correction by hand, by published examples, and against SciPy."""
 
 from __future__ import annotations
 
 import itertools
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from stepjepa.evaluation.statistics import (
     Interval,
     accuracy_difference,
     conclusion,
+    holm,
     mcnemar_p,
     mean,
     paired_counts,
+    paired_difference,
     share,
+    summary,
 )
+
+pytest.importorskip("statsmodels")
+pytestmark = pytest.mark.filterwarnings("error")  # nothing may warn, whatever the numbers
 
 
 def test_wilson_by_hand():
@@ -29,15 +37,20 @@ def test_wilson_by_hand():
 
 def test_t_interval_by_hand():
     """Mean 3, sd 1, t(0.975, 4) = 2.776445."""
-    interval = mean([3 - math.sqrt(2), 3.0, 3.0, 3.0, 3 + math.sqrt(2)])
+    values = [3 - math.sqrt(2), 3.0, 3.0, 3.0, 3 + math.sqrt(2)]
     half = 2.776445 / math.sqrt(5)
-    assert interval == pytest.approx((3.0, 3 - half, 3 + half), abs=1e-6)
+    assert mean(values) == pytest.approx((3.0, 3 - half, 3 + half), abs=1e-6)
     assert mean([]) == (None, None, None) and mean([0.4]) == (0.4, None, None)
     assert mean([0.5] * 4) == (0.5, 0.5, 0.5)
     assert mean([1.0, math.inf]) == (math.inf, None, None) and mean([math.nan, 1.0])[1:] == (None, None)
+    spread = summary(values)
+    assert (spread.n, spread.estimate, spread.sd) == (5, 3.0, pytest.approx(1.0))
+    assert (spread.low, spread.high) == pytest.approx((3 - half, 3 + half), abs=1e-6)
+    equal = summary([0.1] * 3)  # their float mean is 0.10000000000000002
+    assert (equal.estimate, equal.sd, equal.low, equal.high) == (0.1, 0.0, 0.1, 0.1)
 
 
-def test_paired_differences():
+def test_differences_of_paired_shares():
     for table, difference, low, high in (
         # Newcombe (1998), method 10; Fagerland, Lydersen and Laake (2017), chapter 8, two examples.
         ((36, 2, 12, 0), 0.2, 0.0569, 0.3404),
@@ -58,48 +71,116 @@ def test_mcnemar_by_hand():
     """1 against 9: 2 (1 + 10) / 2^10."""
     assert mcnemar_p(1, 9) == mcnemar_p(9, 1) == pytest.approx(22 / 1024)
     assert mcnemar_p(0, 0) == 1.0 and mcnemar_p(4, 4) == 1.0
+    assert mcnemar_p(0, 5) > 0.05 > mcnemar_p(0, 6)
     same = accuracy_difference(5, 0, 0, 3)
     assert same.value == 0 and same.low < 0 < same.high, "eight questions prove no equality"
 
 
 @pytest.mark.parametrize(
-    ("difference", "shown"),
+    ("difference", "lower_is_better", "shown"),
     [
-        ((0.1, 0.02, 0.2), "On these questions b is ahead of a."),
-        ((-0.1, -0.2, -0.02), "On these questions b is behind a."),
-        ((0.1, 0.0, 0.2), "On these questions no difference between a and b is shown."),
-        ((0.1, None, None), "On these questions no difference between a and b is shown."),
-        ((None, None, None), "On these questions no difference between a and b is shown."),
+        ((0.1, 0.02, 0.2), False, "On these questions b is ahead of a."),
+        ((-0.1, -0.2, -0.02), False, "On these questions b is behind a."),
+        ((-0.1, -0.2, -0.02), True, "On these questions b is ahead of a."),
+        ((0.1, 0.0, 0.2), False, "On these questions no difference between a and b is shown."),
+        ((0.1, None, None), False, "On these questions no difference between a and b is shown."),
+        ((None, None, None), False, "On these questions no difference between a and b is shown."),
     ],
 )
-def test_what_may_be_concluded_of_two_models(difference, shown):
+def test_what_may_be_concluded_of_two_models(difference, lower_is_better, shown):
     """Of their training nothing, however large the difference; what is there is not said to be missing."""
-    said = conclusion(Interval(*difference), "a", "b")
     training = "Whether the training of b helps is not established: one seed of each"
-    assert said == f"{shown} {training}; no shuffled control was run; not compared at equal compute."
-    said = conclusion(Interval(*difference), "a", "b", controlled=True)
-    assert said == f"{shown} {training}; not compared at equal compute."
-    assert conclusion(Interval(*difference), "a", "b", True, True) == f"{shown} {training}."
+    for given, lacking in (
+        ((), "; no shuffled control was run; not compared at equal compute"),
+        ((True,), "; not compared at equal compute"),
+        ((True, True), ""),
+    ):
+        said = conclusion(Interval(*difference), "a", "b", *given, lower_is_better=lower_is_better)
+        assert said == f"{shown} {training}{lacking}."
 
 
 def test_hardly_any_right_answer_is_no_ground_for_a_comparison():
     """Not even where the interval is off zero: with five discordant questions the exact test cannot be below 0.05."""
     for counts in ((0, 0, 0, 200), (0, 0, 5, 5), (1, 0, 3, 196)):
         said = conclusion(accuracy_difference(*counts), "a", "b", True, True, counts=counts)
-        right, n = sum(counts[:3]), sum(counts)
-        assert said.startswith(
-            f"On these questions there are too few right answers to compare: {right} of {n} by a or b."
-        )
+        right = f"{sum(counts[:3])} of {sum(counts)}"
+        assert said.startswith(f"On these questions there are too few right answers to compare: {right} by a or b.")
     assert "b is ahead of a" in conclusion(accuracy_difference(0, 0, 6, 6), "a", "b", counts=(0, 0, 6, 6))
-    assert mcnemar_p(0, 5) > 0.05 > mcnemar_p(0, 6)
-
-
-def test_of_a_likelihood_lower_is_better():
-    said = conclusion(Interval(-0.1, -0.2, -0.02), "a", "b", lower_is_better=True)
-    assert said.startswith("On these questions b is ahead of a.")
 
 
 def test_intervals_as_text():
     assert Interval(0.61, 0.579, 0.64).percent() == "61.0 % (57.9 to 64.0)"
     assert Interval(0.5, None, None).percent() == "50.0 %" and Interval(None, None, None).percent() == "none"
     assert Interval(0.025, -0.048, 0.0971).percent("+", "points") == "+2.5 points (-4.8 to +9.7)"
+
+
+def test_paired_difference_by_hand():
+    """Differences 1, 2, 3, 6: mean 3, sd sqrt(14 / 3); all positive, so the signed-rank p is 2 / 2^4."""
+    result = paired_difference([11, 22, 33, 46], [10, 20, 30, 40])
+    sd = math.sqrt(14 / 3)
+    assert (result.n, result.mean, result.sd) == (4, 3.0, pytest.approx(sd))
+    assert (result.effect_size, result.wilcoxon_p) == pytest.approx((3 / sd, 2 / 16))
+    assert result.low == pytest.approx(3 - 3.182446 * sd / 2, abs=1e-5)
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize("n", [2, 13, 60])
+def test_paired_difference_agrees_with_scipy(n):
+    generator = np.random.default_rng(n)
+    a = generator.normal(0.6, 0.1, n)
+    b = a - generator.normal(0.05, 0.1, n)
+    result, reference = paired_difference(a, b), stats.ttest_rel(a, b)
+    assert result.t_p == pytest.approx(reference.pvalue)
+    assert (result.low, result.high) == pytest.approx(tuple(reference.confidence_interval(0.95)))
+    assert result.wilcoxon_p == pytest.approx(stats.wilcoxon(a, b).pvalue)
+
+
+def enumerated_signed_rank_p(differences):
+    """All 2^n signs, with average ranks for ties and zeros left out."""
+    nonzero = np.array([d for d in differences if d])
+    ranks = stats.rankdata(np.abs(nonzero))
+    centre = ranks.sum() / 2
+    seen = abs(ranks[nonzero > 0].sum() - centre)
+    sums = [ranks[np.array(signs)].sum() for signs in itertools.product([False, True], repeat=len(nonzero))]
+    return np.mean([abs(total - centre) >= seen - 1e-9 for total in sums])
+
+
+SIXTEEN = [0.0, 0.0, *np.random.default_rng(8).normal(0.5, 1.0, 14).round(3)]  # SciPy alone would approximate here
+
+
+@pytest.mark.parametrize("differences", [[1, 1, 2, -1, 3], [5, 5, 5, 5, 5, -1], [0, 0, 2, 3, 3, 4, 4], SIXTEEN])
+def test_signed_rank_is_exact_with_ties_and_zeros(differences):
+    base = [10.0] * len(differences)
+    result = paired_difference([b + d for b, d in zip(base, differences, strict=True)], base)
+    assert result.wilcoxon_p == pytest.approx(enumerated_signed_rank_p(differences))
+
+
+def test_ties_that_floats_hide_are_ties():
+    """0.60 - 0.55 and 0.55 - 0.50 differ in the last bit; shares of questions are full of such pairs."""
+    a, b = [0.60, 0.55, 0.70, 0.30, 0.9], [0.55, 0.50, 0.60, 0.35, 0.8]
+    assert paired_difference(a, b).wilcoxon_p == pytest.approx(enumerated_signed_rank_p([1, 1, 2, -1, 2]))
+    assert paired_difference([0.1 + 0.2, 0.5], [0.3, 0.5]).t_p == 1.0
+    scaled = paired_difference([1e-100 * one for one in a], [1e-100 * one for one in b])
+    assert scaled.wilcoxon_p == paired_difference(a, b).wilcoxon_p  # the unit changes nothing
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),  # mean, sd, p of the t test, p of the signed-rank test, effect size
+    [
+        ([0.5, 0.6, 0.7], [0.5, 0.6, 0.7], (0.0, 0.0, 1.0, 1.0, 0.0)),
+        ([0.55, 0.65, 0.75], [0.5, 0.6, 0.7], (0.05, 0.0, None, 0.25, None)),  # equal differences have no t test
+        ([2.0], [1.5], (0.5, None, None, None, None)),
+        ([], [], (None, None, None, None, None)),
+    ],
+)
+def test_what_cannot_be_computed_is_none(a, b, expected):
+    found = paired_difference(a, b)
+    assert (found.mean, found.sd, found.t_p, found.wilcoxon_p, found.effect_size) == pytest.approx(expected)
+    assert found.n == len(a) and (found.low is None) == (len(a) < 2)
+
+
+def test_holm_by_hand():
+    """Sorted .01, .02, .03, .04 times 4, 3, 2, 1: .04, .06, .06 (the largest so far), .06. None is no test."""
+    assert holm([0.04, 0.01, None, 0.03, 0.02]) == pytest.approx([0.06, 0.04, None, 0.06, 0.06])
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([None]) == [None] and holm([]) == []

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.errors import ConfigError
+from stepjepa.generation.local import allowed_rank
 from support.answers import vllm_stand_in
 from support.models import tiny_model
-from support.rows import lines, write
+from support.rows import write
 from support.tokenizers import byte_bpe_tokenizer
 
 COUNT = 7
@@ -85,20 +83,6 @@ def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
     assert len({params.seed for params in first.params + second.params}) == COUNT
 
 
-def test_generate_takes_an_adapter_with_transformers_too(ask, tmp_path):
-    assert "adapter on " in ask("generate", "adapter", "--temperature 0", backend="transformers")
-    with_it = [row["response"] for row in lines(tmp_path / "out.unsolved.jsonl")]
-    ask("generate", "vllm_base", "--temperature 0 --overwrite", backend="transformers")
-    assert with_it != [row["response"] for row in lines(tmp_path / "out.unsolved.jsonl")]
-
-
-@pytest.mark.parametrize(("rank", "allowed"), [(1, 8), (8, 8), (9, 16), (129, 256), (321, 512)])
-def test_ranks_are_rounded_up(rank, allowed, home, ask, tmp_path, monkeypatch):
-    seen = vllm_stand_in(monkeypatch)
-    ask("evaluate", adapter_with(home, tmp_path, {"r": rank}), "")
-    assert seen[0]["max_lora_rank"] == allowed
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -122,6 +106,11 @@ def test_adapters_that_vllm_would_refuse(changes, words, home, ask, tmp_path, mo
     assert seen[0]["model"] == str(home / "vllm_base")
 
 
+def test_ranks_are_rounded_up():
+    for rank, allowed in ((1, 8), (8, 8), (9, 16), (129, 256), (321, 512)):
+        assert allowed_rank("adapter", {"r": rank}) == allowed
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -137,35 +126,3 @@ def test_what_cannot_be_is_one_line(flags, words, ask, tmp_path, monkeypatch):
         message = ask(command, "vllm_base", flags, status=2)
         assert len(message.splitlines()) == 1 and words in message
     assert not list(tmp_path.iterdir())
-
-
-def test_vllm_is_missed_before_the_data_are_read(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    for command in (
-        lambda: stepjepa.evaluate(model_name="nowhere/x", test_file="no.jsonl", metric=["exact"], backend="vllm"),
-        lambda: stepjepa.generate(file="no.jsonl", model_name="nowhere/x", output_file="x.jsonl", backend="vllm"),
-    ):
-        with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[vllm\]'"):
-            command()
-
-
-def test_an_interrupted_evaluation_goes_on(ask, tmp_path, monkeypatch):
-    """Only what is left is asked, with the same seeds; the GPUs may be others."""
-    calls = []
-
-    def answer(params):
-        calls.append(params.seed)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return {"text": f" {params.seed} "}
-
-    seen = vllm_stand_in(monkeypatch, answer)
-    flags = "--temperature 1 --batch_size 3"
-    ask("evaluate", "adapter", flags, status=130)
-    del seen[:]
-    ask("evaluate", "adapter", f"{flags} --tensor_parallel_size 2")
-    assert seen[0]["tensor_parallel_size"] == 2 and [len(one.params) for one in seen[1:]] == [3, 1]
-    found = [row["generated_response"] for row in lines(tmp_path / "out" / "predictions.jsonl")]
-    ask("evaluate", "adapter", f"{flags} --output_dir {tmp_path}/again")
-    again = lines(tmp_path / "again" / "predictions.jsonl")
-    assert found == [row["generated_response"] for row in again] and len(set(found)) == COUNT

@@ -81,7 +81,7 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def score(model: Any, tokenizer: Any, process: int, processes: int) -> dict[str, tuple[float, int]]:
     """As many answers as the process has a number, from 1, so that no two processes generate as often."""
     prompts = [[5, 6, 7 + number] for number in range(process + 1)]
-    answers = generate_batch(model, tokenizer, prompts, 2, eos_token_ids=[], batch_size=1)
+    answers = [generate_batch(model, tokenizer, [prompt], 2, [])[0] for prompt in prompts]
     return {"answers": (float(sum(len(answer.token_ids) for answer in answers)), len(answers))}
 
 

@@ -33,7 +33,7 @@ from stepjepa.config.option import Names, options_of
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.errors import DataError
-from stepjepa.evaluation.record import read_record
+from stepjepa.evaluation.questions import read_record
 from stepjepa.forest.collate import collator_for
 from stepjepa.generation.place import Place, find_model
 from stepjepa.modeling.forward import causal_lm

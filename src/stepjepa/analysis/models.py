@@ -16,7 +16,7 @@ from stepjepa.config.values import named_by_file
 from stepjepa.data.options import ColumnOptions, TemplateOptions
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.record import TrainingRecord, read_record
+from stepjepa.evaluation.questions import TrainingRecord, read_record
 from stepjepa.generation.place import Place, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, placed_predictors, predictor_names, trained_extras
 from stepjepa.modeling.forward import causal_lm, known_layers
@@ -87,7 +87,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
         model, kind = load_place(place, tokenizer, loading)
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
-    own, extras, groups = record.settings, trained_extras(inner), objective_of(method).groups
+    own, extras, groups = place.settings, trained_extras(inner), objective_of(method).groups
     grouped = len(extras.groups) > 1
     if grouped:
         if not set(groups) <= set(extras.groups):
@@ -181,7 +181,7 @@ def as_trained(
 
 def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
     """Where the states are not those that the model was trained on."""
-    own = model.record.settings
+    own = model.place.settings
     if asked and model.lacking:
         yield f"it does not hold {asked} predictor tokens"
     elif model.lacking:

@@ -1,4 +1,4 @@
-"""The files of an evaluation, in its folder (see `stepjepa.generation.output`):
+"""Which model an evaluation is of, and its files in its folder (see `stepjepa.generation.output`):
 
 predictions.jsonl     the answers
 answer_nll.jsonl      instead of them where nothing is generated
@@ -20,18 +20,17 @@ import transformers
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import ColumnOptions
+from stepjepa.data.template import template_of
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import model_metrics
 from stepjepa.evaluation.nll import AnswerLikelihood, AnswerLoss
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import REFUSED, STOPPED, Prediction, read_predictions
-from stepjepa.evaluation.record import TrainingRecord, digests, read_record
-from stepjepa.evaluation.system import SystemPrompt, choose_system_prompt
-from stepjepa.generation import local, vllm
-from stepjepa.generation.output import Output, Paths, Record, ReplyLog
+from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
+from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
+from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
-from stepjepa.generation.protocol import Reply
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
@@ -45,7 +44,6 @@ class ModelToEvaluate:
 
     options: EvaluateOptions
     place: Place
-    record: TrainingRecord
     system: SystemPrompt
     prompter: Prompter
 
@@ -53,18 +51,16 @@ class ModelToEvaluate:
 def find(options: EvaluateOptions) -> ModelToEvaluate:
     """Find the model, and read what its folder says. Raises ConfigError: it cannot be used."""
     place = find_model(str(options.model_name))
-    record = read_record(place)
-    tokenizer = load_place_tokenizer(place, options.trust_remote_code)
-    prompter = place.prompter(tokenizer, options)
-    trained_length = record.settings.get("max_length")
+    prompter = place.prompter(load_place_tokenizer(place, options.trust_remote_code), options)
+    trained_length = place.settings.get("max_length")
     options = replace(
         options,
-        batch_size=options.batch_size or (vllm.BATCH_SIZE if options.backend == "vllm" else local.BATCH_SIZE),
+        batch_size=options.batch_size or (VLLM_BATCH_SIZE if options.backend == "vllm" else BATCH_SIZE),
         max_length=options.max_length or (trained_length if isinstance(trained_length, int) else None),
         chat_template_kwargs=prompter.renderer.given or None,
     )
-    system = choose_system_prompt(options.system_prompt, options.use_test_prompts, record, place.name)
-    return ModelToEvaluate(options, place, record, system, prompter)
+    system = choose_system_prompt(options.system_prompt, options.use_test_prompts, read_record(place), place.name)
+    return ModelToEvaluate(options, place, system, prompter)
 
 
 def output_paths(model: ModelToEvaluate, data: str) -> Paths:
@@ -80,12 +76,11 @@ def output_paths(model: ModelToEvaluate, data: str) -> Paths:
         return Paths(results, file.with_name(f"{file.stem}.metrics.json"), file.with_name(f"{file.stem}.partial"))
     name = Path(data).stem if Path(data).exists() else data
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
-    own = f"evaluation-{name}"
     if options.output_dir:
         folder = Path(options.output_dir)
-        folder = folder / own if options.harness else folder
+        folder = folder / f"evaluation-{name}" if options.harness else folder
     elif place.folder is not None:
-        folder = place.folder / own
+        folder = place.folder / f"evaluation-{name}"
     else:
         hub_name = re.sub(r"[^a-zA-Z0-9_.-]+", "-", place.name)
         folder = Path(f"evaluation-{hub_name}-{name}")
@@ -95,19 +90,21 @@ def output_paths(model: ModelToEvaluate, data: str) -> Paths:
     return Paths(results, folder / "metrics.json", folder / "predictions.partial")
 
 
-def open_output(model: ModelToEvaluate, paths: Paths, fingerprint: str) -> Output:
-    """The output of an evaluation of questions with this fingerprint.
+def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
+    """The output of an evaluation of questions with the fingerprint `data`.
 
     Raises:
         ConfigError: the files cannot be used, or are of another evaluation.
     """
-    options = model.options
+    options, prompter = model.options, model.prompter
     identity = {
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
-        **digests(model.place, model.prompter.tokenizer, fingerprint, options.no_lora),
+        "chat_template": digest([template_of(prompter.tokenizer).encode()]),
+        "model": fingerprint(model.place, options.no_lora),
+        "data": data,
     }
-    if model.prompter.dropped:
-        identity["prompt_without"] = model.prompter.dropped
+    if prompter.dropped:
+        identity["prompt_without"] = prompter.dropped
 
     def identity_of(record: Record) -> Record:
         known = dict(record["identity"])
@@ -119,19 +116,50 @@ def open_output(model: ModelToEvaluate, paths: Paths, fingerprint: str) -> Outpu
     return Output(paths, identity, overwrite=options.overwrite_output_dir, inputs=inputs, identity_of=identity_of)
 
 
+def fingerprint(place: Place, no_lora: bool = False) -> str:
+    """A digest that differs for another model: by the files of its folder (see `model_parts`), and of its base."""
+    own = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
+    if place.base is None:
+        return digest(own)
+    base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
+    adapter = [] if no_lora else own
+    return digest([*adapter, b"base:", *base])
+
+
+def _parts(folder: Path | None, name: str) -> list[bytes]:
+    """What a model is known by: the files of its folder, or its name where it has none here."""
+    if folder is None or not folder.is_dir():
+        return [name.encode()]
+    return list(model_parts(folder))
+
+
+def _commit(name: str) -> str:
+    """The commit of a Hub model's configuration in the cache; empty where that is unknown."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    try:
+        return extract_commit_hash(cached_file(name, "config.json"), None) or ""
+    except Exception:  # no network, or no such model: loading it will say so
+        return ""
+
+
 def metrics_record(
     model: ModelToEvaluate, output: Output, metrics: Record, generation: Record, rows: Record, names: list[str] | None
 ) -> Record:
     """What ``metrics.json`` holds; `names` are the metrics that were asked for."""
     options, system, place = model.options, model.system, model.place
-    versions = {"stepjepa": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
         "metrics": metrics,
         "generation": generation,
         "rows": rows,
         "system_prompt": {"text": system.text, "own_first": system.keep, "from": system.origin},
         "settings": {**asdict(options), _NAME.metric: names},
-        "versions": {**versions, "python": platform.python_version()},
+        "versions": {
+            "stepjepa": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
         "identity": output.identity,
         "scoring": scoring_of(names, options),
         "model_folder": None if place.folder is None else digest(model_parts(place.folder)),
@@ -177,27 +205,18 @@ class Answers(ReplyLog):
             DataError: a file cannot be read.
         """
         self.seconds = float(record["generation"].get("seconds") or 0.0)
-        predictions, alone = paths.results
-        for path in (predictions, alone):
-            if not path.is_file():
-                continue
-            for one in read_predictions(path, every_sample=True):
-                loss = _loss_of(one)
-                if loss is not None:
+        for path in paths.results:
+            stored = read_predictions(path, every_sample=True) if path.is_file() else []
+            for one in stored:
+                if one.answer_nll is not None and one.answer_tokens and one.end_tokens is not None:
+                    total = one.answer_nll * one.answer_tokens
+                    end_total = (one.end_nll or 0.0) * one.end_tokens
+                    loss = AnswerLoss(one.index, total, one.answer_tokens, end_total, one.end_tokens)
                     self.losses[one.index] = loss
-                if path == predictions:
+                if path == paths.results[0]:
                     sample = (one.sample or 1) - 1
                     number = one.index * samples + sample
                     self.replies[number] = _reply_of(one, number)
-
-
-def _loss_of(one: Prediction) -> AnswerLoss | None:
-    """The likelihood that is stored with an answer; None where there is none, or its end of turn was not kept apart."""
-    if one.answer_nll is None or not one.answer_tokens or one.end_tokens is None:
-        return None
-    total = one.answer_nll * one.answer_tokens
-    end_total = (one.end_nll or 0.0) * one.end_tokens
-    return AnswerLoss(one.index, total, one.answer_tokens, end_total, one.end_tokens)
 
 
 def _reply_of(one: Prediction, number: int) -> Reply:

@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from stepjepa.config.option import Names
 from stepjepa.data.columns import TEMPLATE_KWARGS
 from stepjepa.data.encode import EncodeOptions, RowEncoder
-from stepjepa.data.tokens import Prompter
+from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.data.types import Example
-from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL
+from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, MODEL_METRICS, NLL
 from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.evaluation.statistics import mean
 from stepjepa.generation.local import eval_mode
@@ -58,6 +58,11 @@ class AnswerLoss(NamedTuple):
         """Nats per token; None without a token."""
         total, tokens = self.part(name)
         return total / tokens if tokens else None
+
+    def values(self) -> dict[str, float | None]:
+        """As it is stored: every metric, and the numbers of tokens."""
+        means = {name: self.of(name) for name in MODEL_METRICS}
+        return {**means, "answer_tokens": self.tokens, "end_tokens": self.end_tokens}
 
 
 class AnswerLikelihood:
@@ -155,6 +160,13 @@ def answer_losses(
             end_total = loss_sum(states_TD, ids_T, ending)
             losses.append((total, len(labelled), end_total, len(ending)))
     return losses
+
+
+def softmax_size(model: torch.nn.Module, prompter: Prompter) -> int:
+    """Entries of the LM softmax: the model's vocabulary without predictor tokens that were kept at its end."""
+    rows = vocabulary_size(causal_lm(model))
+    kept = list(kept_predictors(prompter.tokenizer).values())
+    return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
 def labelled_bytes(example: Example, prompter: Prompter) -> int:

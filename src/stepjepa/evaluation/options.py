@@ -143,7 +143,7 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
             file, folder = f"--{_NAME.output_file}", f"--{_NAME.output_dir}"
             if self.output_dir is not None:
                 raise ConfigError(f"{file} names the predictions by itself; leave {folder} out")
-            if Path(self.output_file).suffix not in (".json", ".jsonl") or Path(self.output_file).is_dir():
+            if Path(self.output_file).suffix not in (".json", ".jsonl"):
                 raise ConfigError(f"{file} {self.output_file}: the name of a file must end in .jsonl or .json")
         losses = model_metrics(self.metric)
         if self.backend == "vllm" and losses:

@@ -21,17 +21,14 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import files, nll
-from stepjepa.evaluation.metrics import MODEL_METRICS, Metric, make_metrics, model_metrics
+from stepjepa.evaluation.metrics import Metric, make_metrics, model_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import record_lines
-from stepjepa.evaluation.questions import Question, QuestionSet, read_questions
-from stepjepa.evaluation.record import softmax_size
+from stepjepa.evaluation.questions import Question, QuestionSet, SystemPrompt, read_questions
 from stepjepa.evaluation.score import EvaluationResult, drop_unusable, generation_summary, predictions_of, summarise
-from stepjepa.evaluation.system import SystemPrompt
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
-from stepjepa.generation.output import Record, reading_record, refuse_other
+from stepjepa.generation.output import Generator, Record, Request, reading_record, refuse_other, seed_of
 from stepjepa.generation.place import load_generator
-from stepjepa.generation.protocol import Request, seed_of
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import read_object
 from stepjepa.utils.terminal import Bar
@@ -125,19 +122,14 @@ def evaluate_model(
         drop_unusable(asked, chosen, prompter)
         sampling = Sampling(temperature, seed, samples_per_question)
         sampling.check(chosen)
-        answers, bar = files.Answers(), Bar(silent=True)
         likelihood = None
         losses = model_metrics(metrics)
         if losses:
             likelihood = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
-            answers.compute(likelihood, bar)
-        if chosen:
-            generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
-            answers.ask(generator, sampling.requests(asked), "answers", bar)
-        result = score(asked, chosen, answers, sampling, bar)
-        if likelihood is not None:
-            _add_likelihoods(result, asked, answers, likelihood, losses)
-        return result
+        generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
+        return _answer_and_score(
+            asked, chosen, losses, files.Answers(), sampling, generator, likelihood, Bar(silent=True)
+        )
 
 
 def evaluate(options: EvaluateOptions) -> EvaluationResult:
@@ -153,7 +145,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         for line in options.notes():
             bar.say(line)
         model = files.find(options)
-        options, place = model.options, model.place
+        options, prompter = model.options, model.prompter
         paths = files.output_paths(model, str(options.test_file))
         names = list(options.metric or ())
         if not options.overwrite_output_dir:
@@ -163,7 +155,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         sampling.check(metrics)
         source = RowSource(options.test_file, options.dataset_split)
         asked = read_questions(source, model.system, options.columns, options.max_examples)
-        drop_unusable(asked, metrics, model.prompter)
+        drop_unusable(asked, metrics, prompter)
 
         output = files.open_output(model, paths, asked.fingerprint())
         target = paths.results[0 if metrics else 1]
@@ -178,46 +170,39 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 answers.take_complete(before, paths, sampling.samples)
                 if answers.losses:
                     stored = {name: before["metrics"][name] for name in losses if name in before["metrics"]}
-        # The likelihoods are stored for all of their metrics or for none.
-        computed = [] if len(stored) == len(losses) else losses
-        unanswered = metrics and any(number not in answers.replies for number, _ in sampling.numbered(asked))
+        if len(stored) == len(losses):  # the likelihoods are stored for all of their metrics or for none
+            losses = []
+        else:
+            stored = {}
 
         description = "not loaded: its stored answers are scored again"
         generator = likelihood = None
-        if unanswered or computed:
-            generator, description = load_generator(place, model.prompter, options, options.no_lora)
-        if computed:
+        unanswered = any(number not in answers.replies for number, _ in sampling.numbered(asked))
+        if losses or (metrics and unanswered):
+            generator, description = load_generator(model.place, prompter, options, options.no_lora)
+        if losses:
             assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
-            vocabulary = softmax_size(generator.model, model.prompter.tokenizer)
-            size = options.batch_size or BATCH_SIZE
-            likelihood = nll.AnswerLikelihood(
-                asked, model.prompter, generator.model, size, vocabulary, options.max_length
-            )
+            size, vocabulary = options.batch_size or BATCH_SIZE, nll.softmax_size(generator.model, prompter)
+            likelihood = nll.AnswerLikelihood(asked, prompter, generator.model, size, vocabulary, options.max_length)
 
         with output.opened(answers.take):
-            bar.say(f"model    {place.name} ({description})")
+            bar.say(f"model    {model.place.name} ({description})")
             bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
             for line in asked.skipped_lines():
                 bar.say(f"         {line}")
             bar.say(model.system.line(asked.own_system_prompts, asked.rows_read))
-            if model.prompter.note:
-                bar.say(f"note     {model.prompter.note}")
-            if likelihood is not None:
-                answers.compute(likelihood, bar)
-            if metrics and generator is not None:
-                answers.ask(generator, sampling.requests(asked), "answers", bar)
-            result = score(asked, metrics, answers, sampling, bar)
-            if likelihood is not None:
-                _add_likelihoods(result, asked, answers, likelihood, computed)
-            result.metrics |= {} if computed else stored
+            if prompter.note:
+                bar.say(f"note     {prompter.note}")
+            result = _answer_and_score(asked, metrics, losses, answers, sampling, generator, likelihood, bar)
+            result.metrics |= stored
             result.files = [target, paths.record]
             result.record = files.metrics_record(model, output, result.metrics, result.generation, result.rows, names)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
             if result.predictions:
                 paths.results[1].unlink(missing_ok=True)  # of an evaluation by the likelihood alone
-            if place.folder is not None and not (options.no_lora and place.base is not None):
-                result.files += add_results(place.folder, asked.source, result.metrics)
+            if model.place.folder is not None and not (options.no_lora and model.place.base is not None):
+                result.files += add_results(model.place.folder, asked.source, result.metrics)
         return result
 
 
@@ -240,12 +225,27 @@ def earlier_result(record: Record, written: list[Path]) -> EvaluationResult:
     return result
 
 
-def score(
-    asked: QuestionSet, metrics: Sequence[Metric], answers: files.Answers, sampling: Sampling, bar: Bar
+def _answer_and_score(
+    asked: QuestionSet,
+    metrics: Sequence[Metric],
+    losses: Sequence[str],
+    answers: files.Answers,
+    sampling: Sampling,
+    generator: Generator | None,
+    likelihood: nll.AnswerLikelihood | None,
+    bar: Bar,
 ) -> EvaluationResult:
-    """What the answers come to by metrics that read them. Raises DataError: a metric of the user's failed."""
+    """Compute the likelihoods for the metrics `losses`, let the generator answer what it has not, and score the answers.
+
+    Raises:
+        ConfigError, DataError: the model cannot be asked, an answer not be stored, or a metric of the user's failed.
+    """
+    if likelihood is not None:
+        answers.compute(likelihood, bar)
     summary, predictions = {}, []
     if metrics:
+        if generator is not None:
+            answers.ask(generator, sampling.requests(asked), "answers", bar)
         bar.begin("scores", len(asked.questions) * sampling.samples)
         answered = [(one, answers.replies[number]) for number, one in sampling.numbered(asked)]
         predictions = predictions_of(answered, sampling.samples, answers.losses, metrics, bar.step)
@@ -256,27 +256,15 @@ def score(
         "skipped": dict(asked.rows_skipped),
         "first_skipped": asked.first_skipped,
     }
-    return EvaluationResult(summary, generation_summary(predictions, answers.seconds), rows, predictions)
-
-
-def _add_likelihoods(
-    result: EvaluationResult,
-    asked: QuestionSet,
-    answers: files.Answers,
-    likelihood: nll.AnswerLikelihood,
-    names: Sequence[str],
-) -> None:
-    losses = [answers.losses[index] for index in sorted(answers.losses)]
-    for name in names:
-        result.metrics[name] = nll.summarise(losses, likelihood, name)
-    texts = {question.index: question.text for question in asked.questions}
-    for one in losses:
-        record: Record = {"index": one.row, "question": texts[one.row]}
-        for name in MODEL_METRICS:
-            record[name] = one.of(name)
-        record["answer_tokens"] = one.tokens
-        record["end_tokens"] = one.end_tokens
-        result.answer_nll.append(record)
+    result = EvaluationResult(summary, generation_summary(predictions, answers.seconds), rows, predictions)
+    if likelihood is not None:
+        computed = [answers.losses[index] for index in sorted(answers.losses)]
+        for name in losses:
+            result.metrics[name] = nll.summarise(computed, likelihood, name)
+        texts = {question.index: question.text for question in asked.questions}
+        for loss in computed:
+            result.answer_nll.append({"index": loss.row, "question": texts[loss.row], **loss.values()})
+    return result
 
 
 class AnswerScorer:

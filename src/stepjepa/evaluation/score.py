@@ -12,13 +12,13 @@ from typing import Any
 
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
-from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL, Judgement, Metric
+from stepjepa.evaluation.metrics import Judgement, Metric
 from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.generation.protocol import Reply
+from stepjepa.generation.output import Reply
 
 _PASS_AT = (5, 10, 100)  # k of pass@k besides 1 and all samples
 
@@ -43,7 +43,7 @@ def drop_unusable(asked: QuestionSet, metrics: Sequence[Metric], prompter: Promp
     asked.questions = usable
     for metric in metrics:
         if metric.is_custom and usable:
-            judgement_of(metric, usable[0].chat[-1]["content"], usable[0])
+            judgement_of(metric, Reply(0, usable[0].chat[-1]["content"]), usable[0])
     asked.require(usable, "can be evaluated on")
 
 
@@ -62,23 +62,18 @@ def _check_usable(question: Question, metrics: Sequence[Metric], prompter: Promp
         raise RowError("no_reference", str(error)) from None
 
 
-def judgement_of(metric: Metric, text: str, question: Question, stopped: bool = False) -> Judgement:
-    """A metric's judgement of a text, which the model ended by itself if it `stopped`.
+def judgement_of(metric: Metric, reply: Reply, question: Question) -> Judgement:
+    """A metric's judgement of a reply; a refused request is wrong.
 
     Raises:
         DataError: the row holds nothing to compare with, or a user's function failed.
     """
     try:
-        return metric.score_response(text, question.row, stopped)
+        if reply.refused is None:
+            return metric.score_response(reply.text, question.row, reply.stopped)
+        gold = None if metric.is_custom else metric.score("", question.row).gold
     except DataError as error:
         raise DataError(f"{question.place}: {error}") from None
-
-
-def _judgement_of_reply(metric: Metric, reply: Reply, question: Question) -> Judgement:
-    """A refused request is wrong."""
-    if reply.refused is None:
-        return judgement_of(metric, reply.text, question, reply.stopped)
-    gold = None if metric.is_custom else judgement_of(metric, "", question).gold
     return Judgement(math.nan if metric.kind == "count" else 0.0, gold, None, reply.refused)
 
 
@@ -96,9 +91,10 @@ def predictions_of(
     """
     predictions = []
     for number, (question, reply) in enumerate(answered):
-        judgements = [_judgement_of_reply(metric, reply, question) for metric in metrics]
+        judgements = [judgement_of(metric, reply, question) for metric in metrics]
         first = judgements[0]
         binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
+        stop_reason = STOPPED if reply.stopped else CUT
         prediction = Prediction(
             question.index,
             question.text,
@@ -107,7 +103,7 @@ def predictions_of(
             gt_answer=first.gold,
             gen_answer=first.answer,
             correct=first.score == 1.0 if binary else None,
-            stop_reason=_stop_reason(reply),
+            stop_reason=stop_reason if reply.refused is None else REFUSED,
             tokens=reply.new_tokens,
             scores={metric.name: one.score for metric, one in zip(metrics, judgements, strict=True)},
             note=first.note or None,
@@ -116,18 +112,11 @@ def predictions_of(
         )
         loss = losses.get(question.index)
         if loss is not None:
-            prediction.answer_nll, prediction.answer_tokens = loss.of(NLL), loss.tokens
-            prediction.content_nll, prediction.end_nll = loss.of(CONTENT_NLL), loss.of(END_NLL)
-            prediction.end_tokens = loss.end_tokens
+            for name, value in loss.values().items():
+                setattr(prediction, name, value)
         predictions.append(prediction)
         step(1)
     return predictions
-
-
-def _stop_reason(reply: Reply) -> str:
-    if reply.refused is not None:
-        return REFUSED
-    return STOPPED if reply.stopped else CUT
 
 
 def summarise(
@@ -145,21 +134,20 @@ def summarise(
     for metric in metrics:
         scores = [prediction.scores[metric.name] for prediction in predictions]
         groups = [scores[begin : begin + samples] for begin in range(0, len(scores), samples)]
-        binary = metric.kind == "accuracy" or (metric.is_custom and all(score in (0.0, 1.0) for score in scores))
         if metric.kind == "count":
             counted = [[score for score in group if not math.isnan(score)] for group in groups]
             values = [fmean(group) for group in counted if group]
             summary[metric.name] = {"kind": "count", **mean(values)._asdict(), "n": len(values)}
-        else:
-            summary[metric.name] = _summary_of([fmean(group) for group in groups], binary)
-        for k in (*_PASS_AT, samples) if binary and samples > 1 else ():
-            if k > samples:
-                continue
-            chances = [pass_at_k(samples, group.count(1.0), k) for group in groups]
-            summary[f"{metric.name} pass@{k}"] = _summary_of(chances, binary)
+            continue
+        binary = metric.kind == "accuracy" or (metric.is_custom and all(score in (0.0, 1.0) for score in scores))
+        summary[metric.name] = _summary_of([fmean(group) for group in groups], binary)
         corpus = metric.corpus_score(texts, rows)
         if corpus is not None:
             summary[metric.name]["corpus"] = corpus
+        for k in (*_PASS_AT, samples):
+            if binary and 1 < k <= samples:
+                chances = [pass_at_k(samples, group.count(1.0), k) for group in groups]
+                summary[f"{metric.name} pass@{k}"] = _summary_of(chances, binary)
     return summary
 
 
@@ -224,32 +212,29 @@ class EvaluationResult:
 
     def __str__(self) -> str:
         lines = [f"complete already; {OVERWRITE} evaluates again"] if self.already else []
-        lines += [f"{name:<14} {text}" for name, text in self._table()]
-        return "\n".join(lines)
-
-    def _table(self) -> Iterator[tuple[str, str]]:
-        for name, summary in self.metrics.items():
-            yield name, _metric_text(summary)
+        lines += [f"{name:<14} {_metric_text(summary)}" for name, summary in self.metrics.items()]
         if self.generation:
-            yield from _generation_table(self.generation)
+            lines += _generation_lines(self.generation)
         skipped = sum(self.rows["skipped"].values())
         if skipped:
-            yield "skipped", f"{skipped} of {self.rows['read']} rows, which count nowhere (see metrics.json)"
-        for path in self.files:
-            yield "unchanged" if self.already else "written", str(path)
+            lines.append(
+                f"skipped        {skipped} of {self.rows['read']} rows, which count nowhere (see metrics.json)"
+            )
+        lines += [f"{'unchanged' if self.already else 'written':<14} {path}" for path in self.files]
+        return "\n".join(lines)
 
 
-def _generation_table(generation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
     refused, stop = generation["refused"], generation["did_not_stop"]
     if not stop["n"]:
-        yield "refused", f"all {refused} prompts: the model has no room for them"
+        yield f"refused        all {refused} prompts: the model has no room for them"
         return
     no_room = f"; {refused} prompts had no room" if refused else ""
-    yield "did not stop", f"{_share_text(stop)} ({stop['count']} of {stop['n']}){no_room}"
+    yield f"did not stop   {_share_text(stop)} ({stop['count']} of {stop['n']}){no_room}"
     speed = generation["tokens_per_second"]
     per_second = f", {speed:.0f} per second" if speed else ""
     total = f"{generation['tokens']} in {generation['seconds']:.1f} s{per_second}"
-    yield "tokens", f"{generation['mean_tokens']:.1f} per response; {total}"
+    yield f"tokens         {generation['mean_tokens']:.1f} per response; {total}"
 
 
 def _metric_text(summary: Mapping[str, Any]) -> str:
@@ -258,27 +243,20 @@ def _metric_text(summary: Mapping[str, Any]) -> str:
         return f"{_share_text(summary)} ({summary['correct']} of {n})"
     if value is None or not math.isfinite(value):
         return f"no finite number ({n} rows)"
-    ends = ""
+    interval = ""
     if summary.get("low") is not None:
-        ends = f", 95 % interval {summary['low']:.4f} to {summary['high']:.4f}"
+        interval = f", 95 % interval {summary['low']:.4f} to {summary['high']:.4f}"
     if kind == "score":
         corpus = f"; of all texts together {summary['corpus']:.4f}" if "corpus" in summary else ""
-        return f"{value:.4f}{ends}{corpus}"
+        return f"{value:.4f}{interval}{corpus}"
     if kind == "count":
-        return f"{value:.1f}{ends} ({n} answers)"
-    return _loss_text(summary, ends)
-
-
-def _loss_text(summary: Mapping[str, Any], ends: str) -> str:
+        return f"{value:.1f}{interval} ({n} answers)"
     bits = f"{summary['bits_per_byte']:.4f} bits per byte, " if summary.get("bits_per_byte") else ""
-    text = (
-        f"{summary['value']:.4f} nats per token ({bits}perplexity {summary['perplexity']:.4g}, {summary['tokens']} tokens); "
-        f"mean of {summary['n']} rows {summary['row_mean']:.4f}{ends}"
-    )
-    if summary["answers_truncated"]:
-        text += f"; {summary['answers_truncated']} answers cut"
-    skipped = sum(summary["skipped"].values())
-    return f"{text}; {skipped} rows left out" if skipped else text
+    per_token = f"perplexity {summary['perplexity']:.4g}, {summary['tokens']} tokens"
+    rows = f"mean of {n} rows {summary['row_mean']:.4f}{interval}"
+    cut, skipped = summary["answers_truncated"], sum(summary["skipped"].values())
+    left_out = (f"; {cut} answers cut" if cut else "") + (f"; {skipped} rows left out" if skipped else "")
+    return f"{value:.4f} nats per token ({bits}{per_token}); {rows}{left_out}"
 
 
 def _share_text(share: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.columns import TRAINED
 from stepjepa.errors import ConfigError
 from stepjepa.generation.options import GenerateOptions
-from stepjepa.generation.protocol import Reply, Request, mended
+from stepjepa.generation.output import Reply, Request, mended
 from stepjepa.utils.text import one_line
 
 FIRST_DELAY = 1.0  # seconds before the first retry; doubled with each further one
@@ -25,6 +25,7 @@ _LONGEST_BACKOFF = 60.0
 _LONGEST_WAIT = 600.0  # a server that asks for more is out of quota, not busy
 _LOOK = 0.1  # seconds between two looks whether the work has ended, while a request waits
 _LONGEST_MESSAGE = 300
+_MOST_REFUSALS = 5  # so many and no response: the request itself is wrong, not the questions
 _PATH = "/chat/completions"
 _TRANSIENT, _BUSY, _REFUSALS = {408, 409, 425, 429}, 429, {400, 413, 422}
 _NAME = Names(GenerateOptions)
@@ -48,11 +49,10 @@ class _Client(AsyncInferenceClient):
 
 
 async def _refuse_redirect(response: Any) -> None:
-    status = response.status_code
-    if 300 <= status < 400:
+    if 300 <= response.status_code < 400:
         where = one_line(str(response.headers.get("Location")), _LONGEST_MESSAGE)
-        what = f"{response.request.url} answers {status}; it moved to {where}, so {_ADDRESS} must change"
-        raise ConfigError(f"{what}; {_RESUME}")
+        what = f"{response.request.url} answers {response.status_code}; it moved to {where}"
+        raise ConfigError(f"{what}, so {_ADDRESS} must change; {_RESUME}")
 
 
 class _Trouble(Exception):
@@ -85,23 +85,33 @@ class EndpointGenerator:
         After an error no further request is sent; the answers under way are given out before it is raised.
 
         Raises:
-            ConfigError: the server cannot be asked.
+            ConfigError: the server cannot be asked, or refuses every request.
         """
         todo = [request for request in requests if request.row not in done]
         replies: queue.SimpleQueue[Reply | Exception | None] = queue.SimpleQueue()
         self._stopped = False
         # A loop in a thread: a notebook has one running in its own, and an interrupted process need not wait for answers.
         threading.Thread(target=asyncio.run, args=(self._ask_all(todo, replies),), daemon=True).start()
+        answered = bool(done)
+        refused: list[Reply] = []  # those before the first answer, which are not stored yet
         error: Exception | None = None
         try:
             for _ in todo:
                 reply = replies.get()
                 if isinstance(reply, Exception):
                     error = error or reply
+                elif reply is not None and reply.refused is not None and not answered:
+                    refused.append(reply)
+                    if len(refused) == _MOST_REFUSALS:
+                        break
                 elif reply is not None:
-                    yield [reply]
+                    answered = True
+                    yield [*refused, reply]
+                    refused = []
         finally:
             self._stopped = True
+        if refused:
+            raise ConfigError(f"the model refuses every request: {refused[0].refused}")
         if error is not None:
             raise error
 
@@ -131,10 +141,9 @@ class EndpointGenerator:
             except _Trouble as error:
                 trouble, what = error, self._clean(str(error))
             if tries > self._options.max_retries:
-                times = f"tried {tries} times" if tries > 1 else "tried once"
                 if self._answers > answers and not trouble.busy:  # others were answered: it is this one's fault
-                    return Reply(request.row, "", stopped=False, refused=f"{what}, {times}")
-                raise ConfigError(f"{self.url} {what} ({times}); {_RESUME}")
+                    return Reply(request.row, "", stopped=False, refused=f"{what}, tried {tries} times")
+                raise ConfigError(f"{self.url} {what} (tried {tries} times); {_RESUME}")
             answers, wait = self._answers, trouble.wait
             if wait is None:
                 wait = min(_LONGEST_BACKOFF, FIRST_DELAY * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
@@ -177,8 +186,8 @@ class EndpointGenerator:
             raise ConfigError(
                 f"{self.url} cannot be reached ({why}); check {_ADDRESS}, and that the server runs"
             ) from None
-        if reply.refused is None:
-            self._reached, self._answers = True, self._answers + 1
+        self._reached = True
+        self._answers += reply.refused is None
         return reply
 
     def _refusal(self, row: int, response: Any) -> Reply:
@@ -199,8 +208,7 @@ class EndpointGenerator:
             is_number = wait.replace(".", "", 1).isdecimal()
             seconds = float(wait) if is_number else None
             raise _Trouble(what, seconds, busy=status == _BUSY)
-        advice = _ADVICE.get(status, "")
-        raise ConfigError(f"{self.url} {self._clean(what)}{advice}; {_RESUME}") from None
+        raise ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}") from None
 
     def _clean(self, text: str) -> str:
         """A text of others in one line that a terminal can show, without the key."""
@@ -214,19 +222,13 @@ def _reply_in(answer: Any, row: int) -> Reply:
         return Reply(row, "", stopped=False, refused="its content filter cut the response")
     message = choice.message
     text = mended(message.content or "").strip()
-    reasoning = None
-    for name in ("reasoning", "reasoning_content"):  # the name differs by server
+    stopped = choice.finish_reason != "length"
+    tokens = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
+    for name in ("reasoning_content", "reasoning"):  # the name differs by server
         thoughts = message.get(name)
         if isinstance(thoughts, str) and thoughts:
-            reasoning = mended(thoughts).strip()
-    return Reply(
-        row,
-        text,
-        stopped=choice.finish_reason != "length",
-        prompt_tokens=(usage.prompt_tokens or 0) if usage else 0,
-        new_tokens=(usage.completion_tokens or 0) if usage else 0,
-        reasoning=reasoning,
-    )
+            return Reply(row, text, stopped, *tokens, reasoning=mended(thoughts).strip())
+    return Reply(row, text, stopped, *tokens)
 
 
 def _message_in(response: Any) -> tuple[str, str]:
@@ -236,7 +238,7 @@ def _message_in(response: Any) -> tuple[str, str]:
     except ValueError:
         text = response.text[:1000].strip()
         return "" if text.startswith("<") else text, ""  # a page for a browser says nothing here
-    inner = data.get("error", data) if isinstance(data, dict) else data
-    if isinstance(inner, dict):
-        return str(inner.get("message") or inner.get("detail") or ""), str(inner.get("code") or "")
-    return inner if isinstance(inner, str) else "", ""
+    error = data.get("error", data) if isinstance(data, dict) else data
+    if not isinstance(error, dict):
+        return str(error), ""
+    return str(error.get("message") or error.get("detail") or ""), str(error.get("code") or "")

@@ -1,4 +1,4 @@
-"""The model in memory as a generator, in batches that give each prompt what it would get alone.
+"""Models on this machine as generators: in memory with transformers, or in vLLM's engine.
 
 Decoder-only models must be padded on the left to generate in batches:
 
@@ -14,8 +14,9 @@ Shapes: B prompts of a batch, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +25,22 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
+from stepjepa.errors import ConfigError, said
 from stepjepa.generation.options import OVERWRITE, GeneratorOptions
-from stepjepa.generation.protocol import Reply, Request, mended, seed_of, with_room
+from stepjepa.generation.output import Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
-from stepjepa.utils.failures import saying_out_of_memory
+from stepjepa.utils.failures import library, saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)
+_MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
+VLLM_BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that `max_lora_rank` may be, in every version of vLLM
+# What an adapter may hold besides plain LoRA: by version, vLLM refuses it in the middle of the work, or leaves it out.
+_NOT_PLAIN = "use_dora modules_to_save trainable_token_indices lora_bias bias rank_pattern alpha_pattern".split()
 
 
 @dataclass(frozen=True)
@@ -56,15 +63,14 @@ def generate_batch(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    eos_token_ids: int | Sequence[int] | None = None,
-    batch_size: int = BATCH_SIZE,
+    stop_ids: Sequence[int],
     *,
     temperature: float = 0.0,
     top_p: float = 1.0,
-    seed: int | None = None,
+    seed: int = 0,
     suppressed: Sequence[int] = (),
 ) -> list[Generation]:
-    """Continue every prompt; greedy unless a temperature is given. One `Generation` per prompt, in their order.
+    """Continue every prompt of a batch; greedy unless a temperature is given. One `Generation` per prompt, in their order.
 
     Args:
         model: any Hugging Face causal LM, PEFT models included. Its train/eval mode and generation config are
@@ -72,41 +78,19 @@ def generate_batch(
         tokenizer: decodes the new tokens and names the pad token; its padding side is ignored.
         prompts: token ids of each prompt, none empty, no padding.
         max_new_tokens: upper bound of new tokens per prompt.
-        eos_token_ids: tokens that end a continuation; the tokenizer's `eos_token_id` when None. With an empty sequence
-            nothing does.
-        batch_size: prompts per batch. Batches are formed by length, longest first, so that running out of memory shows
-            at once.
+        stop_ids: tokens that end a continuation.
         temperature: 0 takes the likeliest token; above 0 samples at this temperature.
         top_p: share of the probability mass to sample from; only with a temperature.
-        seed: of the sampling. The global generators are left as they were when it is given.
+        seed: of the sampling. The global generators are left as they were.
         suppressed: tokens that are never generated.
-
-    Raises:
-        ValueError: an empty prompt.
-        ConfigError: a number out of range.
     """
-    if not all(len(prompt) for prompt in prompts):
-        raise ValueError("a prompt is empty; a causal model needs at least one token to continue")
-    bounded = {
-        _NAME.max_new_tokens: max_new_tokens,
-        _NAME.batch_size: batch_size,
-        _NAME.temperature: temperature,
-        _NAME.top_p: top_p,
-    }
-    for name, value in bounded.items():
-        options_of(GeneratorOptions)[name].check(value)
-    if eos_token_ids is None:
-        eos_token_ids = tokenizer.eos_token_id
-    if isinstance(eos_token_ids, int):
-        eos_token_ids = [eos_token_ids]
-    stop_ids = list(eos_token_ids or ())
     pad_id = tokenizer.pad_token_id
     if pad_id is None:  # masked out in the prompt and cut off after the stop token, so any valid id will do
         pad_id = stop_ids[0] if stop_ids else 0
     sampled = temperature > 0
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
-        eos_token_id=stop_ids or None,
+        eos_token_id=list(stop_ids) or None,
         pad_token_id=pad_id,
         num_beams=1,
         use_cache=True,
@@ -118,35 +102,25 @@ def generate_batch(
     )
     inner: Any = model
     device = inner.get_input_embeddings().weight.device
-    devices = [device] if device.type == "cuda" else []
-    random = nullcontext() if seed is None else torch.random.fork_rng(devices)
-    results: dict[int, Generation] = {}
-    order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+    rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
+    ids_BT = pad_sequence(rows, True, pad_id, "left")
+    mask_BT = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with torch.inference_mode(), eval_mode(model), config_set_aside(model, config), random:
-        if seed is not None:
-            torch.manual_seed(seed)
-        for begin in range(0, len(order), batch_size):
-            chosen = order[begin : begin + batch_size]
-            rows = [torch.as_tensor(prompts[index], dtype=torch.long) for index in chosen]
-            ids_BT = pad_sequence(rows, True, pad_id, "left")
-            mask_BT = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
-            output_BT = inner.generate(
-                input_ids=ids_BT.to(device),
-                attention_mask=mask_BT.to(device),
-                generation_config=config,
-                synced_gpus=False,  # each process has questions of its own
-            )
-            new_BT = output_BT[:, ids_BT.shape[1] :].tolist()
-            for index, new_ids in zip(chosen, new_BT, strict=True):
-                results[index] = _until_stop(tokenizer, new_ids, stop_ids)
-    return [results[index] for index in range(len(prompts))]
-
-
-def _until_stop(tokenizer: PreTrainedTokenizerBase, new_ids: list[int], stop_ids: Sequence[int]) -> Generation:
-    ends = [position for position, token in enumerate(new_ids) if token in stop_ids]
-    kept = new_ids[: ends[0]] if ends else new_ids
-    text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return Generation(kept, text, stopped=bool(ends))
+        torch.manual_seed(seed)
+        output_BT = inner.generate(
+            input_ids=ids_BT.to(device),
+            attention_mask=mask_BT.to(device),
+            generation_config=config,
+            synced_gpus=False,  # each process has questions of its own
+        )
+    generations = []
+    for new_ids in output_BT[:, ids_BT.shape[1] :].tolist():
+        ends = [position for position, token in enumerate(new_ids) if token in stop_ids]
+        kept = new_ids[: ends[0]] if ends else new_ids
+        text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        generations.append(Generation(kept, text, stopped=bool(ends)))
+    return generations
 
 
 @contextmanager
@@ -178,12 +152,45 @@ def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[Non
             module.generation_config = own
 
 
-class LocalGenerator:
-    """Generates batches with a model in memory, also one that is being trained.
+class BatchGenerator(ABC):
+    """Answers in batches, which are formed of all requests, longest prompt first. So the same requests with the same batch
+    size give the same replies, whether or not the run was interrupted."""
 
-    The batches are formed of all requests, longest prompt first, and each is sampled with a seed of its own. So the same
-    requests with the same batch size give the same replies, whether or not the run was interrupted.
-    """
+    def __init__(self, prompter: Prompter, batch_size: int, longest_prompt: int | None):
+        self.prompter = prompter
+        self._batch_size, self._longest_prompt = batch_size, longest_prompt
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """A batch of replies at a time, after refusals of the prompts for which the model has no room.
+
+        Raises:
+            ConfigError: a batch does not fit into memory.
+        """
+        prompts: dict[int, list[int]] = {}
+        refused: list[Reply] = []
+        for request in requests:
+            ids = self.prompter.ids(request.messages, request.template_kwargs)
+            if self._longest_prompt is None or len(ids) <= self._longest_prompt:
+                prompts[request.row] = ids
+            elif request.row not in done:
+                reason = f"the prompt has {len(ids)} tokens, and the model has room for {self._longest_prompt}"
+                refused.append(Reply(request.row, "", stopped=False, refused=reason))
+        if refused:
+            yield refused
+        asked = [request for request in requests if request.row in prompts]
+        asked.sort(key=lambda request: -len(prompts[request.row]))
+        for begin in range(0, len(asked), self._batch_size):
+            batch = [request for request in asked[begin : begin + self._batch_size] if request.row not in done]
+            if batch:
+                yield self._generate(batch, [prompts[request.row] for request in batch])
+
+    @abstractmethod
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+        """The replies to a batch, given the token ids of its prompts."""
+
+
+class LocalGenerator(BatchGenerator):
+    """Generates with a model in memory, also one that is being trained. Each batch is sampled with a seed of its own."""
 
     def __init__(
         self,
@@ -193,28 +200,14 @@ class LocalGenerator:
         top_p: float = 1.0,
         batch_size: int = BATCH_SIZE,
     ):
-        self.model, self.prompter = model, prompter
-        self._max_new_tokens, self._top_p = max_new_tokens, top_p
-        self._batch_size = batch_size
         inner = causal_lm(model)
-        config = getattr(model, "generation_config", None)
-        ends = getattr(config, "eos_token_id", None)
-        self._stop_ids = prompter.stop_ids(ends)
-        self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
         limit = max_positions(inner)
-        self._longest_prompt = None if limit is None else limit - max_new_tokens
-
-    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """A batch of replies at a time. Raises ConfigError: a batch does not fit into memory."""
-        prompts, refused = with_room(self.prompter, requests, self._longest_prompt, done)
-        if refused:
-            yield refused
-        asked = [request for request in requests if request.row in prompts]
-        asked.sort(key=lambda request: -len(prompts[request.row]))
-        for begin in range(0, len(asked), self._batch_size):
-            batch = [request for request in asked[begin : begin + self._batch_size] if request.row not in done]
-            if batch:
-                yield self._generate(batch, [prompts[request.row] for request in batch])
+        super().__init__(prompter, batch_size, None if limit is None else limit - max_new_tokens)
+        self.model = model
+        self._max_new_tokens, self._top_p = max_new_tokens, top_p
+        config = getattr(model, "generation_config", None)
+        self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
+        self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
         message = (
@@ -228,7 +221,6 @@ class LocalGenerator:
                 prompts,
                 self._max_new_tokens,
                 self._stop_ids,
-                len(batch),
                 temperature=batch[0].temperature,
                 top_p=self._top_p,
                 seed=seed_of(0, *(request.seed for request in batch)),
@@ -239,3 +231,81 @@ class LocalGenerator:
             text = mended(self.prompter.response(one.token_ids, one.text, ids))
             replies.append(Reply(request.row, text, one.stopped, len(ids), len(one.token_ids) + one.stopped))
         return replies
+
+
+class VllmGenerator(BatchGenerator):
+    """Hands requests to vLLM, each with a seed of its own.
+
+    Args:
+        model: a Hub id or folder; with an adapter its base.
+        adapter: the folder of a LoRA adapter, whose configuration is `config`; None for none.
+
+    Raises:
+        ConfigError: vLLM cannot load the model, or would refuse its adapter.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        adapter: str | None,
+        config: Mapping[str, Any],
+        prompter: Prompter,
+        options: GeneratorOptions,
+    ):
+        arguments = {
+            "model": model,
+            "tokenizer": prompter.tokenizer.name_or_path,
+            _NAME.dtype: options.dtype,
+            _NAME.seed: options.seed,
+            _NAME.trust_remote_code: options.trust_remote_code,
+            _NAME.tensor_parallel_size: options.tensor_parallel_size,
+        }
+        if adapter is not None:
+            arguments |= {"enable_lora": True, "max_lora_rank": allowed_rank(adapter, config)}
+        vllm = library("vllm", "vllm")
+        try:
+            self._llm = vllm.LLM(**arguments, **(options.vllm_options or {}))
+        except Exception as error:
+            raise ConfigError(f"{_MODEL} {model}: vLLM cannot load it ({said(error)})") from None
+        self._lora = None
+        if adapter is not None:
+            self._lora = library("vllm.lora.request", "vllm").LoRARequest("adapter", 1, adapter)
+        limits = self._llm.llm_engine.model_config
+        super().__init__(prompter, options.batch_size or VLLM_BATCH_SIZE, limits.max_model_len - 1)
+        self._params = vllm.SamplingParams
+        self._sampling = {
+            _NAME.top_p: options.top_p,
+            "max_tokens": options.max_new_tokens,
+            "stop_token_ids": prompter.stop_ids(None),  # vLLM adds the tokens that the model itself names
+            "logit_bias": dict.fromkeys(prompter.unwritable_ids(limits.get_vocab_size()), -100.0) or None,
+        }
+
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+        params = []
+        for request in batch:
+            one = self._params(temperature=request.temperature, seed=request.seed, **self._sampling)
+            params.append(one)
+        inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        outputs = self._llm.generate(inputs, params, use_tqdm=False, lora_request=self._lora)
+        replies = []
+        for request, ids, output in zip(batch, prompts, outputs, strict=True):
+            answer = output.outputs[0]
+            written = list(answer.token_ids)
+            text = mended(self.prompter.response(written, answer.text, ids))
+            stopped = answer.finish_reason != "length"
+            replies.append(Reply(request.row, text, stopped, len(ids), len(written)))
+        return replies
+
+
+def allowed_rank(adapter: str, config: Mapping[str, Any]) -> int:
+    """The smallest `max_lora_rank` for an adapter of this configuration. Raises ConfigError: vLLM cannot use it."""
+    rank = config.get("r")
+    more = [name for name in _NOT_PLAIN if config.get(name) not in (None, False, "none", [], {})]
+    fitting = [one for one in _RANKS if isinstance(rank, int) and one >= rank]
+    if more or not fitting:
+        why = more[0] if more else f"the rank {rank}"
+        raise ConfigError(
+            f"{_MODEL} {adapter}: vLLM takes plain LoRA up to rank {_RANKS[-1]}, not {why} of this one; merge it (stepjepa "
+            f"export {adapter} OUT --merge_lora true, or PEFT's merge_and_unload), or use --{_NAME.backend} transformers"
+        )
+    return fitting[0]

@@ -167,14 +167,10 @@ class GenerateOptions(GeneratorOptions):
             return
         if not self.base_url:
             raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
-        try:
-            url = urlsplit(self.base_url)
-            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
-        except ValueError:
-            usable = False
-        if not usable:
+        url = urlsplit(self.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"{address} {self.base_url}: no address; expected one such as http://localhost:8000/v1")
-        if url.username or url.password or url.query or url.fragment:
+        if url.username or url.password or url.query:
             raise ConfigError(f"{address}: give the address alone; a key goes into --{_NAME.api_key_env}")
         self.api_key()
 
@@ -182,7 +178,7 @@ class GenerateOptions(GeneratorOptions):
         """The key of the endpoint, from the environment.
 
         Raises:
-            ConfigError: the variable is not set, or holds no key.
+            ConfigError: the variable is not set.
         """
         if self.api_key_env is None:
             return None
@@ -193,8 +189,6 @@ class GenerateOptions(GeneratorOptions):
                 f"--{_NAME.api_key_env} takes the NAME of an environment variable, and no environment variable of that name "
                 "is set; export it first"
             )
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"--{_NAME.api_key_env}: the variable holds characters that no key can have")
         return key
 
 

@@ -1,27 +1,27 @@
-"""The files of a command that can be killed at any moment, and resumes where it was when it is repeated.
+"""Requests and replies, and the files that keep the replies of a command that can be killed at any moment.
 
     results     written at the end, each in one step
     record      what came of it; written last: with it the work is complete
     partial     a line for each batch as it is done; removed at the end
 
-A line of the partial file counts only when it is complete. Its first line says what the answers depend on: the work is
-resumed only with the same.
+Repeated, the command resumes where it was. A line of the partial file counts only when it is complete. Its first line says
+what the answers depend on: the work is resumed only with the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.generation.protocol import Generator, Reply, Request
 from stepjepa.utils.files import digest, json_bytes, locked, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
@@ -31,6 +31,121 @@ _ADVICE = f"choose another output, or {OVERWRITE} to replace it"
 _LEFT = {"greedy_first", "response_field"}  # options of version 0.2 that nothing depends on any more
 _SHOWN = 40  # characters of a setting in messages
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
+
+
+@dataclass(frozen=True)
+class Request:
+    """One chat to answer.
+
+    Attributes:
+        row: number of the question.
+        messages: the chat up to where the model answers.
+        temperature: 0 is greedy.
+        seed: of the sampling, see `seed_of`.
+        template_kwargs: what the chat template gets for this chat alone.
+    """
+
+    row: int
+    messages: Sequence[Mapping[str, str]]
+    temperature: float
+    seed: int
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model answered.
+
+    Attributes:
+        row: that of the request.
+        text: the response; empty where the request was refused.
+        stopped: True when the model ended by itself, False when it was cut off.
+        prompt_tokens, new_tokens: counts, 0 where they are unknown.
+        refused: why this one request cannot be answered (a prompt that is too long, a content filter).
+        reasoning: thoughts that a server returns in a field of their own.
+    """
+
+    row: int
+    text: str
+    stopped: bool = True
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    refused: str | None = None
+    reasoning: str | None = None
+
+
+class Generator(Protocol):
+    """Whatever answers requests."""
+
+    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
+        """Answer all requests but those of the rows in `done`, a group at a time and in any order.
+
+        A group is stored as a unit. `done` is an argument of its own, so that a generator that forms batches forms the same
+        ones when it resumes in the middle.
+        """
+        ...
+
+
+def seed_of(seed: int, *parts: int) -> int:
+    """A seed below 2**31 for (seed, row, attempt) or any other numbers, different for all others."""
+    text = ":".join(map(str, (seed, *parts)))
+    hashed = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(hashed[:4], "big") >> 1
+
+
+def mended(text: str) -> str:
+    """A response without halves of characters, which no file could hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@dataclass
+class ReplyLog:
+    """What a generator has answered so far.
+
+    Attributes:
+        output: keeps every group of replies, None for a model in memory.
+        replies: by the number of the request, in the order in which they came.
+        seconds: spent on generating.
+    """
+
+    output: Output | None = None
+    replies: dict[int, Reply] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def ask(self, generator: Generator, requests: Sequence[Request], task: str, bar: Bar) -> None:
+        """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
+
+        Args:
+            task: its name on the bar.
+
+        Raises:
+            ConfigError: the model cannot be asked.
+            DataError: a reply cannot be stored.
+        """
+        if not requests:
+            return
+        done = sum(request.row in self.replies for request in requests)
+        bar.begin(task, len(requests), done)
+        if done == len(requests):
+            return
+        begin = time.perf_counter()
+        for replies in generator.answer(requests, frozenset(self.replies)):
+            rows = [list(vars(reply).values()) for reply in replies]
+            self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
+            bar.step(len(replies))
+            begin = time.perf_counter()
+
+    def add(self, line: Record) -> None:
+        """Store and take a line."""
+        if self.output is not None:
+            self.output.append(line)
+        self.take(line)
+
+    def take(self, line: Record) -> None:
+        """Take a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
+        for values in line["replies"]:
+            self.replies[values[0]] = Reply(*values)
+        self.seconds += float(line["seconds"])
 
 
 class Paths(NamedTuple):
@@ -112,7 +227,10 @@ class Output:
         self.identity = json.loads(json.dumps(identity))
         self.complete: Record | None = None
         self._file: BinaryIO | None = None
-        self._refuse_inputs(inputs)
+        for source in inputs:
+            for path in (*paths.results, paths.record, paths.partial):
+                if path.exists() and source.exists() and path.samefile(source):
+                    raise ConfigError(f"{path}: the command would write over its input; name another output")
         record = known = None
         if paths.record.exists():
             try:
@@ -127,20 +245,12 @@ class Output:
         if known is not None:
             refuse_other(paths.record, known, self.identity)
             self.complete = record
-            return
-        if header is not None:
+        elif header is not None:
             refuse_other(paths.partial, header, self.identity)
-            return
-        for path in paths.results:
-            if path.exists():
-                raise ConfigError(f"{path} exists and is not from unfinished work; {_ADVICE}")
-
-    def _refuse_inputs(self, inputs: Iterable[Path]) -> None:
-        own = [path for path in (*self.paths.results, self.paths.record, self.paths.partial) if path.exists()]
-        for source in inputs:
-            for path in own:
-                if source.exists() and path.samefile(source):
-                    raise ConfigError(f"{path}: the command would write over its input; name another output")
+        else:
+            for path in paths.results:
+                if path.exists():
+                    raise ConfigError(f"{path} exists and is not from unfinished work; {_ADVICE}")
 
     def _header(self) -> Record | None:
         """The identity in the first line of the partial file; None where there is no complete one, or it may go."""
@@ -158,7 +268,7 @@ class Output:
 
     @contextlib.contextmanager
     def opened(self, take: Callable[[Record], None]) -> Iterator[None]:
-        """Lock the files, and give `take` each line that is stored. Nothing changes before the first new line is stored.
+        """Lock the files, and give `take` each line that is stored. No file changes before the first new line is stored.
 
         `take` raises a KeyError, TypeError or ValueError for a line that it cannot use.
 
@@ -167,27 +277,24 @@ class Output:
             DataError: they cannot be read or written.
         """
         partial = self.paths.partial
-        new_folder = not partial.parent.exists()
-        with saying_where(partial):
-            partial.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with locked(partial.with_name(f".{partial.name}.lock")) as alone:
-                if not alone:
-                    raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
+        with contextlib.ExitStack() as stack:
+            if not partial.parent.exists():
                 with saying_where(partial):
-                    self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
-                try:
-                    if self.begun:
-                        self._resume(self._file, take)
-                    yield
-                finally:
-                    self._file.close()
-                    if partial.exists() and not partial.stat().st_size:
-                        partial.unlink()
-        finally:
-            if new_folder and not self.begun:
-                with contextlib.suppress(OSError):
-                    partial.parent.rmdir()
+                    partial.parent.mkdir(parents=True)
+                stack.callback(_remove_if_empty, partial.parent)
+            alone = stack.enter_context(locked(partial.with_name(f".{partial.name}.lock")))
+            if not alone:
+                raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
+            with saying_where(partial):
+                self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
+            try:
+                if self.begun:
+                    self._resume(self._file, take)
+                yield
+            finally:
+                self._file.close()
+                if partial.exists() and not partial.stat().st_size:
+                    partial.unlink()
 
     def _resume(self, file: BinaryIO, take: Callable[[Record], None]) -> None:
         """Read what is done; an incomplete last line is dropped."""
@@ -245,6 +352,11 @@ class Output:
         self.paths.partial.unlink(missing_ok=True)
 
 
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def _without_left(identity: Record) -> Record:
     return {name: value for name, value in identity.items() if name not in _LEFT}
 
@@ -266,53 +378,3 @@ def _setting(value: object) -> str:
         return "none"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-@dataclass
-class ReplyLog:
-    """What a generator has answered so far.
-
-    Attributes:
-        output: keeps every group of replies, None for a model in memory.
-        replies: by the number of the request, in the order in which they came.
-        seconds: spent on generating.
-    """
-
-    output: Output | None = None
-    replies: dict[int, Reply] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def ask(self, generator: Generator, requests: Sequence[Request], what: str, bar: Bar) -> None:
-        """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
-
-        Args:
-            what: the name of the task for the bar.
-
-        Raises:
-            ConfigError: the model cannot be asked.
-            DataError: a reply cannot be stored.
-        """
-        if not requests:
-            return
-        done = sum(request.row in self.replies for request in requests)
-        bar.begin(what, len(requests), done)
-        if done == len(requests):
-            return
-        begin = time.perf_counter()
-        for replies in generator.answer(requests, frozenset(self.replies)):
-            rows = [list(vars(reply).values()) for reply in replies]
-            self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
-            bar.step(len(replies))
-            begin = time.perf_counter()
-
-    def add(self, line: Record) -> None:
-        """Store and take a line."""
-        if self.output is not None:
-            self.output.append(line)
-        self.take(line)
-
-    def take(self, line: Record) -> None:
-        """Take a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
-        for values in line["replies"]:
-            self.replies[values[0]] = Reply(*values)
-        self.seconds += float(line["seconds"])

@@ -16,10 +16,9 @@ from stepjepa.config.option import Names
 from stepjepa.data.report import recorded_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
-from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
+from stepjepa.generation.local import BATCH_SIZE, LocalGenerator, VllmGenerator
 from stepjepa.generation.options import GeneratorOptions
-from stepjepa.generation.protocol import Generator
-from stepjepa.generation.vllm import VllmGenerator
+from stepjepa.generation.output import Generator
 from stepjepa.modeling.export import export_problem
 from stepjepa.modeling.load import (
     GGUF_SUFFIX,

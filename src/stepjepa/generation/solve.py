@@ -11,46 +11,54 @@ The files (see `stepjepa.generation.output`):
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepjepa.config.option import Names
 from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.data.report import skipped_lines
-from stepjepa.errors import ConfigError
 from stepjepa.generation.options import QUESTION, GenerateOptions
-from stepjepa.generation.output import Output, Paths, Record, ReplyLog, json_line, reading_record
+from stepjepa.generation.output import (
+    Generator,
+    Output,
+    Paths,
+    Record,
+    Reply,
+    ReplyLog,
+    Request,
+    json_line,
+    reading_record,
+    seed_of,
+)
 from stepjepa.generation.problems import Problem, ProblemSet, read_problems
-from stepjepa.generation.protocol import Generator, Reply, Request, mended, seed_of
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 _NAME = Names(GenerateOptions)
+RIGHT = "right"
 VERDICTS = {
     "wrong": "wrong answer",
     "truncated": f"cut off at {_NAME.max_new_tokens}",
     "no_answer": "no final answer",
     "refused": "request refused",
 }
-_REFUSALS = 5  # so many and no response: the request itself is wrong, not the questions
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a question and what came of it.
+    """One attempt at a question.
 
     Attributes:
         number: of the try, from 1.
-        verdict: ``right``, or a key of `VERDICTS`.
-        response: its text; `final_answer`: what it ends in, None without one.
+        verdict: `RIGHT`, or a key of `VERDICTS`.
+        final_answer: what the response ends in, None without one.
     """
 
     number: int
-    verdict: str
-    response: str
-    final_answer: str | None
     reply: Reply
+    verdict: str
+    final_answer: str | None
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,7 @@ class GenerationResult:
             percent = 100 * solved / asked
             lines.append(f"  attempt {number}: {solved} of {asked} solved ({percent:.1f} %)")
         if unsolved:
-            reasons = []
-            for verdict, count in summary["unsolved_last_attempt"].items():
-                reasons.append(f"{VERDICTS[verdict]} {count}")
+            reasons = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
             lines.append(f"  unsolved {unsolved}, by the last attempt: {', '.join(reasons)}")
         lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
         if summary["tokens_written"]:
@@ -105,13 +111,11 @@ def generate(options: GenerateOptions) -> GenerationResult:
     source, settings = problems.record(), options.deciding()
     output = _open_output(options, {**settings, "data": source["fingerprint"]})
     solved, unsolved = output.paths.results
-
-    def result(summary: Record, already: bool) -> GenerationResult:
-        return GenerationResult(summary, {solved: summary["solved"], unsolved: summary["unsolved"]}, already)
-
     if output.complete is not None:
         with reading_record(output.paths.record):
-            earlier = result(output.complete["summary"], already=True)
+            summary = output.complete["summary"]
+            files = {solved: summary["solved"], unsolved: summary["unsolved"]}
+            earlier = GenerationResult(summary, files, already=True)
             str(earlier)  # reads the rest of the record
             return earlier
     with Bar() as bar:
@@ -122,24 +126,22 @@ def generate(options: GenerateOptions) -> GenerationResult:
             resumed = f", {len(log.replies)} attempts done before" if log.replies else ""
             bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
             attempts = solve(problems.problems, options, generator, log, bar)
-            summary = _summary(problems, attempts, options)
-            right, wrong = _result_rows(problems.problems, attempts, options)
-            files = {solved: map(json_line, right)}
+            last = list(zip(problems.problems, (tries[-1] for tries in attempts), strict=True))
+            right = [_result_row(problem, one, options) for problem, one in last if one.verdict == RIGHT]
+            wrong = [_result_row(problem, one, options) for problem, one in last if one.verdict != RIGHT]
+            results = {solved: map(json_line, right)}
             if wrong:
-                files[unsolved] = map(json_line, wrong)
+                results[unsolved] = map(json_line, wrong)
+            summary = _summary(problems, attempts, options)
             record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-            output.finish(files, {**record, "input": source, "summary": summary})
-    return result(summary, already=False)
+            output.finish(results, {**record, "input": source, "summary": summary})
+    return GenerationResult(summary, {solved: len(right), unsolved: len(wrong)})
 
 
 def _open_output(options: GenerateOptions, identity: Record) -> Output:
     path = Path(str(options.output_file))
-    stem = path.name.removesuffix(".jsonl")
-    paths = Paths(
-        (path, path.with_name(f"{stem}.unsolved.jsonl")),
-        path.with_name(f"{path.name}.meta.json"),
-        path.with_name(f"{stem}.partial"),
-    )
+    results = path, path.with_name(f"{path.stem}.unsolved.jsonl")
+    paths = Paths(results, path.with_name(f"{path.name}.meta.json"), path.with_suffix(".partial"))
 
     def identity_of(record: Record) -> Record:
         if record["state"] != "complete":
@@ -167,29 +169,6 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     return place.load_generator(model, prompter, options)
 
 
-class _UnlessAllAreRefused:
-    """A generator whose refusals wait until a request is answered: where none ever is, the requests are wrong, not the
-    questions."""
-
-    def __init__(self, generator: Generator, answered: bool):
-        self._generator, self._answered = generator, answered
-
-    def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """As `Generator.answer`. Raises ConfigError: every request is refused."""
-        held: list[Reply] = []
-        for replies in self._generator.answer(requests, done):
-            held += replies
-            if any(reply.refused is None for reply in replies):
-                self._answered = True
-            if self._answered:
-                yield held
-                held = []
-            elif len(held) >= _REFUSALS:
-                break
-        if held:
-            raise ConfigError(f"the model refuses every request: {held[0].refused}")
-
-
 def solve(
     problems: Sequence[Problem], options: GenerateOptions, generator: Generator, log: ReplyLog, bar: Bar
 ) -> list[list[Attempt]]:
@@ -198,22 +177,22 @@ def solve(
     Attempt a (from 1) at the question in position p of N is request number (a - 1) N + p.
 
     Raises:
-        ConfigError: the model cannot be asked, or refuses every request.
+        ConfigError: the model cannot be asked.
         DataError: the attempts cannot be stored.
     """
-    answered = any(reply.refused is None for reply in log.replies.values())
-    generator = _UnlessAllAreRefused(generator, answered)
     attempts: list[list[Attempt]] = [[] for _ in problems]
     left = list(range(len(problems)))
     for number in range(1, options.attempts + 1):
         first = (number - 1) * len(problems)
         requests = [_request(first + place, problems[place], number, options) for place in left]
         log.ask(generator, requests, f"attempt {number}", bar)
+        unsolved = []
         for place in left:
-            reply = log.replies[first + place]
-            attempt = _judged(reply, problems[place], number, options)
+            attempt = _judged(log.replies[first + place], problems[place], number, options)
             attempts[place].append(attempt)
-        left = [place for place in left if attempts[place][-1].verdict != "right"]
+            if attempt.verdict != RIGHT:
+                unsolved.append(place)
+        left = unsolved
     return attempts
 
 
@@ -226,17 +205,16 @@ def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions)
 
 def _judged(reply: Reply, problem: Problem, number: int, options: GenerateOptions) -> Attempt:
     """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
-    text = mended(reply.text).strip()
     if reply.refused is not None:
-        return Attempt(number, "refused", text, None, reply)
-    answer = final_answer(text)
+        return Attempt(number, reply, "refused", None)
+    answer = final_answer(reply.text)
     if not reply.stopped and not options.accept_truncated:
         verdict = "truncated"
     elif answers_match(answer, problem.ground_truth):
-        verdict = "right"
+        verdict = RIGHT
     else:
         verdict = "no_answer" if answer is None else "wrong"
-    return Attempt(number, verdict, text, answer, reply)
+    return Attempt(number, reply, verdict, answer)
 
 
 def _summary(problems: ProblemSet, attempts: Sequence[Sequence[Attempt]], options: GenerateOptions) -> Record:
@@ -244,7 +222,7 @@ def _summary(problems: ProblemSet, attempts: Sequence[Sequence[Attempt]], option
     every = [one for tries in attempts for one in tries]
     last = [tries[-1] for tries in attempts]
     asked = Counter(one.number for one in every)
-    solved = Counter(one.number for one in last if one.verdict == "right")
+    solved = Counter(one.number for one in last if one.verdict == RIGHT)
     return {
         "rows_read": problems.rows_read,
         "solved": solved.total(),
@@ -252,7 +230,7 @@ def _summary(problems: ProblemSet, attempts: Sequence[Sequence[Attempt]], option
         "asked_at_attempt": {str(number): asked[number] for number in sorted(asked)},
         "attempts_allowed": options.attempts,
         "unsolved": len(last) - solved.total(),
-        "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != "right")),
+        "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != RIGHT)),
         "skipped": dict(problems.rows_skipped),
         "first_skipped": problems.first_skipped,
         "tokens_read": sum(one.reply.prompt_tokens for one in every),
@@ -260,31 +238,20 @@ def _summary(problems: ProblemSet, attempts: Sequence[Sequence[Attempt]], option
     }
 
 
-def _result_rows(
-    problems: Sequence[Problem], attempts: Sequence[Sequence[Attempt]], options: GenerateOptions
-) -> tuple[list[Record], list[Record]]:
-    """The rows of the output, solved and unsolved, in the order of the input."""
-    right, wrong = list[Record](), list[Record]()
-    for problem, tries in zip(problems, attempts, strict=True):
-        last = tries[-1]
-        correct = last.verdict == "right"
-        reply = last.reply
-        row = {
-            "question": problem.question,
-            "answer": problem.answer,
-            "ground_truth": problem.ground_truth,
-            "response": last.response,
-            "attempt": last.number,
-            "model": str(options.model_name),
-            "correct": correct,
-            "final_answer": last.final_answer,
-            "row": problem.row,
-            "stopped": reply.stopped,
-            "new_tokens": reply.new_tokens,
-        }
-        if reply.refused is not None:
-            row["refused"] = reply.refused
-        if reply.reasoning is not None:
-            row["reasoning"] = reply.reasoning
-        (right if correct else wrong).append(row)
-    return right, wrong
+def _result_row(problem: Problem, attempt: Attempt, options: GenerateOptions) -> Record:
+    reply = attempt.reply
+    row = {
+        "question": problem.question,
+        "answer": problem.answer,
+        "ground_truth": problem.ground_truth,
+        "response": reply.text.strip(),
+        "attempt": attempt.number,
+        "model": str(options.model_name),
+        "correct": attempt.verdict == RIGHT,
+        "final_answer": attempt.final_answer,
+        "row": problem.row,
+        "stopped": reply.stopped,
+        "new_tokens": reply.new_tokens,
+    }
+    optional = {"refused": reply.refused, "reasoning": reply.reasoning}
+    return row | {name: text for name, text in optional.items() if text is not None}

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import StepJepaError
-from stepjepa.evaluation.compare import PairedMetric, paired_metrics
 from stepjepa.evaluation.metrics import NLL
-from stepjepa.evaluation.predictions import Prediction, read_predictions
+from stepjepa.evaluation.predictions import PairedMetric, Prediction, paired_metrics, read_predictions
 from stepjepa.evaluation.statistics import conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table

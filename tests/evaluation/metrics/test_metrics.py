@@ -41,7 +41,7 @@ def test_what_cannot_be_made():
         ("answer_nll", {}, "needs the model"),
         ("gsm8k", {"refernce_column": "a"}, "no option 'refernce_column' of gsm8k; did you mean 'reference_column'"),
         ("no_such_module_at_all:f", {}, "No module named .no_such_module_at_all"),
-        ("json:__name__", {}, "metric json:__name__: json has no function __name__"),
+        ("json:__name__", {}, "metric json:__name__ is no function"),
         ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
         ("regex_equivalence", {"dialect": "posix"}, "dialect is 'posix'"),
         ("missing.py:f", {}, "missing.py: there is no such file"),
@@ -102,18 +102,14 @@ def test_a_worker_answers_and_is_ended():
 CHAT = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "[a-z]"}]}
 
 
-def test_exact():
-    metric = make_metric("exact")
-    assert metric.score(" [a-z]\n", CHAT)[:4] == (1.0, "[a-z]", "[a-z]", "")
-    assert metric.score("[a-z]+", CHAT)[:4] == (0.0, "[a-z]", "[a-z]+", "another text")
-
-
-def test_prefix_is_the_published_startswith():
-    metric = make_metric("prefix")
-    assert metric.score("[a-z]+.*", CHAT)[:4] == (1.0, "[a-z]", "[a-z]+.*", "")
-    assert metric.score("\n[a-z]<|end|>", CHAT).score == 1
-    assert metric.score("[a-", CHAT)[:4] == (0.0, "[a-z]", "[a-", "begins otherwise")
-    assert metric.score("x[a-z]", CHAT).score == 0
+def test_exact_and_prefix_which_is_the_published_startswith():
+    exact, prefix = make_metric("exact"), make_metric("prefix")
+    assert exact.score(" [a-z]\n", CHAT)[:4] == (1.0, "[a-z]", "[a-z]", "")
+    assert exact.score("[a-z]+", CHAT)[:4] == (0.0, "[a-z]", "[a-z]+", "another text")
+    assert prefix.score("[a-z]+.*", CHAT)[:4] == (1.0, "[a-z]", "[a-z]+.*", "")
+    assert prefix.score("\n[a-z]<|end|>", CHAT).score == 1
+    assert prefix.score("[a-", CHAT)[:4] == (0.0, "[a-z]", "[a-", "begins otherwise")
+    assert prefix.score("x[a-z]", CHAT).score == 0
 
 
 def test_where_the_reference_is():
@@ -180,30 +176,17 @@ def mathematics():
 
 # Known answer, response, marked by hand.
 EQUAL = [
-    (r"\frac{1}{2}", r"\boxed{0.5}"),
-    (r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{1}{\sqrt{2}}}"),
-    (r"3\sqrt{2}", r"\boxed{\sqrt{18}}"),
-    ("x^2+2x+1", r"\boxed{(x+1)^2}"),
-    ("x^2+2x+1", r"so it is $(x+1)^2$."),
-    (r"2\pi", r"The answer is \(2\pi\)."),
-    (r"\{1,2\}", r"\boxed{\{2,1\}}"),
-    ("5", r"\boxed{x = 5}"),
-    ("18", "She makes 18."),
-    ("50\\%", r"\boxed{0.5}"),
-    (r"\text{Saturday}", r"\boxed{Saturday}"),
+    (r"\frac{1}{2}", r"\boxed{0.5}"), (r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{1}{\sqrt{2}}}"),
+    (r"3\sqrt{2}", r"\boxed{\sqrt{18}}"), ("x^2+2x+1", r"\boxed{(x+1)^2}"), ("x^2+2x+1", r"so it is $(x+1)^2$."),
+    (r"2\pi", r"The answer is \(2\pi\)."), (r"\{1,2\}", r"\boxed{\{2,1\}}"), ("5", r"\boxed{x = 5}"),
+    ("18", "She makes 18."), ("50\\%", r"\boxed{0.5}"), (r"\text{Saturday}", r"\boxed{Saturday}"),
     (r"We get \boxed{7}.", r"\boxed{7}"),
-]
+]  # fmt: skip
 UNEQUAL = [
-    (r"\frac{1}{2}", r"\boxed{\frac{1}{3}}"),
-    (r"\frac{1}{3}", r"\boxed{0.33}"),
-    ("x^2+2x+1", r"\boxed{(x-1)^2}"),
-    ("(1,2)", r"\boxed{(2,1)}"),
-    ("[0,1)", r"\boxed{(0,1)}"),
-    ("5y", r"\boxed{5}"),
-    ("18", r"\boxed{}"),
-    ("18", ""),
+    (r"\frac{1}{2}", r"\boxed{\frac{1}{3}}"), (r"\frac{1}{3}", r"\boxed{0.33}"), ("x^2+2x+1", r"\boxed{(x-1)^2}"),
+    ("(1,2)", r"\boxed{(2,1)}"), ("[0,1)", r"\boxed{(0,1)}"), ("5y", r"\boxed{5}"), ("18", r"\boxed{}"), ("18", ""),
     ("18", r"\boxed{__import__('os').getcwd()}"),
-]
+]  # fmt: skip
 
 
 def test_equal_and_unequal_mathematics(mathematics):
@@ -225,25 +208,11 @@ def test_endless_computations_end(mathematics):
 
 ROW = {"answerKey": "B", "choices": {"text": ["red", "blue", "green", "dark blue"], "label": ["A", "B", "C", "D"]}}
 RIGHT = [
-    "B",
-    "(B)",
-    "b",
-    "B.",
-    "B) blue",
-    "**B. blue**",
-    "blue",
-    "The answer is blue.",
-    "Final Answer: **B**",
-    r"\boxed{B}",
-    r"\boxed{\text{(B)}}",
-    r"\boxed{blue}",
-    r"A? No. \boxed{B. blue}",
-    "I think the best choice is **(B)**.",
-    "A is wrong, C is wrong, so it must be B",
-    "(A) is red, but the answer is (B).",
-    "B\n\nBecause the sky is blue.",
+    "B", "(B)", "b", "B.", "B) blue", "**B. blue**", "blue", "The answer is blue.", "Final Answer: **B**", r"\boxed{B}",
+    r"\boxed{\text{(B)}}", r"\boxed{blue}", r"A? No. \boxed{B. blue}", "I think the best choice is **(B)**.",
+    "A is wrong, C is wrong, so it must be B", "(A) is red, but the answer is (B).", "B\n\nBecause the sky is blue.",
     "the answer is a colour: B",
-]
+]  # fmt: skip
 
 
 def test_the_chosen_option():
@@ -251,16 +220,9 @@ def test_the_chosen_option():
     for text in RIGHT:
         assert metric.score(text, ROW)[:4] == (1.0, "B", "B", ""), text
     for text, answer in [
-        ("", None),
-        ("I do not know", None),
-        ("A good question.", None),
-        ("A", "A"),
-        ("The answer is E", "E"),
-        ("dark blue", "D"),
-        ("D) dark blue", "D"),
-        (r"\boxed{A} B", "A"),
-        ("C. green\nNot B", "C"),
-    ]:
+        ("", None), ("I do not know", None), ("A good question.", None), ("A", "A"), ("The answer is E", "E"),
+        ("dark blue", "D"), ("D) dark blue", "D"), (r"\boxed{A} B", "A"), ("C. green\nNot B", "C"),
+    ]:  # fmt: skip
         note = "no option named" if answer is None else "another option"
         assert metric.score(text, ROW)[:4] == (0.0, "B", answer, note), text
     for row, gold in [

@@ -11,7 +11,7 @@ import pytest
 
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.metrics.regex_language import difference
+from stepjepa.evaluation.metrics.regex_equivalence import difference
 from stepjepa.evaluation.metrics.regex_syntax import NotSupportedError, PatternError, PatternPart, parse
 
 BUDGET = 600_000

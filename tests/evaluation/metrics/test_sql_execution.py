@@ -112,12 +112,8 @@ def test_limits(metric):
 def test_where_the_database_is(metric, folder, tmp_path):
     chat = [{"role": "user", "content": "How?\nFor db_id:[school]"}, {"role": "assistant", "content": "SELECT 4"}]
     row = {"messages": chat}
-    assert metric.score("SELECT count(*) FROM student", row)[:4] == (
-        1.0,
-        "SELECT 4",
-        "SELECT count(*) FROM student",
-        "",
-    )
+    count = "SELECT count(*) FROM student"
+    assert metric.score(count, row)[:4] == (1.0, "SELECT 4", count, "")
     alone = make_metric("sql_execution")
     path = str(folder / "school" / "school.sqlite")
     assert alone.score("SELECT 4", {"sql": "SELECT count(*) FROM student", "db_path": path}).score == 1

@@ -6,12 +6,10 @@ import pytest
 
 from stepjepa.data.sources import RowSource
 from stepjepa.evaluation.metrics import make_metrics
-from stepjepa.evaluation.predictions import read_predictions, record_lines
-from stepjepa.evaluation.questions import read_questions
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.evaluation.score import predictions_of, summarise
-from stepjepa.evaluation.system import SystemPrompt
-from stepjepa.generation.protocol import Reply
+from stepjepa.generation.output import Reply
 
 GOLD = "[a-z]+"
 # (response, ended by the model) -> exact, prefix, contains, stopped, text_after
@@ -55,14 +53,6 @@ def test_each_response_by_each_metric():
 def test_several_answers_to_a_question_count_what_can_be_counted():
     _, summary = predictions(samples=2)  # (0, 7) and (1, nan)
     assert summary["text_after"]["value"] == pytest.approx((3.5 + 1) / 2)
-
-
-def test_they_come_back_from_a_file(tmp_path):
-    found, _ = predictions()
-    path = tmp_path / "predictions.jsonl"
-    path.write_bytes(b"".join(record_lines(path, [one.record() for one in found])))
-    again = [one.scores["text_after"] for one in read_predictions(path)]
-    assert again == pytest.approx([0, 7, 1, math.nan, math.nan], nan_ok=True)
 
 
 def test_an_evaluation_on_the_way_counts_what_can_be_counted(monkeypatch):

@@ -19,6 +19,7 @@ from stepjepa.evaluation.metrics.base import (
     make_metrics,
     metric_class,
     model_metrics,
+    verdict,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "make_metrics",
     "metric_class",
     "model_metrics",
+    "verdict",
 ]

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from stepjepa.config.option import option
@@ -21,24 +20,23 @@ from stepjepa.data.answers import answers_match, final_answer, fold, last_boxed,
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 from stepjepa.utils.failures import library
 
-_TAIL = 2_000  # characters at the end of a text without a box in which formulas are looked for
-_LONGEST = 2_000  # characters of an answer for math-verify
+_LONGEST = 2_000  # characters for math-verify: of an answer, or of the end of a text in which it looks for formulas
 
 
 @dataclass(kw_only=True)
 class Exact(Metric):
     """The generated text is the reference, but for white space around both."""
 
-    name: ClassVar[str] = "exact"
+    name = "exact"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the texts are equal."""
         gold, answer = self.pair(generated, row)
-        return Judgement(float(answer == gold), gold, answer, "" if answer == gold else "another text")
+        return verdict(answer == gold, gold, answer, "another text")
 
 
 @dataclass(kw_only=True)
@@ -50,13 +48,12 @@ class Prefix(Metric):
     published, a reference that ends in some could never be matched.
     """
 
-    name: ClassVar[str] = "prefix"
+    name = "prefix"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the text starts with the reference."""
         gold, answer = self.pair(generated, row)
-        begins = answer.startswith(gold)
-        return Judgement(float(begins), gold, answer, "" if begins else "begins otherwise")
+        return verdict(answer.startswith(gold), gold, answer, "begins otherwise")
 
 
 @dataclass(kw_only=True)
@@ -66,20 +63,19 @@ class Contains(Metric):
     `exact` also asks that the model stops there. The reference may occur within a longer wrong answer, which counts here.
     """
 
-    name: ClassVar[str] = "contains"
+    name = "contains"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the text contains the reference."""
         gold, answer = self.pair(generated, row)
-        contains = gold in answer
-        return Judgement(float(contains), gold, answer, "" if contains else "the reference does not occur")
+        return verdict(gold in answer, gold, answer, "the reference does not occur")
 
 
 @dataclass(kw_only=True)
 class Stopped(Metric):
     """The model ended its response by itself, before `max_new_tokens`; no reference is read."""
 
-    name: ClassVar[str] = "stopped"
+    name = "stopped"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """0: nothing shows that this text was ended by a model, see `score_response`."""
@@ -97,9 +93,9 @@ class TextAfter(Metric):
     A text that does not contain the reference does not count. `max_new_tokens` bounds it.
     """
 
-    name: ClassVar[str] = "text_after"
-    kind: ClassVar[Literal["accuracy", "score", "count"]] = "count"
-    higher_is_better: ClassVar[bool] = False
+    name = "text_after"
+    kind = "count"
+    higher_is_better = False
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """The number of characters, NaN without the reference."""
@@ -118,8 +114,8 @@ class Rouge(Metric):
     variant: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = option("rougeL", "What is counted.", OPTIONS)
     stem: bool = option(False, "Compare English words by their stems.", OPTIONS)
 
-    name: ClassVar[str] = "rouge"
-    kind: ClassVar[Literal["accuracy", "score", "count"]] = "score"
+    name = "rouge"
+    kind = "score"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,43 +137,44 @@ class Bleu(Metric):
     tokenize: str = option("13a", "Sacrebleu's tokenizer: 13a, intl, zh, ja-mecab, char, none and others.", OPTIONS)
     lowercase: bool = option(False, "Ignore letter case.", OPTIONS)
 
-    name: ClassVar[str] = "bleu"
-    kind: ClassVar[Literal["accuracy", "score", "count"]] = "score"
+    name = "bleu"
+    kind = "score"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         BLEU = library("sacrebleu.metrics", "eval").BLEU
         if self.tokenize not in BLEU.TOKENIZERS:
             raise ConfigError(f"tokenize is {self.tokenize!r}; known: {', '.join(sorted(BLEU.TOKENIZERS))}")
-        bleu = partial(BLEU, tokenize=self.tokenize, lowercase=self.lowercase)
+        options = {"tokenize": self.tokenize, "lowercase": self.lowercase}
         try:
-            self._sentence, self._corpus = bleu(effective_order=True), bleu()
+            self._sentence, self._corpus = BLEU(effective_order=True, **options), BLEU(**options)
         except (ImportError, RuntimeError) as error:  # a tokenizer that needs a package of its own
             raise ConfigError(f"tokenize {self.tokenize!r}: {error}") from None
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """Sentence BLEU."""
         gold, answer = self.pair(generated, row)
-        return Judgement(_share(self._sentence.sentence_score(answer, [gold]).score), gold, answer)
+        return Judgement(_share(self._sentence.sentence_score(answer, [gold])), gold, answer)
 
     def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Corpus BLEU; None without any text."""
         pairs = [self.pair(text, row) for text, row in zip(generated, rows, strict=True)]
         if not pairs:
             return None
-        return _share(self._corpus.corpus_score([answer for _, answer in pairs], [[gold for gold, _ in pairs]]).score)
+        golds, answers = zip(*pairs, strict=True)
+        return _share(self._corpus.corpus_score(answers, [golds]))
 
 
-def _share(percent: float) -> float:
-    return min(percent / 100, 1.0)  # sacrebleu gives 100.00000000000004
+def _share(bleu: Any) -> float:
+    return min(bleu.score / 100, 1.0)  # sacrebleu gives 100.00000000000004
 
 
 @dataclass(kw_only=True)
 class TaskAnswer(Metric):
     """Whether an answer to a row of a built-in task is right, by the rule of `stepjepa.data.tasks`."""
 
-    name: ClassVar[str] = "task"
-    rule: ClassVar[str] = "solves"  # a method of the task
+    name = "task"
+    rule = "solves"  # a method of the task
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the answer is right. Raises DataError: the row is of no built-in task."""
@@ -188,15 +185,15 @@ class TaskAnswer(Metric):
             raise DataError(f"the row has no {error}, as rows of a built-in task have (stepjepa.data.tasks)") from None
         except (ConfigError, TypeError, ValueError) as error:
             raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
-        return Judgement(float(right), gold, answer, "" if right else "wrong")
+        return verdict(right, gold, answer, "wrong")
 
 
 @dataclass(kw_only=True)
 class FirstStep(TaskAnswer):
     """Whether the first step of such an answer is right: in a path-star graph, the only decision."""
 
-    name: ClassVar[str] = "first_step"
-    rule: ClassVar[str] = "begins"
+    name = "first_step"
+    rule = "begins"
 
 
 @dataclass(kw_only=True)
@@ -208,9 +205,9 @@ class FinalAnswer(Metric):
     chat's last message; a short line without marks is one already.
     """
 
-    name: ClassVar[str] = "gsm8k"
+    name = "gsm8k"
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "completion", "messages")
-    longest_bare: ClassVar[int] = 80  # characters of a line that is an answer as it is
+    longest_bare = 80  # characters of a line that is an answer as it is
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the final answers match."""
@@ -219,8 +216,7 @@ class FinalAnswer(Metric):
             return Judgement(0.0, None, answer, "the reference has no final answer")
         if answer is None:
             return Judgement(0.0, gold, None, "no answer found")
-        right = answers_match(answer, gold)
-        return Judgement(float(right), gold, answer, "" if right else "another answer")
+        return verdict(answers_match(answer, gold), gold, answer, "another answer")
 
     def known(self, row: Mapping[str, Any]) -> str | None:
         """The final answer of the reference. Raises DataError: the row holds none."""
@@ -256,9 +252,9 @@ class MathAnswer(FinalAnswer):
 
     time_limit: float = option(5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0)
 
-    name: ClassVar[str] = "math"
-    columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "solution", "completion", "messages")
-    longest_bare: ClassVar[int] = 200
+    name = "math"
+    columns = ("ground_truth", "answer", "solution", "completion", "messages")
+    longest_bare = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -272,7 +268,7 @@ class MathAnswer(FinalAnswer):
         gold, answer = self.known(row), final_answer(generated)
         source = last_boxed(generated)
         if source is None and any(mark in generated for mark in ("$", "\\(", "\\[")):
-            source = generated[-_TAIL:]
+            source = generated[-_LONGEST:]
         elif answer is not None:
             source = _boxed(answer)
         if gold is None:
@@ -289,7 +285,7 @@ class MathAnswer(FinalAnswer):
             return Judgement(0.0, gold, answer, f"not decided within {self.time_limit:g} s", "unknown")
         except WorkerError as error:
             return Judgement(0.0, gold, answer, f"not decided: {error}", "unknown")
-        return Judgement(float(same), gold, read or answer, "" if same else "another answer")
+        return verdict(same, gold, read or answer, "another answer")
 
 
 def _boxed(answer: str) -> str:
@@ -342,23 +338,28 @@ class MultipleChoice(Metric):
     which it begins (`B.`, `(B)`), else the option whose text it is, else the last letter that is alone.
     """
 
-    name: ClassVar[str] = "multiple_choice"
-    columns: ClassVar[tuple[str, ...]] = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
+    name = "multiple_choice"
+    columns = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where the same option is chosen."""
-        options, reference = _options(row), self.reference(row)
-        bare = plain_text(reference)
-        if bare.upper() not in options and bare.isdecimal() and options:
-            gold = list(options)[int(bare)] if len(bare) < 3 and int(bare) < len(options) else None
-        else:
-            gold = bare.upper() if bare.upper() in options else _chosen(reference, options)
+        options = _options(row)
+        gold = _reference_label(self.reference(row), options)
         answer = _chosen(answer_of(generated), options)
         if gold is None:
             return Judgement(0.0, None, answer, "the reference names no option")
         if answer is None:
             return Judgement(0.0, gold, None, "no option named")
-        return Judgement(float(answer == gold), gold, answer, "" if answer == gold else "another option")
+        return verdict(answer == gold, gold, answer, "another option")
+
+
+def _reference_label(reference: str, options: Mapping[str, str]) -> str | None:
+    label = plain_text(reference)
+    if label.upper() in options:
+        return label.upper()
+    if options and label.isdecimal():
+        return dict(enumerate(options)).get(int(label))
+    return _chosen(reference, options)
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:

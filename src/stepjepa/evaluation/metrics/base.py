@@ -64,6 +64,11 @@ class Judgement(NamedTuple):
     undecided: Literal["unknown", "invalid"] | None = None
 
 
+def verdict(right: bool, gold: str, answer: str | None, note: str) -> Judgement:
+    """Of an answer that is right or wrong; `note` says why it is wrong."""
+    return Judgement(float(right), gold, answer, "" if right else note)
+
+
 @dataclass(kw_only=True)
 class Metric(ABC):
     """Scores generated texts against the answers of their rows.
@@ -155,17 +160,16 @@ class CustomMetric(Metric):
 
     target: str
 
-    kind: ClassVar[Literal["accuracy", "score", "count"]] = "score"
-    is_custom: ClassVar[bool] = True
+    kind = "score"
+    is_custom = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.name = self.target  # type: ignore[misc]
-        found = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS], again=True)
-        if not callable(found):
-            source, _, name = self.target.rpartition(":")
-            raise ConfigError(f"{OPTIONS} {self.target}: {source} has no function {name}")
-        self._function: Callable[[str, str, dict[str, Any]], Any] = found
+        function = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS], again=True)
+        if not callable(function):
+            raise ConfigError(f"{OPTIONS} {self.target} is no function")
+        self._function: Callable[[str, str, dict[str, Any]], Any] = function
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """What the function returns: True and False are 1 and 0.
@@ -184,10 +188,10 @@ class CustomMetric(Metric):
         except Exception as error:
             raise DataError(f"metric {self.target}: {type(error).__name__}: {error}") from error
         try:
-            value = float(returned)
+            value = math.nan if isinstance(returned, str) else float(returned)
         except (TypeError, ValueError):
             value = math.nan
-        if isinstance(returned, str) or not 0 <= value <= 1:
+        if not 0 <= value <= 1:
             raise DataError(
                 f"metric {self.target} must return a bool or a number from 0 to 1, it returned {returned!r}"
             )

@@ -133,6 +133,10 @@ class _Reader:
     def next_is(self, characters: str) -> bool:
         return self.position < len(self.text) and self.text[self.position] in characters
 
+    def at_end(self) -> bool:
+        """Whether a part ends here."""
+        return self.position == len(self.text) or self.next_is("|)&" if self.operators else "|)")
+
     def take(self) -> str:
         if self.position == len(self.text):
             raise PatternError("ends in the middle")
@@ -158,7 +162,7 @@ class _Reader:
 
     def joined(self) -> PatternPart:
         parts: list[PatternPart] = []
-        while self.position < len(self.text) and not self.next_is("|)&" if self.operators else "|)"):
+        while not self.at_end():
             parts.append(self.repeated())
         return parts[0] if len(parts) == 1 else PatternPart("join", tuple(parts))
 
@@ -203,7 +207,7 @@ class _Reader:
         return PatternPart("not", (part,)) if negations % 2 else part
 
     def atom(self) -> PatternPart:
-        if self.next_is("*+?") or (self.position == len(self.text) or self.next_is("|)&" if self.operators else "|)")):
+        if self.next_is("*+?") or self.at_end():
             raise PatternError(f"nothing to repeat or to negate at {self.position}")
         sign = self.take()
         if sign == "(":

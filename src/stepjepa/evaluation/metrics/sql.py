@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from stepjepa.config.option import Names, option
 from stepjepa.data.blocks import answer_of
@@ -21,7 +21,6 @@ from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeou
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _IN_PROMPT = re.compile(r"\bdb_id:\s*\[([^\]\n]+)\]")
 _LONGEST = 20_000  # characters of a query
-_MEMORY = 2 * 2**30
 _GRACE = 2.0  # seconds for opening, comparing and closing
 
 _TOLERANCE = 1e-6
@@ -51,14 +50,14 @@ class SqlExecution(Metric):
     time_limit: float = option(10.0, "Seconds for each of the two queries.", OPTIONS, above=0)
     max_rows: int = option(100_000, "Rows that a query may return.", OPTIONS, at_least=1)
 
-    name: ClassVar[str] = "sql_execution"
-    columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "query", "sql", "answer", "ground_truth")
+    name = "sql_execution"
+    columns = ("messages", "completion", "code", "query", "sql", "answer", "ground_truth")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.db_folder is not None and not Path(self.db_folder).is_dir():
             raise ConfigError(f"{_NAME.db_folder}: no folder {self.db_folder}")
-        self._worker = Worker(compare, _MEMORY)
+        self._worker = Worker(compare)
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
         """1 where both queries return the same rows.
@@ -85,15 +84,15 @@ class SqlExecution(Metric):
     def _database(self, row: Mapping[str, Any]) -> Path:
         """The file of a row's database."""
         folder = Path(self.db_folder or "")
-        if isinstance(row.get("db_path"), str) and row["db_path"]:
-            files = [folder / row["db_path"]]
+        if row.get("db_path"):
+            files = [folder / str(row["db_path"])]
         else:
             name = _database_name(row)
             if self.db_folder is None:
                 raise ConfigError(
                     f"the metric {self.name} needs {_NAME.db_folder}, the folder of the database {name!r}"
                 )
-            if name in (".", "..") or "/" in name or "\\" in name:
+            if Path(name).name != name:
                 raise DataError(f"db_id {name!r} is no name of a database")
             files = [folder / name / f"{name}.sqlite", folder / f"{name}.sqlite"]
         for file in files:
@@ -106,12 +105,10 @@ _NAME = Names(SqlExecution)
 
 
 def _database_name(row: Mapping[str, Any]) -> str:
-    named = row.get("db_id")
-    if isinstance(named, str) and named:
-        return named
-    texts = [turn["content"] for turn in row.get("messages") or () if isinstance(turn.get("content"), str)]
-    for text in texts:
-        name = _IN_PROMPT.search(text)
+    if row.get("db_id"):
+        return str(row["db_id"])
+    for turn in row.get("messages") or ():
+        name = _IN_PROMPT.search(str(turn.get("content")))
         if name is not None:
             return name[1].strip()
     raise DataError(f"the row names no database: no column db_path or db_id (columns found: {', '.join(row)})")
@@ -119,16 +116,12 @@ def _database_name(row: Mapping[str, Any]) -> str:
 
 def query_of(text: str) -> str:
     """The query in a text: its last fenced block, else all of it; the first statement, without the semicolon."""
-    if text.count("```") > 1:
-        blocks = _FENCE.findall(text)
-        text = blocks[-1] if blocks else text
-    text = text.strip()
-    if len(text) <= _LONGEST:
-        for end in (place for place, sign in enumerate(text) if sign == ";"):
-            if sqlite3.complete_statement(text[: end + 1]):
-                text = text[:end]
-                break
-    return text.strip()
+    blocks = _FENCE.findall(text)
+    text = (blocks[-1] if blocks else text).strip()
+    for end in re.finditer(";", text[:_LONGEST]):
+        if sqlite3.complete_statement(text[: end.end()]):
+            return text[: end.start()].strip()
+    return text
 
 
 class _Limit(Exception):
@@ -145,14 +138,11 @@ def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int
         seconds: for each query.
         max_rows: that each may return.
     """
-    uri = f"{Path(database).as_uri()}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection:
         connection.execute("PRAGMA query_only = ON")
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         if hasattr(connection, "setlimit"):  # Python 3.11
             connection.setlimit(0, _LARGEST_VALUE)  # SQLITE_LIMIT_LENGTH
-            connection.setlimit(7, 0)  # SQLITE_LIMIT_ATTACHED
-            connection.setlimit(8, 1000)  # SQLITE_LIMIT_LIKE_PATTERN_LENGTH
         connection.set_authorizer(_authorize)
         results = []
         for query, whose, undecided in ((gold, "unknown: the reference", "unknown"), (answer, "the query", "invalid")):
@@ -201,31 +191,31 @@ def is_ordered(query: str) -> bool:
 
 
 def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:
-    widths = [len(rows[0]) if rows else 0 for rows in (gold, answer)]
-    if gold and answer and widths[0] != widths[1]:
-        return f"{widths[1]} columns instead of {widths[0]}"
+    for row, other in zip(gold[:1], answer[:1], strict=False):
+        if len(row) != len(other):
+            return f"{len(other)} columns instead of {len(row)}"
     if len(gold) != len(answer):
         return f"{len(answer)} rows instead of {len(gold)}"
     if not ordered:
-        gold, answer = sorted(gold, key=_key), sorted(answer, key=_key)
-    if all(all(map(_same, one, other)) for one, other in zip(gold, answer, strict=True)):
-        return ""
-    return "other rows, or another order" if ordered else "other rows"
+        gold = sorted(gold, key=_key)
+        answer = sorted(answer, key=_key)
+    for row, other in zip(gold, answer, strict=True):
+        if not all(map(_same, row, other)):
+            return "other rows, or another order" if ordered else "other rows"
+    return ""
 
 
 def _key(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sorts rows that are equal but for rounding next to each other: by what is no number first."""
-    kinds = tuple((0, "") if cell is None else (1, "") if _is_number(cell) else (2, repr(cell)) for cell in row)
-    return kinds, tuple(float(f"{cell:.9g}") for cell in row if _is_number(cell))
+    texts = tuple("" if _is_number(cell) else repr(cell) for cell in row)
+    return texts, tuple(float(f"{cell:.9g}") for cell in row if _is_number(cell))
 
 
 def _is_number(cell: Any) -> bool:
     return isinstance(cell, (int, float))
 
 
-def _same(one: Any, other: Any) -> bool:
-    if _is_number(one) and _is_number(other):
-        if isinstance(one, int) and isinstance(other, int):
-            return one == other
-        return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=1e-9)
-    return type(one) is type(other) and one == other
+def _same(cell: Any, other: Any) -> bool:
+    if float in (type(cell), type(other)) and _is_number(cell) and _is_number(other):
+        return math.isclose(cell, other, rel_tol=_TOLERANCE, abs_tol=1e-9)
+    return type(cell) is type(other) and cell == other

@@ -14,13 +14,11 @@ import os
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 _START_SECONDS = 120.0
 _MEMORY = 4 * 2**30  # bytes of address space
-Result = TypeVar("Result")
 
 
 class WorkerError(Exception):
@@ -31,48 +29,47 @@ class WorkerTimeout(WorkerError):
     """The function took too long."""
 
 
-class Worker(Generic[Result]):
-    """Calls a function in another process.
+class Worker:
+    """Calls a function in another process, which ends with this one.
 
     Args:
         function: of a module; arguments and result must be JSON.
-        memory: bytes of address space that the process may have, where the system keeps to that (Linux does).
         imports: a module that the process loads when it starts, so that no call's time limit includes it.
     """
 
-    def __init__(self, function: Callable[..., Result], memory: int = _MEMORY, imports: str | None = None):
+    def __init__(self, function: Callable[..., Any], imports: str | None = None):
         named = function.__module__, function.__qualname__
-        self._code = f"from {__name__} import serve; serve{(*named, memory, imports)}"
+        self._code = f"from {__name__} import serve; serve{(*named, imports)}"
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
 
-    def call(self, seconds: float, /, **arguments: object) -> Result:
+    def call(self, seconds: float, /, **arguments: object) -> Any:
         """The function's result.
 
         Raises:
             WorkerTimeout: there was none after `seconds`; starting the process does not count.
             WorkerError: it raised an error, ran out of memory, or its process could not start or died.
         """
-        with self._lock:
-            reply = None
-            try:
-                if self._process is None or self._process.poll() is not None:
-                    self._start()
-                reply = self._exchange({"seconds": seconds, "arguments": arguments}, seconds)
-            finally:
-                if reply is None:  # too late, or an interrupt: a reply under way belongs to no later call
-                    self._stop()
+        reply = None
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            reply = self._exchange({"seconds": seconds, "arguments": arguments}, seconds)
+        finally:
+            if reply is None:  # too late, or an interrupt: a reply under way belongs to no later call
+                self.close()
         if "error" in reply:
             raise WorkerError(reply["error"])
         return reply["value"]
 
     def close(self) -> None:
         """End the process."""
-        with self._lock:
-            self._stop()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()  # closes its streams
+            self._process = None
 
     def _start(self) -> None:
-        self._stop()
+        self.close()
         # The same packages as here, wherever they were found; not the current folder, which nobody asked for.
         path = os.pathsep.join(part for part in sys.path if part)
         self._process = subprocess.Popen(
@@ -84,18 +81,9 @@ class Worker(Generic[Result]):
             encoding="utf-8",
             env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         )
-        self._end = weakref.finalize(self, _end, self._process)
-        try:
-            trouble = self._exchange(None, _START_SECONDS).get("error")
-        except WorkerError as error:
-            trouble = str(error)
+        trouble = self._exchange(None, _START_SECONDS).get("error")
         if trouble:
             raise WorkerError(f"its process did not start: {trouble}")
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._end()
-            self._process = None
 
     def _exchange(self, call: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
         """Send a call, if there is one, and read a reply."""
@@ -107,7 +95,6 @@ class Worker(Generic[Result]):
             process.kill()
 
         timer = threading.Timer(seconds, stop)
-        timer.daemon = True
         timer.start()
         try:
             if call is not None:
@@ -122,21 +109,10 @@ class Worker(Generic[Result]):
             return json.loads(reply)
         if late.is_set():
             raise WorkerTimeout(f"no result after {seconds:g} s")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=1)  # it has closed its output: its own exit code is about to come
-        raise WorkerError(f"its process ended with code {process.returncode}")
+        raise WorkerError("its process ended")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
-
-
-def serve(module: str, name: str, memory: int, imports: str | None) -> None:
+def serve(module: str, name: str, imports: str | None) -> None:
     """The other process: answer calls until standard input ends."""
     import signal
 
@@ -148,7 +124,7 @@ def serve(module: str, name: str, memory: int, imports: str | None) -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
     def reply(name: str, value: Any) -> None:
         print(json.dumps({name: value}), file=replies, flush=True)

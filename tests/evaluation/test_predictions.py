@@ -7,8 +7,16 @@ import json
 import pytest
 
 from stepjepa.errors import DataError
-from stepjepa.evaluation.compare import analyze_predictions, compare, error_kind, paired_metrics, repeats
-from stepjepa.evaluation.predictions import Prediction, read_predictions, record_lines
+from stepjepa.evaluation.predictions import (
+    Prediction,
+    analyze_predictions,
+    compare,
+    error_kind,
+    paired_metrics,
+    read_predictions,
+    record_lines,
+    repeats,
+)
 
 
 def wrong(text, gold, found, stop="stop", **more):
@@ -27,7 +35,6 @@ KINDS = [
     ("elsewhere", wrong("Red, I mean: blue", "red", "blue")),
     ("elsewhere", wrong("The regex is [a-z].", "[a-z]", "The regex is [a-z].")),
     ("wrong", wrong("Of 16 eggs 3 are left, minus 180", "18", "3")),
-    ("wrong", wrong("It is 17", "18", "17")),
     ("undecided", wrong("x", "x^2", "x^{9^9}", note="not decided within 5 s", undecided="unknown")),
     ("invalid", wrong("(a", "a", "(a", note="the answer is no regular expression", undecided="invalid")),
     ("wrong", wrong("[a-y]", "[a-z]", "[a-y]")),
@@ -38,15 +45,11 @@ KINDS = [
 def test_kinds():
     for kind, one in KINDS:
         assert error_kind(one) == kind, one
-
-
-def test_repetitions():
     assert repeats("a " * 40) and repeats("Step: go on. " * 5) and repeats("x" * 70)
     assert repeats("So: " + "\n\nThe answer is 3." * 6 + "\n\nThe ans"), "the last turn may be cut"
     assert not repeats("a " * 20), "shorter than a line"
     assert not repeats("We add 3 and 4, then 4 and 5, then 5 and 6, then 6 and 7, then 7 and 8, and so on. " * 2)
     assert not repeats("ab" * 60 + " and then a sentence of quite another kind."), "it goes on"
-    assert repeats("ab" * 100_000)
 
 
 def predictions(right, *, first=0, scores=None):
@@ -72,27 +75,19 @@ def file(tmp_path):
 
 
 def test_one_file(file):
-    found = analyze_predictions(file(predictions([True, False, True, False, True])), show=1)
-    assert (found.n, found.correct, found.undecided, found.metric, found.unit) == (5, 3, 0, "gsm8k", "tokens")
-    assert found.kinds == {"wrong": 2} and [one.index for one in found.examples["wrong"]] == [1]
-    assert found.accuracy.value == 0.6 and found.lengths == {"right": 3, "wrong": 3}
-    text = str(found)
-    assert (
-        "5 answers, 3 right, 2 wrong" in text
-        and "60.0 % (23.1 to 88.2)" in text
-        and "2  100.0 %  another answer" in text
-    )
-    record = json.loads(json.dumps(found.record()))
-    assert record["accuracy"]["value"] == 0.6 and record["examples"]["wrong"][0]["question"] == "Question 1?"
-
-
-def test_lengths_and_cuts_of_right_and_wrong(file):
-    rows = predictions([True, True, False, False])
-    for row, tokens, stop in zip(rows, (10, 20, 50, 60), ("stop", "length", "length", "stop"), strict=True):
+    rows = predictions([True, False, True, False, True])
+    for row, tokens, stop in zip(rows, (10, 50, 20, 60, 30), ("stop", "length", "length", "stop", "stop"), strict=True):
         row["tokens"], row["stop_reason"] = tokens, stop
-    found = analyze_predictions(file(rows))
-    assert found.lengths == {"right": 15, "wrong": 55}
-    assert found.cut_off == {"right": 1, "wrong": 1} and found.kinds == {"cut_off": 1, "wrong": 1}
+    found = analyze_predictions(file(rows), show=1)
+    assert (found.n, found.correct, found.undecided, found.metric, found.unit) == (5, 3, 0, "gsm8k", "tokens")
+    assert found.kinds == {"cut_off": 1, "wrong": 1} and [one.index for one in found.examples["wrong"]] == [3]
+    assert found.accuracy.value == 0.6 and found.lengths == {"right": 20, "wrong": 55}
+    assert found.cut_off == {"right": 1, "wrong": 1}
+    text = str(found)
+    assert "5 answers, 3 right, 2 wrong" in text and "60.0 % (23.1 to 88.2)" in text
+    assert "1   50.0 %  another answer" in text
+    record = json.loads(json.dumps(found.record()))
+    assert record["accuracy"]["value"] == 0.6 and record["examples"]["wrong"][0]["question"] == "Question 3?"
 
 
 def test_two_files(file):
@@ -115,14 +110,14 @@ def test_the_metric_to_go_by(file):
     other = lambda index, correct: {"prefix": float(correct), "exact": 0.0}  # noqa: E731
     a = file(predictions([True, False], scores=both))
     b = file(predictions([True, False], scores=other), "b.jsonl")
-    with pytest.raises(DataError, match="goes by exact, .* by prefix; --metric exact goes by one that both have"):
+    with pytest.raises(DataError, match="goes by exact, .* by prefix; --metric goes by one .*has exact, prefix"):
         compare(a, b)
     found = compare(a, b, metric="prefix")
     assert (found.both, found.only_a, found.a.metric) == (1, 1, "prefix")
     assert analyze_predictions(a, metric="prefix").correct == 2
-    with pytest.raises(DataError, match="neither 0 nor 1 of rouge"):
+    with pytest.raises(DataError, match="index 0 has no rouge of 0 or 1"):
         analyze_predictions(a, metric="rouge")
-    with pytest.raises(DataError, match=r"no score of bleu \(metrics found: exact, prefix, rouge\)"):
+    with pytest.raises(DataError, match=r"has no bleu of 0 or 1 \(metrics found: exact, prefix, rouge\)"):
         analyze_predictions(a, metric="bleu")
 
 
@@ -160,7 +155,7 @@ def test_files_that_do_not_match(file):
     rows[2]["question"] = "Another?"
     with pytest.raises(DataError, match="different questions at index 2"):
         compare(a, file(rows, "d.jsonl"))
-    with pytest.raises(DataError, match="index 0 occurs twice"):
+    with pytest.raises(DataError, match="e.jsonl: an index occurs twice"):
         compare(file(predictions([True]) * 2, "e.jsonl"), a)
 
 
