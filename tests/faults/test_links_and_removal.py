@@ -8,8 +8,7 @@ import shutil
 import pytest
 
 from stepjepa.errors import RunError
-from stepjepa.study.plan import clear_folder
-from stepjepa.study.records import StudyRunFolder
+from stepjepa.study.folder import StudyRunFolder, clear_folder
 from stepjepa.training.run_folder import (
     RESUME_RECORD,
     ResumeRecord,

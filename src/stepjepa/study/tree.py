@@ -14,8 +14,10 @@ from stepjepa.study.spec import StudyOptions
 
 _NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
-# Keys of version 0.2 -> what replaces them.
+# Keys of earlier versions -> what replaces them.
 LEFT_KEYS = {
+    "processes_per_run": "a run is one process; train under torchrun, and compare with stepjepa report",
+    "order": "the first seed of all arms is run first; --blocks runs some blocks",
     "grid": "write out the arms that are to be compared, or let the validation split choose: tune: {option: [values]}",
 }
 
@@ -66,15 +68,12 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
         mini: the section mini is read; the value is set there, where the study has that section.
 
     Raises:
-        ConfigError: it is not of the form ``key.key=value``, or no run would read the value: the section mini is not read,
-            or a block has its own value.
+        ConfigError: it is not of the form ``key.key=value``, or a block has a value of its own instead.
     """
     path, equals, text = assignment.partition("=")
     names = path.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
-    if names[0] == "mini" and not mini:
-        raise ConfigError(f"--set {assignment}: the section mini is read with --{_NAME.mini} only")
     if mini and "mini" in root.given and names[0] != "mini":
         names = ["mini", *names]
     blocks = _at(root, ["blocks"])
