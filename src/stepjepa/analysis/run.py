@@ -89,7 +89,7 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
         if options.from_states:
             collected = _saved_states(options.from_states, options.base_model)
         else:
-            collected = _Collection(options, given, bar).into(folder, earlier)
+            collected, earlier = _Collection(options, given, bar).into(folder, earlier), []
         states = collected.states
         bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
         horizon = options.prediction_horizon or MOST_HORIZONS
@@ -98,7 +98,7 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
         # Nothing can fail any more: the earlier files make room.
         folder.mkdir(parents=True, exist_ok=True)
         for file in earlier:
-            file.unlink(missing_ok=True)
+            file.unlink()
         record = {**collected.about, **asdict(comparison)}
         write_json(folder / NUMBERS, record)
         figures = list(plots.comparison_figures(comparison, states, options.coordinates or ["pca"], options.seed))

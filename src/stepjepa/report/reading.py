@@ -235,16 +235,12 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
         if other_model:
             reader.stale.append(f"{path}: is of {other_model}; evaluate the present one again")
             name = f"{name} (stale)"
-        answers, likelihoods = _jsonl_or_json(path / "predictions"), _jsonl_or_json(path / NLL)
-        yield name, StoredEvaluation(result, answers, likelihoods, bool(other_model))
-
-
-def _jsonl_or_json(stem: Path) -> Path | None:
-    for suffix in ("jsonl", "json"):
-        path = stem.with_name(f"{stem.name}.{suffix}")
-        if path.is_file():
-            return path
-    return None
+        evaluation = StoredEvaluation(result, stale=bool(other_model))
+        if (path / "predictions.jsonl").is_file():
+            evaluation.predictions = path / "predictions.jsonl"
+        if (path / f"{NLL}.jsonl").is_file():
+            evaluation.likelihoods = path / f"{NLL}.jsonl"
+        yield name, evaluation
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:

@@ -123,12 +123,17 @@ class StudyRunFolder:
 
     def done(self, stage: str) -> dict[str, Any] | None:
         """The record of a stage, None where it is not done. Raises DataError: it is damaged."""
-        if stage not in self._done:
-            record = read_record(self.record(stage))
-            if record is None:
-                return None
-            self._done[stage] = record
-        return self._done[stage]
+        if stage in self._done:
+            return self._done[stage]
+        path = self.record(stage)
+        record = read_record(path)
+        if record is None:
+            return None
+        result, kind = (record.get("steps"), int) if stage == "train" else (record.get("metrics"), dict)
+        if not isinstance(result, kind) or not isinstance(record.get("at"), str):
+            raise DataError(f"{path}: the record is damaged; delete it, and its stage is done again")
+        self._done[stage] = record
+        return record
 
     def restore(self, line: Mapping[str, Any]) -> None:
         """Write the records of the stages that are done by a line of results."""
