@@ -148,7 +148,9 @@ def _saved_states(name: str, base: str | None) -> Collected:
     if not paths:
         raise ConfigError(f"{flag}: holds no states (states-*.safetensors); run stepjepa analyze FILE first")
     about = read_object(folder / ABOUT)
-    labels = {one["states"]: one["label"] for one in about.get("inputs", ())}
+    labels = {}
+    for one in about.get("inputs", ()):
+        labels[one["states"]] = one["label"]
     order = list(labels)
     paths.sort(key=lambda path: order.index(path.name) if path.name in labels else len(order))
     states, names = dict[str, States](), dict[str, str]()
@@ -182,13 +184,17 @@ class _Collection:
         self._options, trained = as_trained(options, given, rivals)
         self._method = replace(method_of(self._options), same_predictor=bool(self._options.same_predictor))
         if trained is not None:
-            how = f"--{_NAME.objective} {self._method.objective}"
-            bar.say(f"views    as in the training of {trained.name}, where not given: {how}")
-            settled = read_record(trained).splitter  # what its step_splitter=auto was
-            if settled and self._method.step_splitter == "auto":
-                self._splitter = make_splitter(settled, self._method.step_separator)
+            self._read_as(trained)
         if objective_of(self._method).sampled:
             bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
+
+    def _read_as(self, trained: Place) -> None:
+        """Say whose views are read, and split the steps as that model's training has settled it."""
+        how = f"--{_NAME.objective} {self._method.objective}"
+        self._bar.say(f"views    as in the training of {trained.name}, where not given: {how}")
+        settled = read_record(trained).splitter  # what its step_splitter=auto was
+        if settled and self._method.step_splitter == "auto":
+            self._splitter = make_splitter(settled, self._method.step_separator)
 
     def into(self, folder: Path, earlier: Sequence[Path]) -> Collected:
         """Run the models, the base first and each once, and leave their states in the folder, all or none.
@@ -252,8 +258,13 @@ class _Collection:
         if options.prediction_horizon is not None:
             states = replace(states, walks=self._walks(model))
         save_states(states, path)
-        entry: dict[str, Any] = {"label": label, "model": place.name, "states": path.name}
-        entry |= {"predictors": model.method.predictors, "head": model.head}
+        entry = {
+            "label": label,
+            "model": place.name,
+            "states": path.name,
+            "predictors": model.method.predictors,
+            "head": model.head,
+        }
         del model, states  # before the next one is loaded
         gc.collect()
         if torch.cuda.is_available():

@@ -345,7 +345,7 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     if name in MODEL_METRICS and not options:
         return MetricSpec(name, {}, higher_is_better=False)
     if name.startswith(HARNESS):
-        raise ConfigError(f"{where}: score tasks of the harness with stepjepa evaluate --harness")
+        raise ConfigError(f"{where}: tasks of the harness are scored by stepjepa evaluate")
     near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
     if name not in METRICS and near in GEOMETRY:
         raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")
