@@ -173,7 +173,9 @@ class _Collection:
     """
 
     def __init__(self, options: AnalyzeOptions, given: Collection[str], bar: Bar):
-        names = [name for name in (options.base_model, *(options.models or ())) if name is not None]
+        names = list(options.models or ())
+        if options.base_model is not None:
+            names.insert(0, options.base_model)
         self._places = [find_model(name) for name in dict.fromkeys(names)]
         self._bar = bar
         self._rows = RowSource(options.file, options.dataset_split)
