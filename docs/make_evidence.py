@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepjepa.analysis.plots import forest_figure, save_figure
+from stepjepa.analysis.plots import GREY, legend_below, look, new_figure, save_figure
 from stepjepa.study.compare import ArmComparison, ComparedArm, Kind
 from stepjepa.study.reading import read_study
 from stepjepa.study.records import RunRecord
 from stepjepa.study.results import Table, p_text, study_tables
 from stepjepa.study.tree import open_study
 from stepjepa.utils.text import scaled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "evidence"
@@ -37,6 +40,8 @@ SIGNS = {
     "effective_rank": "effective rank",
     "target_std": "spread",
 }
+# Mean difference, low and high end of its interval; the ends may be missing.
+Estimate = tuple[float, "float | None", "float | None"]
 _PLACE = re.compile(r"(<!-- table (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -129,6 +134,51 @@ def figure(name: str, table: Table) -> Path:
     path = DOCS / "assets" / f"{name}.png"
     save_figure(drawn, path)
     return path
+
+
+def forest_figure(
+    differences: Sequence[tuple[str, Mapping[str, Estimate]]],
+    label: str,
+    *,
+    title: str,
+    higher_is_better: bool,
+) -> Figure:
+    """Paired differences with their 95 % intervals, a line per arm and comparison, around a line of no difference.
+
+    A hollow mark has no interval: it comes from one seed.
+
+    Args:
+        differences: (arm, comparison -> (mean, low, high)), an arm's comparisons in the order in which they are drawn.
+        label: of the metric, with its unit.
+    """
+    kinds = list(dict.fromkeys(kind for _, estimates in differences for kind in estimates))
+    lines = sum(len(estimates) for _, estimates in differences)
+    figure, (axis,) = new_figure(height=1.7 + 0.26 * lines + 0.2 * len(differences), title=title)
+    styles: dict[str, dict[str, Any]] = {}
+    for i, kind in enumerate(kinds):
+        style = look(i)
+        styles[kind] = {"fmt": style["marker"], "color": style["color"], "capsize": 4, "linewidth": 1.8}
+        axis.errorbar([], [], xerr=[], label=kind, **styles[kind])
+    middles, y = [], 0.0
+    for name, estimates in differences:
+        middles.append((y + (len(estimates) - 1) / 2, name))
+        for kind, (mean, low, high) in estimates.items():
+            reach = [[0.0], [0.0]]
+            if low is not None and high is not None:
+                reach = [[mean - low], [high - mean]]
+            face = "white" if low is None else styles[kind]["color"]
+            axis.errorbar([mean], [y], xerr=reach, markersize=6, markerfacecolor=face, **styles[kind])
+            y += 1
+        axis.axhline(y - 0.2, color=GREY, linewidth=0.5, alpha=0.5)
+        y += 0.6
+    axis.axvline(0, color="black", linewidth=1)
+    axis.set_yticks(*zip(*middles, strict=True), fontsize=10)
+    axis.set_ylim(y - 0.8, -0.8)  # the first arm on top
+    axis.grid(False, axis="y")
+    better = "right" if higher_is_better else "left"
+    axis.set_xlabel(f"difference in {label}, 95 % interval (better to the {better})")
+    legend_below(figure, axis)
+    return figure
 
 
 def filled(text: str) -> str:

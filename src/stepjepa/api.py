@@ -311,11 +311,10 @@ def analyze(**options: Any) -> AnalysisResult:
 
     name = Names(AnalyzeOptions)
     checked = _options(AnalyzeOptions, options)
-    notes = checked.unread(options)
     from stepjepa.analysis.run import analyze as run
 
     with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
-        return run(checked, notes, options)
+        return run(checked, options)
 
 
 def prepare(data: object = None, **options: Any) -> PrepareResult:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -12,16 +10,10 @@ from stepjepa.analysis.plots import (
     Coordinates,
     coordinates,
     cosine_figure,
-    forest_figure,
     layer_figure,
-    look,
-    retrieval_figure,
-    save_figure,
     scatter_figure,
     spectrum_figure,
-    step_figure,
 )
-from stepjepa.errors import ConfigError, DataError
 
 matplotlib = pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")
@@ -31,20 +23,12 @@ SPECTRA = {"plain": np.array([9.0, 3.0, 1.0, 0.0]), LONG: np.array([5.0, 1e-3, 1
 COSINES = {"plain": (np.linspace(0.8, 0.99, 50), np.linspace(0.5, 0.9, 50)), LONG: (np.full(50, 1.0), np.full(50, 1.0))}
 LAYERS = {"plain": {0: 0.1, 6: 0.3, 12: 0.5, -1: 0.4}, LONG: {0: 0.1, 6: 0.4, -1: 0.9}}
 POINTS = Coordinates(np.random.default_rng(0).normal(size=(30, 2)), np.ones((30, 2)), "pca", (0.5, 0.25))
-DIFFERENCES = [
-    ("InfoNCE", {"at equal examples": (0.03, 0.01, 0.05), "at equal compute": (-0.01, -0.03, 0.01)}),
-    (LONG, {"at equal examples": (-0.02, None, None)}),
-]
 FIGURES = {
     "spectrum": lambda: spectrum_figure(SPECTRA),
     "cosine": lambda: cosine_figure(COSINES),
     "layer": lambda: layer_figure(LAYERS, "cosine gap", title="Gap by layer"),
-    "retrieval": lambda: retrieval_figure(LAYERS, chance=0.01),
-    "steps": lambda: step_figure(
-        {"plain": {2: (0.1, 0.02), 3: (0.2, 0.01)}, LONG: {3: (0.0, 0.03)}}, {2: 0.1, 3: 0.05}
-    ),
+    "retrieval": lambda: layer_figure(LAYERS, "retrieval@1 (%)", title="Targets found", chance=0.2),
     "scatter": lambda: scatter_figure(POINTS, "PCA of plain"),
-    "forest": lambda: forest_figure(DIFFERENCES, "accuracy (share)"),
 }
 
 
@@ -58,31 +42,13 @@ def test_every_figure_says_what_it_shows_and_nothing_is_cut_off(name):
     assert figure.get_suptitle() and legend_texts(figure)
     for axis in figure.axes:
         assert axis.get_xlabel() or axis.get_shared_x_axes().get_siblings(axis) != [axis]
-        assert axis.get_ylabel() or axis.get_title() or name == "forest"
+        assert axis.get_ylabel() or axis.get_title()
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     width, height = figure.get_size_inches()
     assert box.x0 >= -0.01 and box.y0 >= -0.01 and box.x1 <= width + 0.01 and box.y1 <= height + 0.01
     texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text() and text.get_visible()]
     assert min(text.get_fontsize() for text in texts) >= 9
-
-
-@pytest.mark.parametrize(("name", "suffix"), [("forest", "png"), ("scatter", "svg")])
-def test_the_same_figure_gives_the_same_bytes_and_nothing_global_is_touched(name, suffix, tmp_path):
-    before = dict(matplotlib.rcParams)
-    for number in "12":
-        save_figure(FIGURES[name](), tmp_path / "new" / f"{number}.{suffix}", dpi=100)
-    first, second = ((tmp_path / "new" / f"{number}.{suffix}").read_bytes() for number in "12")
-    assert first == second and len(first) > 1000
-    assert b"Date" not in first and b"dc:date" not in first and matplotlib.__version__.encode() not in first
-    assert dict(matplotlib.rcParams) == before
-    assert suffix == "svg" or matplotlib.image.imread(tmp_path / "new" / "1.png").shape[1] == 800
-
-
-def test_looks_differ_in_more_than_colour():
-    looks = [look(i) for i in range(49)]
-    assert len(set(map(str, looks))) == 49
-    assert all(len({str(one[part]) for one in looks[:7]}) == 7 for part in looks[0])
 
 
 def test_spectrum_draws_the_values_without_zeros():
@@ -102,11 +68,10 @@ def test_cosine_histograms_are_shares_of_the_pairs():
 
 
 def test_layers_are_in_order_with_the_final_one_last():
-    axis = retrieval_figure(LAYERS, chance=0.01).axes[0]
+    axis = FIGURES["retrieval"]().axes[0]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["emb.", "6", "12", "final"]
     assert axis.lines[1].get_xdata().tolist() == [0, 1, 3]
-    assert axis.lines[1].get_ydata() == pytest.approx([10, 40, 90])
-    assert axis.lines[2].get_ydata() == pytest.approx([1, 1])
+    assert [list(line.get_ydata()) for line in axis.lines[1:]] == [[0.1, 0.4, 0.9], [0.2, 0.2]]
     many = layer_figure({"a": {**dict.fromkeys(range(81), 0.5), -1: 0.5}}, "x").axes[0]
     assert len(many.get_xticks()) <= 18
 
@@ -117,35 +82,6 @@ def test_scatter_joins_pairs():
     assert np.array_equal(axis.collections[1].get_offsets(), POINTS.target)
     assert axis.get_ylabel() == "principal component 2 (25.0 % of variance)"
     assert scatter_figure(Coordinates(POINTS.source, POINTS.target, "tsne")).axes[0].get_xlabel() == "t-SNE axis 1"
-
-
-def test_forest_draws_means_and_intervals():
-    figure = forest_figure(DIFFERENCES, "loss (nats)", higher_is_better=False)
-    axis = figure.axes[0]
-    drawn = [c for c in axis.containers if len(c.lines[0].get_xdata())]
-    assert [float(c.lines[0].get_xdata()[0]) for c in drawn] == [0.03, -0.01, -0.02]
-    ends = [c.lines[2][0].get_segments()[0][:, 0].tolist() for c in drawn[:2]]
-    assert ends == [pytest.approx([0.01, 0.05]), pytest.approx([-0.03, 0.01])]
-    assert axis.get_ylim()[0] > axis.get_ylim()[1]  # the first arm on top
-    assert axis.get_xlabel() == "difference in loss (nats), 95 % interval (better to the left)"
-    assert legend_texts(figure) == ["at equal examples", "at equal compute"]
-
-
-def test_what_cannot_be_drawn_or_written(tmp_path, monkeypatch):
-    for draw, what in (
-        (lambda: spectrum_figure({}), "spectra"),
-        (lambda: forest_figure([], "x"), "differences"),
-    ):
-        with pytest.raises(DataError, match=f"there are no {what} to draw"):
-            draw()
-    with pytest.raises(ConfigError, match=r"f.pdf: figures are written as .png or .svg"):
-        save_figure(FIGURES["spectrum"](), tmp_path / "f.pdf")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[analysis\]'"):
-        FIGURES["spectrum"]()
-
-
-# Coordinates
 
 
 def views(rows=40, width=12):
@@ -178,12 +114,5 @@ def test_coordinates_of_every_method(method):
     for rows, width in ((2, 5), (3, 1)):
         points = coordinates(*views(rows, width), method)
         assert points.source.shape == (rows, 2) and np.isfinite([points.source, points.target]).all()
-
-
-@pytest.mark.filterwarnings("error")
-def test_what_cannot_be_scaled_or_placed():
-    for method in ("pca", "tsne"):
-        points = coordinates(np.ones((9, 4)), np.ones((9, 4)), method)
-        assert not points.source.any() and not points.target.any()
-    with pytest.raises(ConfigError, match="method is 'mds'; known: pca, tsne"):
-        coordinates(*views(), "mds")
+    collapsed = coordinates(np.ones((9, 4)), np.ones((9, 4)), method)
+    assert not collapsed.source.any() and not collapsed.target.any()

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from stepjepa.analysis.pairs import every_step, read_pairs
 from stepjepa.analysis.prediction import prediction_errors, walks_of
-from stepjepa.analysis.states import States, Walks, load_states, read_states, save_states
+from stepjepa.analysis.states import States, Walks, every_step, load_states, read_pairs, read_states, save_states
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.training.datasets import make_renderer, settings_for

@@ -12,11 +12,18 @@ from safetensors import safe_open
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
-from stepjepa.analysis import pairs as module
+from stepjepa.analysis import states as module
 from stepjepa.analysis.models import load_analyzed
 from stepjepa.analysis.options import AnalyzeOptions
-from stepjepa.analysis.pairs import read_pairs
-from stepjepa.analysis.states import FINAL, States, collect_states, layers_of, load_states, save_states
+from stepjepa.analysis.states import (
+    FINAL,
+    States,
+    collect_states,
+    layers_of,
+    load_states,
+    read_pairs,
+    save_states,
+)
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError
@@ -85,7 +92,7 @@ def test_views_of_both_kinds(model, bpe_tokenizer, views, count):
         predictors = add_to_vocabulary(model, count, seed=3)[::-1]
     pairs = read(tokenizer, CHATS, views=views, predictors=count)
     states = collect_states(model, "m", pairs, predictor_ids=predictors, batch_size=2)
-    assert states.rows.tolist() == [0, 1, 2] and states.steps is None
+    assert states.rows.tolist() == [0, 1, 2]
     for number, (question, answer) in enumerate(QUESTIONS):
         start = ids_of(tokenizer, f"<|im_start|>user\n{question}")
         check(model, states, number, "source", by_hand(model, [*start, *predictors], 0))
@@ -97,28 +104,21 @@ def test_views_of_both_kinds(model, bpe_tokenizer, views, count):
 
 
 @pytest.mark.parametrize(
-    ("options", "rows", "steps"),
+    ("options", "rows"),
     [
-        ({"step_pairs": "first"}, [0, 3], [2, 2]),
-        ({"step_pairs": "all"}, [0, 0, 0, 3], [2, 3, 4, 2]),
-        ({"step_pairs": "all", "horizon": 2}, [0, 0], [3, 4]),
-        ({"step_pairs": "all", "multi_horizon": [3, 1]}, [0, 0, 0, 0, 3], [4, 2, 3, 4, 2]),
-        ({"step_pairs": "all", "last_token": -2}, [0, 0, 0, 3], [2, 3, 4, 2]),
+        ({"step_pairs": "first"}, [0, 3]),
+        ({"step_pairs": "all"}, [0, 0, 0, 3]),
+        ({"step_pairs": "all", "horizon": 2}, [0, 0]),
+        ({"step_pairs": "all", "multi_horizon": [3, 1]}, [0, 0, 0, 0, 3]),
+        ({"step_pairs": "all", "last_token": -2}, [0, 0, 0, 3]),
     ],
 )
-def test_numbers_of_rows_and_steps(bpe_tokenizer, monkeypatch, options, rows, steps):
+def test_the_rows_of_pairs(bpe_tokenizer, monkeypatch, options, rows):
     for chunk in (1000, 1):
         monkeypatch.setattr(module, "CHUNK_ROWS", chunk)
         pairs = read(bpe_tokenizer, STEPS, "step_jepa", **options)
-        assert (pairs.rows.tolist(), pairs.steps.tolist()) == (rows, steps)
+        assert pairs.rows.tolist() == rows
         assert (pairs.report.rows_read, pairs.report.rows_kept) == (4, 3)
-
-
-def test_steps_are_counted_through_a_row(bpe_tokenizer):
-    said = ["Hm?", "A one.\n\nA two.\n\nA three.", "And?", "B one.\n\nB two."]
-    rows = [{"messages": [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]}]
-    assert read(bpe_tokenizer, rows, "step_jepa", step_pairs="all").steps.tolist() == [2, 3, 5]
-    assert read(bpe_tokenizer, rows, "step_jepa", step_pairs="first").steps.tolist() == [2, 5]
     few = read(bpe_tokenizer, CHATS, max_rows=2)
     assert few.rows.tolist() == [0, 1] and few.report.rows_read == 2
 
@@ -189,28 +189,28 @@ def states():
     return States("my/model", "test.jsonl", (0, 2, -1), np.array([7, 1, 5, 2]), source, target)
 
 
-@pytest.mark.parametrize("steps", [None, np.array([2, 3, 2, 4])])
-def test_the_schema(states, tmp_path, steps):
+def test_the_schema(states, tmp_path):
     """As the module's docstring has it, read without this library; the same states give the same bytes."""
     path, shapes = tmp_path / "new" / "states.safetensors", {"source": (3, 4, 5), "target": (3, 4, 5), "rows": (4,)}
-    save_states(replace(states, source=states.source.astype(np.float64), steps=steps), path)
+    save_states(replace(states, source=states.source.astype(np.float64)), path)
     with safe_open(path, framework="numpy") as file:
-        found = {name: (file.get_tensor(name).shape, str(file.get_tensor(name).dtype)) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
-    shapes |= {} if steps is None else {"steps": (4,)}
+    found = {name: (tensor.shape, str(tensor.dtype)) for name, tensor in tensors.items()}
     assert found == {name: (shape, "float32" if len(shape) > 1 else "int64") for name, shape in shapes.items()}
     about = {"version": 1, "model": "my/model", "file": "test.jsonl", "layers": [0, 2, -1]}
     assert list(metadata) == ["stepjepa.states"] and json.loads(metadata["stepjepa.states"]) == about
-    read = load_states(path)
-    assert (read.model, read.file, read.layers) == (states.model, states.file, states.layers)
-    for name in ("rows", "source", "target"):
-        assert np.array_equal(getattr(read, name), getattr(states, name))
-    assert read.steps is None if steps is None else np.array_equal(read.steps, steps)
-    assert np.array_equal(read.layer(2)[1], states.target[1])
+    save_states(states, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    save_arrays({**tensors, "steps": np.array([2, 3, 2, 4])}, tmp_path / "old", metadata)  # as version 0.2 has them
+    for file in (path, tmp_path / "old"):
+        read = load_states(file)
+        assert (read.model, read.file, read.layers) == (states.model, states.file, states.layers)
+        for name in ("rows", "source", "target"):
+            assert np.array_equal(getattr(read, name), getattr(states, name))
+        assert np.array_equal(read.layer(2)[1], states.target[1])
     with pytest.raises(DataError, match="layer 1 of my/model was not saved"):
         read.layer(1)
-    save_states(replace(states, steps=steps), tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
 def test_files_that_hold_no_states(states, tmp_path):
@@ -219,14 +219,10 @@ def test_files_that_hold_no_states(states, tmp_path):
     fit = "its layers, rows and states do not fit together"
     for write, message in (
         (lambda: None, "there is no such file"),
-        (lambda: path.write_text("hello"), "no safetensors file, or a damaged one"),
         (lambda: save_arrays({"weight": np.zeros(3)}, path), "holds no states"),
         (lambda: save_states(states, path) or path.write_bytes(path.read_bytes()[:-10]), "damaged"),
         (lambda: save_arrays(tensors, path, {"stepjepa.states": '{"version": 2}'}), "version 2; .* reads version 1"),
         (lambda: save_states(replace(states, rows=np.arange(9)), path), fit),
-        (lambda: save_states(replace(states, layers=(0, 1, 1)), path), fit),
-        (lambda: save_states(replace(states, steps=np.arange(3)), path), fit),
-        (lambda: path.unlink() or path.mkdir(), "x.safetensors"),
     ):
         write()
         with pytest.raises(DataError, match=message):

@@ -159,8 +159,7 @@ def test_answers_that_would_fill_a_screen_are_folded(open_page, tmp_path):
     made(run)
     page = open_page(run / "report.html", width=375)
     cards = page.locator(".card")
-    assert [cards.nth(n).locator("details").count() for n in range(3)] == [0, 3, 3]  # question, reference, answer
-    assert "[... 63 blank lines ...]" in cards.nth(0).locator(".side .text").inner_text()
+    assert [cards.nth(n).locator("details").count() for n in range(3)] == [3, 3, 3]  # question, reference, answer
     assert all(cards.nth(n).bounding_box()["height"] < 700 for n in range(3))
     cards.nth(1).locator(".side summary").click()
     assert cards.nth(1).locator(".side .text").inner_text().endswith("line 63")

@@ -165,7 +165,7 @@ def test_the_numbers_are_those_of_the_states(done, file):
 
 def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
     """The same numbers; nothing is written over unasked, and asked, only numbers and figures are."""
-    monkeypatch.setattr("stepjepa.analysis.collect.find_model", None)
+    monkeypatch.setattr("stepjepa.analysis.run.find_model", None)
     folder, again = done[0], tmp_path / "again"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     analyze("--from_states", folder, "--output_dir", again, "--coordinates", "pca", "tsne")
@@ -177,8 +177,8 @@ def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
     out = analyze("--from_states", tmp_path)
     assert "\na shows " in out and "\nagainst" not in out  # without analysis.json no base is known
     assert "is there already; give another folder" in analyze("--from_states", tmp_path, status=2)
-    out = analyze("--from_states", tmp_path, "--base_model", "b", "--overwrite_output_dir", "--batch_size", 3)
-    assert "\nagainst b" in out and "--batch_size has no effect with --from_states" in out
+    out = analyze("--from_states", tmp_path, "--base_model", "b", "--overwrite_output_dir")
+    assert "\nagainst b" in out
     assert (tmp_path / "states-a.safetensors").read_bytes() == before["states-a.safetensors"]
 
 
@@ -212,29 +212,6 @@ def test_collapse_is_said(analyze, file, runs, tmp_path):
     assert "Warning: a " not in out
     signs = json.loads((tmp_path / "analysis-rows" / "numbers.json").read_text())["models"]["flat"]["collapse"]
     assert {"low_rank", "cone"} <= {sign["name"] for sign in signs}
-
-
-def test_steps(analyze, tmp_path, runs):
-    """Pairs by target step, in the numbers, the table, and a figure."""
-    file = tmp_path / "steps.jsonl"
-    rows = [{"question": f"Q{i}?", "answer": f"One {i}.\n\nTwo {i + 1}.\n\nThree {i + 2}."} for i in range(12)]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    out = analyze(
-        file, "--models", runs / "a", "--step_jepa", "--step_pairs", "all", "--layers", 1, -1, "--output_dir", "o"
-    )
-    states = load_states(tmp_path / "o" / "states-a.safetensors")
-    assert states.steps.tolist() == [2, 3] * 12 and states.rows.tolist() == [i for i in range(12) for _ in "12"]
-    record = json.loads((tmp_path / "o" / "numbers.json").read_text())["models"]["a"]["steps"]
-    assert list(record) == ["2", "3"]
-    source, target = states.layer(FINAL)
-    third = measure_states(source[1::2], target[1::2])
-    assert record["3"]["n"] == 12 and record["3"]["pairs"]["gap"] == pytest.approx(third.pairs.gap)
-    assert (tmp_path / "o" / "steps.png").is_file()
-    lines = [line.split() for line in out.splitlines()]
-    first = lines.index(["target", "step", "2", "3"])
-    assert lines[first + 1] == ["pairs", "12", "12"]
-    assert lines[first + 2][:2] == ["gap,", "a"] and lines[first + 2][3] == f"{third.pairs.gap:.4f}"
-    assert lines[first + 4] == ["@1,", "chance", "8.3", "%", "8.3", "%"]
 
 
 def test_kept_predictors(analyze, file, runs, tmp_path):
@@ -372,8 +349,7 @@ def test_wrong_input(analyze, file, runs, tmp_path):
 def test_states_of_other_rows(done, analyze, tmp_path):
     states = load_states(done[0] / "states-a.safetensors")
     for other, message in (
-        (replace(states, rows=states.rows[::-1].copy()), "and not of the same rows and steps"),
-        (replace(states, steps=np.full(ROWS, 2)), "and not of the same rows and steps"),
+        (replace(states, rows=states.rows[::-1].copy()), "and not of the same rows"),
         (replace(states, file="other.jsonl"), "those of b of other.jsonl; compare models on one file"),
     ):
         save_states(states, tmp_path / "states-a.safetensors")

@@ -8,12 +8,8 @@ import yaml
 
 import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.study.reading import read_study
-from stepjepa.study.score import score_model
-from stepjepa.study.tree import parse_tree
 from support.answers import SYSTEM, TEST, TRAIN, harness_stand_in
 from support.rows import lines, write
 from support.runs import printed
@@ -119,30 +115,6 @@ def test_mistakes(home, capsys, monkeypatch, flags, said):
     monkeypatch.delitem(sys.modules, "lm_eval.tasks")
     assert "pip install 'stepjepa[eval]'" in evaluate(capsys, "a", "--harness", "sums", status=2)
     assert not list(home.glob("a/evaluation-*"))
-
-
-def test_a_study_tabulates_them(home, monkeypatch):
-    seen = harness_stand_in(monkeypatch)
-    study = {
-        "title": "General ability", "data": {"train_file": "rows.jsonl", "test_file": "test.jsonl"}, "seeds": [1, 2, 3],
-        "base": {"model_name": "tiny"}, "arms": {"regular": {"objective": "regular"}},
-        "metrics": ["exact", {"harness:sums": {"harness_fewshot": 1}}],
-    }  # fmt: skip
-    for name in ("rows.jsonl", "test.jsonl"):
-        write(home / name, TRAIN[:2])
-    (block,) = read_study(parse_tree(yaml.safe_dump(study), "study.yaml"), "study.yaml").blocks
-    metrics = {metric.name: metric.options for metric in block.metrics}
-    assert block.metrics[1].higher_is_better
-    values = score_model(home / "a", RowSource("rows.jsonl"), metrics, max_examples=4, max_new_tokens=2).values
-    assert values == {"exact": 0.0, "harness:sums": 0.5}
-    assert (seen[0]["num_fewshot"], seen[0]["limit"]) == (1, 4)
-    for name, said in (
-        ("harness:sum", "has no task 'sum'"),
-        ({"harness:sums": {"fewshot": 1}}, "fewshot"),
-        ({"harness:no": {"harness": "sums"}}, "no task 'no'"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            read_study(parse_tree(yaml.safe_dump({**study, "metrics": [name]}), "study.yaml"), "study.yaml")
 
 
 @pytest.mark.long

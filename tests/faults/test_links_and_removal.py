@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from stepjepa.errors import RunError
-from stepjepa.study.plan import clear_folder
-from stepjepa.study.records import StudyRunFolder
+from stepjepa.study.folder import StudyRunFolder, clear_folder
 from stepjepa.training.run_folder import ResumeRecord, RunFolder, begin_checkpoint, remove_checkpoint
 from stepjepa.utils.files import listed_files, share
 from support.runs import CONSTANT, copy_of, files_of, one_line, result_of, resume, train

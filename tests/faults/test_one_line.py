@@ -26,7 +26,7 @@ from stepjepa.modeling import load
 from stepjepa.modeling.load import load_model
 from stepjepa.objectives.base import own_options
 from stepjepa.objectives.step_jepa import StepJEPA
-from stepjepa.study.records import StudyRunFolder
+from stepjepa.study.folder import StudyRunFolder
 from stepjepa.training import config
 from stepjepa.training.config import JEPAConfig
 from support.rows import step_rows

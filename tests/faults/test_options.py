@@ -19,9 +19,8 @@ from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.plan import write_plan
+from stepjepa.study.folder import StudyRunFolder, write_plan
 from stepjepa.study.reading import read_options
-from stepjepa.study.records import StudyRunFolder
 from stepjepa.study.spec import StudyOptions, all_runs
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.training.summary import run_options_unread

@@ -194,7 +194,7 @@ def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, er
         "arms: {regular: {objective: regular}}\nbase: {model_name: tiny, max_steps: 1}\nmetrics: [answer_nll]\n"
     )
     fail = raises(error)
-    monkeypatch.setattr(analysis, "collect_all", lambda *args, **kwargs: fail(None))
+    monkeypatch.setattr(analysis, "find_model", lambda *args, **kwargs: fail(None))
     monkeypatch.setattr(StudyRun, "carry_out", lambda *args, **kwargs: fail(None))
     assert main(command.split()) == 1
     line = one_line(capsys.readouterr().err, command.split()[0])

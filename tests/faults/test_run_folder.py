@@ -15,7 +15,7 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.study import stages
-from stepjepa.study.records import StudyRunFolder, read_record
+from stepjepa.study.folder import StudyRunFolder, read_record
 from stepjepa.training import checkpoints as saving
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.files import write_manifest

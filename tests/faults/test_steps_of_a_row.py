@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.analysis.pairs import read_pairs
+from stepjepa.analysis.states import read_pairs
 from stepjepa.cli.main import main
 from stepjepa.data.encode import encode_dataset, read_chat
 from stepjepa.data.prepare import PrepareOptions, prepare
@@ -122,7 +122,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
             assert [text.strip() for text in targets(bpe_tokenizer, example)] == row["steps"][1:], case
         if trained.pairs > 1:
             pairs = read_pairs(source, bpe_tokenizer, renderer, settings)
-            assert pairs.steps.tolist() == [n for steps in total for n in range(2, steps + 1)], case
+            assert pairs.rows.tolist() == [row for row, steps in enumerate(total) for _ in range(steps - 1)], case
 
 
 def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path, capsys, monkeypatch):

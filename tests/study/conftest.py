@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from stepjepa.study import stages
+from stepjepa.study.folder import StudyRunFolder, write_record
 from stepjepa.study.reading import read_study
-from stepjepa.study.records import StudyRunFolder, write_record
 from stepjepa.study.run import run_study
 from stepjepa.study.stages import StageFailed
 from stepjepa.study.tree import parse_tree, set_value
@@ -49,7 +49,7 @@ class Player:
         self._lock = threading.Lock()
 
     def __call__(self, log, argv, environment):
-        folder, stage, argv = StudyRunFolder(log.parent), log.stem, argv[2:] if argv[0] == "launch" else argv
+        folder, stage = StudyRunFolder(log.parent), log.stem
         name = json.loads(folder.plan.read_text())["run"]
         options = yaml.safe_load(folder.train_config.read_text())
         with self._lock:

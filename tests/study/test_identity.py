@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.study import identity
+from stepjepa.study import records as identity
 from stepjepa.study.reading import read_study
 from stepjepa.study.spec import possible_runs
 from stepjepa.study.tree import open_study

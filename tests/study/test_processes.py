@@ -12,16 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.study import stages
-from stepjepa.study.executors import Processes, Submitit, slurm_parameters
-from stepjepa.study.plan import write_builtin, write_plan
-from stepjepa.study.records import StudyRunFolder
-from stepjepa.study.spec import all_runs
-from stepjepa.study.stages import carry_out
+from stepjepa.study.folder import StudyRunFolder
+from stepjepa.study.stages import Processes, Submitit, carry_out, slurm_parameters
 from support.rows import lines as lines_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -86,68 +82,18 @@ def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
     assert run.done("test") is None
 
 
-@pytest.fixture
-def planned(make_study):
-    """The folder of one planned run, which some processes train on four examples a step, and the study's."""
-
-    def planned(processes, steps):
-        batch = f"base.per_device_train_batch_size={4 // processes}"
-        settings = f"base.max_steps={steps}", batch, f"processes_per_run={processes}", "base.logging_steps=1"
-        study = make_study(*settings, text=STUDY, folder=str(processes))
-        run = [run for run in all_runs(study) if run.arm.jepa][0]
-        folder = StudyRunFolder(study.output_dir / run.folder)
-        write_builtin(run.block.data, study.output_dir)
-        write_plan(folder, run, study)
-        return folder
-
-    return planned
-
-
-@pytest.mark.long
-def test_two_processes_train_a_run_as_one_does(planned, in_this_process, monkeypatch):
-    one, two = planned(1, 3), planned(2, 3)
-    assert carry_out(str(one.path), ["train"], {}) is None
-    monkeypatch.undo()
-    assert carry_out(str(two.path), ["train"], {}) is None
-    assert "(2 x 2 processes)" in (two.path / "train.log").read_text()
-    first, second = (
-        json.loads((folder.model / "metrics.json").read_text())["log_history"][:3] for folder in (one, two)
-    )
-    for name in ("loss", "lm_loss", "jepa_loss"):
-        losses = [entry[name] for entry in first]
-        assert len({*losses}) == 3 and [entry[name] for entry in second] == pytest.approx(losses, rel=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_all_processes_of_a_run_end_with_a_study_that_is_killed(planned):
-    folder = planned(2, 100_000)
-    words = "import sys; from stepjepa.study.stages import carry_out; carry_out(sys.argv[1], ['train'], {})"
-    study = subprocess.Popen([sys.executable, "-c", words, str(folder.path)])
-    try:
-        wait_for(lambda: (log := folder.path / "train.log").exists() and "step 2/" in log.read_text())
-        assert len(children_of(folder.path)) == 4  # itself, torchrun and the two
-    finally:
-        study.kill()
-        study.wait()
-    wait_for(lambda: not children_of(folder.path), 10)
-
-
 def test_gpus_are_shared_out_among_the_runs_at_a_time(monkeypatch):
     given = []
     monkeypatch.setattr(stages, "carry_out", lambda folder, todo, environment: given.append(environment))
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    for visible, jobs, processes in (("0,1,2,3,4", 2, 2), ("3,5", 3, 1), ("4,6", 1, 3), ("", 2, 2)):
+    for visible, jobs in (("3,5", 3), ("", 2)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        executor = Processes(jobs, processes)
+        executor = Processes(jobs)
         for _ in range(jobs):
             executor.carry_out(StudyRunFolder(Path("run")), ["train"])
-    assert [one.get("CUDA_VISIBLE_DEVICES") for one in given] == ["0,1", "2,3", "3", "5", "3", "4,6", None, None]
-    assert [one["OMP_NUM_THREADS"] for one in given] == ["4", "4", "5", "5", "5", "5", "4", "4"]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="processes_per_run is 3, and 2 GPUs are visible"):
-        stages._run_stage(["launch", "3", "train"])
+    assert [one.get("CUDA_VISIBLE_DEVICES") for one in given] == ["3", "5", "3", None, None]
+    assert [one["OMP_NUM_THREADS"] for one in given] == ["5", "5", "5", "8", "8"]
 
 
 def test_parameters_of_the_jobs(tmp_path, monkeypatch):
@@ -320,27 +266,19 @@ def test_jobs_of_slurm_outlive_the_study_and_are_found_again(study, slurm, tmp_p
     assert all(f"#SBATCH --{line}" in script for line in ("partition=gpu", "gpus-per-node=1", "time=60"))
 
 
-@pytest.mark.long
-def test_a_job_that_fails_is_told(study, slurm, tmp_path, capsys):
-    folder = tmp_path / "out"
-    flags = ["--executor", "slurm", "--output_dir", str(folder), "--seeds", "1"]
-    flags += ["--set", "base.chat_template=none.jinja"]
-    assert main(["study", str(study), *flags]) == 1
-    said = capsys.readouterr().out
-    assert "FAILED: job 100: exit status 2" in said and "none.jinja" in said and "runs that are missing:" in said
-    assert "**Runs that are missing**" in (folder / "table.md").read_text()
-
-
-def test_a_study_needs_the_accounting_of_slurm(study, slurm, tmp_path, capsys):
-    (tmp_path / "tools" / "sacct").write_text("#!/bin/sh\necho Slurm accounting storage is disabled >&2\nexit 1\n")
+@pytest.mark.parametrize(
+    ("command", "text", "said"),
+    [
+        ("sacct", "echo Slurm accounting storage is disabled >&2\nexit 1\n", "sacct fails here"),
+        (
+            "sbatch",
+            "echo sbatch: error: invalid partition >&2\nexit 1\n",
+            "the job could not be submitted: sbatch: error: invalid",
+        ),
+    ],
+)
+def test_a_slurm_that_cannot_be_used(study, slurm, tmp_path, capsys, command, text, said):
+    (tmp_path / "tools" / command).write_text(f"#!/bin/sh\n{text}")
     assert main(["study", str(study), "--executor", "slurm", "--output_dir", str(tmp_path / "out")]) == 2
-    assert "sacct fails here" in capsys.readouterr().err
-
-
-def test_a_job_that_cannot_be_submitted_is_an_error(study, slurm, tmp_path, capsys):
-    (tmp_path / "tools" / "sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition >&2\nexit 1\n")
-    assert main(["study", str(study), "--executor", "slurm", "--output_dir", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]  # submitit passes sbatch's own words on
-    assert (
-        said.startswith("stepjepa study: error:") and "the job could not be submitted: sbatch: error: invalid" in said
-    )
+    line = capsys.readouterr().err.strip().splitlines()[-1]  # submitit passes sbatch's own words on
+    assert line.startswith("stepjepa study: error:") and said in line

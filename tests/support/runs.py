@@ -85,7 +85,7 @@ def one_line(said: str, command: str = "train") -> str:
 
 def run_here(log: Path, argv: list[str], environment: Any) -> None:
     """Takes the place of `stepjepa.study.stages.run_process`: a stage for real, but here, where torch is loaded already."""
-    from stepjepa.study.records import StudyRunFolder
+    from stepjepa.study.folder import StudyRunFolder
     from stepjepa.study.score import score_splits
     from stepjepa.study.stages import StageFailed
 

@@ -19,7 +19,7 @@ from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_r
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
-MOST_SHUFFLED = 500 * 499  # shuffled pairs that a picture is drawn from: all of them up to 500 rows
+MOST_SHUFFLED = 500  # rows from which the shuffled pairs of a picture are drawn
 MIN_ROWS = 10  # fewer rows than this are fitted by no map
 TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
 _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
@@ -138,16 +138,12 @@ def measure_states(
 
     Args:
         source, target: (N, D), row i of both a pair.
-        base: source and target states of the model before training, for the same rows.
+        base: source and target states of the model before training, for the same rows, of the same shape.
 
     Raises:
         DataError: the arrays do not fit together, or hold numbers that are not finite.
     """
     check_views(source, target)
-    if base is not None:
-        check_views(*base)
-        if base[0].shape != source.shape:
-            raise DataError(f"states of shape {source.shape} against a base of shape {base[0].shape}")
     n, width = source.shape
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
     return GeometryNumbers(
@@ -251,14 +247,12 @@ def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> np.ndarray:
     """Cosines of (N, D) sources with the targets of other pairs, (M,), the same for the same seed.
 
-    All N (N - 1) of them, where these are no more than `MOST_SHUFFLED`; else so many, for which the pairs go round one
-    random cycle by different distances, so that each source and each target is used equally often.
+    Of many pairs `MOST_SHUFFLED` are taken, and of these all M = N (N - 1) combinations.
     """
-    rng, n = np.random.default_rng(seed), len(source)
-    cycle_N = rng.permutation(n)
-    source_ND, target_ND = unit_rows(source)[cycle_N], unit_rows(target)[cycle_N]
-    distances = rng.permutation(np.arange(1, n))[: max(1, MOST_SHUFFLED // n)]
-    return np.concatenate([np.einsum("nd,nd->n", source_ND, np.roll(target_ND, k, axis=0)) for k in distances])
+    n = len(source)
+    rows = np.random.default_rng(seed).permutation(n)[:MOST_SHUFFLED]
+    cosine_NN = unit_rows(source[rows]) @ unit_rows(target[rows]).T
+    return cosine_NN[~np.eye(len(rows), dtype=bool)]
 
 
 def uniformity(unit_ND: np.ndarray) -> float:
@@ -350,7 +344,7 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class CollapseSign:
-    """One sign of collapse: a `value` that was compared with a `threshold`, and both in a sentence, `text`.
+    """One sign of collapse, with the value and the threshold in a sentence, `text`.
 
     `name` is "low_rank", "cone", "dead_dimensions", "pairs_alike" or "retrieval_at_chance"; `view` "source", "target" or
     "pairs".
@@ -358,8 +352,6 @@ class CollapseSign:
 
     name: str
     view: str
-    value: float
-    threshold: float
     text: str
 
 
@@ -368,7 +360,19 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
     signs = _pair_signs(numbers.pairs)
     most = min(numbers.n, numbers.width)
     for name, view in (("source", numbers.source), ("target", numbers.target)):
-        signs += _view_signs(name, view, most)
+        rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
+        if most >= RANK_ROWS and rank < LOW_RANK:
+            text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
+            signs.append(CollapseSign("low_rank", name, text))
+        if cosine >= CONE_COSINE:
+            text = (
+                f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
+                f"(from {CONE_COSINE}; plain models .76 to .96)"
+            )
+            signs.append(CollapseSign("cone", name, text))
+        if dead >= DEAD_DIMENSIONS:
+            text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
+            signs.append(CollapseSign("dead_dimensions", name, text))
     return signs
 
 
@@ -382,7 +386,7 @@ def _pair_signs(pairs: PairNumbers) -> list[CollapseSign]:
             f"matched pairs are {how} shuffled ones: cosine {pairs.aligned_mean:.4f} against "
             f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
         )
-        signs.append(CollapseSign("pairs_alike", "pairs", pairs.d_prime, LOW_D_PRIME, text))
+        signs.append(CollapseSign("pairs_alike", "pairs", text))
     nearest = round(pairs.retrieval_at_1 * pairs.n)
     p = float(stats.binom.sf(nearest - 1, pairs.n, pairs.chance_at_1))
     if pairs.n >= CHANCE_ROWS and p >= CHANCE_LEVEL:
@@ -390,25 +394,7 @@ def _pair_signs(pairs: PairNumbers) -> list[CollapseSign]:
             f"retrieval is at chance: {nearest} of {pairs.n} targets are nearest to their source, "
             f"{pairs.n * pairs.chance_at_1:.0f} expected by chance (p = {p:.2f}, not below {CHANCE_LEVEL})"
         )
-        signs.append(CollapseSign("retrieval_at_chance", "pairs", pairs.retrieval_at_1, pairs.chance_at_1, text))
-    return signs
-
-
-def _view_signs(name: str, view: ViewNumbers, most: int) -> list[CollapseSign]:
-    rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
-    signs = []
-    if most >= RANK_ROWS and rank < LOW_RANK:
-        text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
-        signs.append(CollapseSign("low_rank", name, rank, LOW_RANK, text))
-    if cosine >= CONE_COSINE:
-        text = (
-            f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
-            f"(from {CONE_COSINE}; plain models .76 to .96)"
-        )
-        signs.append(CollapseSign("cone", name, cosine, CONE_COSINE, text))
-    if dead >= DEAD_DIMENSIONS:
-        text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
-        signs.append(CollapseSign("dead_dimensions", name, dead, DEAD_DIMENSIONS, text))
+        signs.append(CollapseSign("retrieval_at_chance", "pairs", text))
     return signs
 
 

@@ -16,7 +16,6 @@ from stepjepa.config.values import named_by_file
 from stepjepa.data.options import ColumnOptions, TemplateOptions
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.questions import TrainingRecord, read_record
 from stepjepa.generation.place import Place, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, placed_predictors, predictor_names, trained_extras
 from stepjepa.modeling.forward import causal_lm, known_layers
@@ -46,7 +45,6 @@ class AnalyzedModel:
     """A model that is loaded, on its device.
 
     Attributes:
-        record: what its folder says of its training.
         method: how it is read; its predictors are those that the folder holds, 0 where it has none.
         predictor_ids: (K,) in their order after a source, of every group that is read.
         head: kind of its predictor head, None without one.
@@ -55,7 +53,6 @@ class AnalyzedModel:
     """
 
     place: Place
-    record: TrainingRecord
     model: Any
     tokenizer: Any
     method: JEPAOptions
@@ -80,7 +77,6 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
     Raises:
         ConfigError: it cannot be loaded.
     """
-    record = read_record(place)
     with quiet():
         tokenizer = chat_tokenizer(load_place_tokenizer(place, options.trust_remote_code), method)
         loading: Any = options  # it has the options that loading reads
@@ -99,26 +95,27 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
 
     # How it is read: as asked, else as its own run had it.
     def as_asked(name: str) -> Any:
-        asked = getattr(options, name)
-        return own.get(name) if asked is None else asked
+        value = getattr(options, name)
+        return own.get(name) if value is None else value
 
-    trained = own.get("predictors") if trained_pairs(own) else None
-    wanted = trained if options.predictors is None else options.predictors
-    same = bool(as_asked("same_predictor"))
+    wanted = options.predictors
+    if wanted is None and trained_pairs(own):
+        wanted = own.get(_NAME.predictors)
+    same = bool(as_asked(_NAME.same_predictor))
     count, ids = _find_predictors(model, tokenizer, wanted, same)
     method = replace(
         method,
         predictors=count,
         same_predictor=same,
-        predictor_order=as_asked("predictor_order") or method.predictor_order,
-        readout_layer=as_asked("readout_layer"),
+        predictor_order=as_asked(_NAME.predictor_order) or method.predictor_order,
+        readout_layer=as_asked(_NAME.readout_layer),
     )
     if not grouped:  # one group serves all horizons
         ids = [*ids] * len(groups)
-    where = _where_sources_are_read(method, head)
     placed = placed_predictors(ids, method, len(groups))
     lacking = 0 if count else int(wanted or 0)
-    return AnalyzedModel(place, record, model, tokenizer, method, placed, head, f"{kind}; {where}", lacking)
+    description = f"{kind}; {_where_sources_are_read(method, head)}"
+    return AnalyzedModel(place, model, tokenizer, method, placed, head, description, lacking)
 
 
 def _where_sources_are_read(method: JEPAOptions, head: str | None) -> str:
@@ -182,13 +179,9 @@ def as_trained(
 def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
     """Where the states are not those that the model was trained on."""
     own = model.place.settings
-    if asked and model.lacking:
-        yield f"it does not hold {asked} predictor tokens"
-    elif model.lacking:
-        yield (
-            f"it was trained with {model.lacking} predictor tokens, which its folder does not hold "
-            f"({PREDICTORS_FILE} is missing)"
-        )
+    if model.lacking:
+        trained = "" if asked else f", with which it was trained ({PREDICTORS_FILE} is missing)"
+        yield f"it does not hold {model.lacking} predictor tokens{trained}"
     # The model's tokenizer brings the template of its training.
     names = [name for name in (_NAME.system_prompt, *options_of(TemplateOptions)) if name != _NAME.chat_template]
     if trained_pairs(own):

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
 from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
@@ -16,7 +14,6 @@ from stepjepa.errors import DataError
 from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
-_MOST_STEPS = 9  # columns that fit next to a name
 _FEW = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
 # Columns of the tables: attribute, format, and what the legend says.
 _Columns = Mapping[str, tuple[str, str, str]]
@@ -55,15 +52,12 @@ class ModelGeometry:
     Attributes:
         model: its name or folder.
         layers: layer -> numbers of all pairs.
-        steps: step -> numbers of the pairs with that target step, in the layer that is shown, in order and the same steps of
-            all models; only steps with `MIN_ROWS` pairs or more, and none where views are no steps.
         collapse: signs of it, in the layer that is shown.
         prediction: horizon -> errors of predicting later states; None where they were not asked for.
     """
 
     model: str
     layers: dict[int, GeometryNumbers]
-    steps: dict[int, GeometryNumbers]
     collapse: list[CollapseSign]
     prediction: dict[int, PredictionErrors] | None
 
@@ -94,7 +88,7 @@ class GeometryComparison:
     def __str__(self) -> str:
         where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
         lines = [f"{self.n:,} pairs of {self.file}, states {where}"]
-        lines += [*self._pairs(), *self._views(), *self._prediction(), *self._steps(), ""]
+        lines += [*self._pairs(), *self._views(), *self._prediction(), ""]
         return "\n".join([*lines, *folded(list(self._collapse()), PAGE)])
 
     def _pairs(self) -> Iterator[str]:
@@ -115,26 +109,6 @@ class GeometryComparison:
         yield from _table(head, rows, {**_VIEWS, **_TOP})
         if self.base is not None:
             yield from _table([f"against {self.base}", *_BASE], against, _BASE)
-
-    def _steps(self) -> Iterator[str]:
-        steps = {step: one.pairs for step, one in next(iter(self.models.values())).steps.items()}
-        if len(steps) < 2:
-            return
-        known = sorted(steps)[:_MOST_STEPS]
-        counts = [str(steps[step].n) for step in known]
-        rows = [["pairs", *counts]]
-        for name in ("gap", "@1"):
-            attribute, form, _ = _PAIRS[name]
-            for label, model in self.models.items():
-                values = [getattr(model.steps[step].pairs, attribute) for step in known]
-                cells = [written(value, form) for value in values]
-                rows.append([f"{name}, {label}", *cells])
-        chances = [written(steps[step].chance_at_1, ".1%") for step in known]
-        rows.append(["@1, chance", *chances])
-        head = ["target step", *map(str, known)]
-        yield from ("", *text_table(head, rows))
-        more = f"and {len(steps) - _MOST_STEPS} later steps; " if len(steps) > _MOST_STEPS else ""
-        yield f"({more}among the pairs of one step; steps with fewer than {MIN_ROWS} are left out)"
 
     def _prediction(self) -> Iterator[str]:
         """Errors of predicting later states by horizon, and how many times smaller they are than the base model's."""
@@ -162,7 +136,6 @@ class GeometryComparison:
         yield f"(horizons with {_FEW} are left out)"
 
     def _collapse(self) -> Iterator[str]:
-        of_base = set() if self.base is None else {(sign.name, sign.view) for sign in self.models[self.base].collapse}
         advice = False
         for label, one in self.models.items():
             collapse = geometry.collapsed(one.collapse)
@@ -171,8 +144,7 @@ class GeometryComparison:
             colon = ":" if one.collapse else ""
             yield f"{warning}{label} shows {collapse_words(collapse, bool(one.collapse))}{colon}"
             for sign in one.collapse:
-                too = f"; {self.base} too" if label != self.base and (sign.name, sign.view) in of_base else ""
-                yield f"  {sign.text}{too}"
+                yield f"  {sign.text}"
         if advice:
             yield ADVICE
 
@@ -189,8 +161,10 @@ def _table(
     head: list[str], rows: list[list[str]], columns: _Columns, marks: Mapping[str, str] | None = None
 ) -> list[str]:
     """An empty line, a table, and what its columns and its marks mean; nothing without rows."""
+    if not rows:
+        return []
     words = {name: words for name, (*_, words) in columns.items()}
-    return ["", *text_table(head, rows), *legend({**words, **(marks or {})})] if rows else []
+    return ["", *text_table(head, rows), *legend({**words, **(marks or {})})]
 
 
 def compare(
@@ -227,18 +201,6 @@ def compare(
             advance(label)
         prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
         signs = geometry.collapse_signs(layers[shown])
-        models[label] = ModelGeometry(one.model, layers, _by_step(one, shown), signs, prediction)
+        models[label] = ModelGeometry(one.model, layers, signs, prediction)
     first = next(iter(states.values()))
     return GeometryComparison(first.file, len(first.rows), shown, base, models)
-
-
-def _by_step(states: States, layer: int) -> dict[int, GeometryNumbers]:
-    if states.steps is None:
-        return {}
-    source, target = states.layer(layer)
-    steps = {}
-    for step, count in zip(*np.unique(states.steps, return_counts=True), strict=True):
-        if count >= MIN_ROWS:
-            there = states.steps == step
-            steps[int(step)] = geometry.measure_states(source[there], target[there])
-    return steps

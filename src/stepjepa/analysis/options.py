@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -158,14 +157,6 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
             raise ConfigError(f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}")
         if not self.models and not self.base_model:
             raise ConfigError(f"--{_NAME.models} is missing; {example}")
-
-    def unread(self, given: Collection[str]) -> list[str]:
-        """A line for every option that is given and not read."""
-        if not self.from_states:
-            return []
-        known = options_of(AnalyzeOptions).values()
-        idle = [one.name for one in known if one.name in given and one.group not in (_MEASURED, _OUTPUT)]
-        return [f"--{name} has no effect with --{_NAME.from_states}" for name in sorted(idle)]
 
 
 _NAME = Names(AnalyzeOptions)

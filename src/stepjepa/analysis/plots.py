@@ -1,24 +1,34 @@
 """Figures, drawn from saved arrays and numbers and returned as matplotlib figures (extra ``analysis``); `save_figure`.
 
 They are drawn without pyplot, so nothing global is changed and no window opens. They are 8 inches wide: at 800 pixels their
-smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers. Nothing to draw is a `DataError`.
+smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers.
 
 Shapes: N pairs, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.analysis.geometry import check_views
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.analysis.geometry import (
+    GeometryNumbers,
+    aligned_cosines,
+    check_views,
+    shuffled_cosines,
+    singular_values,
+)
+from stepjepa.analysis.numbers import GeometryComparison
+from stepjepa.analysis.states import FINAL, States
+from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import COLOURS, WIDTH, series_style
 from stepjepa.inspect.figure import save_figure as save_figure  # of every figure
 from stepjepa.utils.failures import library
+from stepjepa.utils.text import slug
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,24 +37,11 @@ if TYPE_CHECKING:
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6b6b6b"
-_CHANCE: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": (0, (2, 2)), "label": "chance"}
-
 SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
 # t-SNE starts from so many principal components, which takes noise and time away (van der Maaten and Hinton 2008).
 COMPONENTS = 50
-# Figures of ``stepjepa analyze`` by their files' names, but for those of one model each, which are METHOD-MODEL.
-TITLES = {
-    "spectrum": "Singular values of target minus source",
-    "cosine": "Cosines of matched and of shuffled pairs",
-    "retrieval": "Targets found from their sources, by layer",
-    "rank_source": "Effective rank of the sources, by layer",
-    "rank_target": "Effective rank of the targets, by layer",
-    "steps": "Pairs by step",
-}
 METHOD_TITLES = {"pca": "PCA", "tsne": "t-SNE"}
-
-# Mean difference, low and high end of its interval; the ends may be missing.
-Estimate = tuple[float, "float | None", "float | None"]
+Drawing = Callable[[], Any]  # gives a matplotlib figure
 
 
 def look(index: int) -> dict[str, Any]:
@@ -92,7 +89,6 @@ def legend_below(figure: Figure, axis: Axes) -> None:
 
 def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Figure:
     """Singular values (S,) of several models, largest first, on a logarithmic axis."""
-    _need(spectra, "spectra")
     figure, (axis,) = new_figure(height=4.5, title=title)
     drawn = {name: list(enumerate(np.where(values > 0, values, np.nan), 1)) for name, values in spectra.items()}
     draw_lines(axis, drawn, marks=8)
@@ -110,13 +106,11 @@ def cosine_figure(
     cosines: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str = "Cosine of source and target"
 ) -> Figure:
     """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis."""
-    _need(cosines, "cosines")
     figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
     every = np.concatenate([values for both in cosines.values() for values in both])
     low, high = float(every.min()), float(every.max())
-    if high - low <= 1e-6:
-        low, high = low - 1e-3, high + 1e-3
-    bins = np.linspace(low, high, 101)
+    room = 1e-3 if high - low <= 1e-6 else 0.0  # cosines that are all one have a histogram too
+    bins = np.linspace(low - room, high + room, 101)
     for axis, (name, (matched, shuffled)) in zip(axes, cosines.items(), strict=True):
         for i, (label, values) in enumerate((("matched", matched), ("shuffled", shuffled))):
             shares = np.full(len(values), 100 / len(values))
@@ -153,7 +147,6 @@ def layer_figure(
         label: of the number, with its unit.
         chance: what random states give; a horizontal line.
     """
-    _need(values, "layers")
     layers = sorted({layer for line in values.values() for layer in line}, key=lambda n: (n < 0, n))
     figure, (axis,) = new_figure(height=4.5, title=title)
     lines = {}
@@ -161,7 +154,7 @@ def layer_figure(
         lines[name] = [(place, line[layer]) for place, layer in enumerate(layers) if layer in line]
     draw_lines(axis, lines)
     if chance is not None:
-        axis.axhline(chance, **_CHANCE)
+        axis.axhline(chance, color=GREY, linewidth=1.2, linestyle=(0, (2, 2)), label="chance")
     last = len(layers) - 1
     ticks = [*range(0, last, -(-len(layers) // 16)), last]  # so that the numbers do not touch
     names = {-1: "final", 0: "emb."}
@@ -170,51 +163,6 @@ def layer_figure(
     axis.set_ylabel(label)
     legend_below(figure, axis)
     return figure
-
-
-def retrieval_figure(values: Mapping[str, Mapping[int, float]], chance: float) -> Figure:
-    """Share of targets that are the nearest to their source, by layer, a line per model: see `layer_figure`."""
-    percent = {}
-    for name, line in values.items():
-        percent[name] = {layer: 100 * share for layer, share in line.items()}
-    title = "Targets found from their sources"
-    figure = layer_figure(percent, "retrieval@1 (%)", title=title, chance=100 * chance)
-    shares = [share for line in values.values() for share in line.values()]
-    figure.axes[0].set_ylim(*_percent_limits([chance, *shares]))
-    return figure
-
-
-def step_figure(values: Mapping[str, Mapping[int, tuple[float, float]]], chance: Mapping[int, float]) -> Figure:
-    """Gap of the cosines and retrieval by target step, a line for each model, among the pairs of each step alone.
-
-    Args:
-        values: model -> step -> gap and retrieval@1.
-        chance: step -> retrieval of random states.
-    """
-    figure, (gap_axis, share_axis) = new_figure(1, 2, height=4.0, title="By target step")
-    gaps, percent = {}, {}
-    for name, steps in values.items():
-        gaps[name] = [(step, gap) for step, (gap, _) in steps.items()]
-        percent[name] = [(step, 100 * share) for step, (_, share) in steps.items()]
-    draw_lines(gap_axis, gaps)
-    gap_axis.axhline(0, color=GREY, linewidth=0.8)
-    gap_axis.set_title("cosine, matched - shuffled", fontsize=10)
-    draw_lines(share_axis, percent)
-    share_axis.plot(list(chance), [100 * share for share in chance.values()], **_CHANCE)
-    shares = [share for steps in values.values() for _, share in steps.values()]
-    share_axis.set_ylim(*_percent_limits([*chance.values(), *shares]))
-    share_axis.set_title("retrieval@1 (%)", fontsize=10)
-    for axis in (gap_axis, share_axis):
-        axis.set_xlabel("target step")
-        axis.set_xticks(list(chance)[:: -(-len(chance) // 10)])
-    legend_below(figure, share_axis)
-    return figure
-
-
-def _percent_limits(shares: Sequence[float]) -> tuple[float, float]:
-    """Ends of an axis in percent: 0 to 100, unless all shares are so small that they would be at its bottom."""
-    top = 100.0 if max(shares) > 0.4 else max(125 * max(shares), 1.0)
-    return -0.03 * top, 1.03 * top
 
 
 @dataclass(frozen=True)
@@ -312,52 +260,54 @@ def scatter_figure(points: Coordinates, title: str = "", max_lines: int = 150) -
     return figure
 
 
-def forest_figure(
-    differences: Sequence[tuple[str, Mapping[str, Estimate]]],
-    label: str,
-    *,
-    title: str = "Differences between arms, paired by seed",
-    higher_is_better: bool = True,
-) -> Figure:
-    """Paired differences with their 95 % intervals, a line per arm and comparison, around a line of no difference.
-
-    A hollow mark has no interval: it comes from one seed.
+def comparison_figures(
+    comparison: GeometryComparison, states: Mapping[str, States], methods: Sequence[str], seed: int
+) -> Iterator[tuple[str, Drawing]]:
+    """Name and drawing of every figure that there are numbers for; those of one model each are METHOD-MODEL.
 
     Args:
-        differences: (arm, comparison -> (mean, low, high)), as `stepjepa.study.results.Table.differences` gives them.
-        label: of the metric, with its unit.
+        methods: of `coordinates`.
+        seed: of the shuffled pairs and of the coordinates.
     """
-    _need(differences, "differences")
-    kinds = list(dict.fromkeys(kind for _, estimates in differences for kind in estimates))
-    lines = sum(len(estimates) for _, estimates in differences)
-    figure, (axis,) = new_figure(height=1.7 + 0.26 * lines + 0.2 * len(differences), title=title)
-    styles: dict[str, dict[str, Any]] = {}
-    for i, kind in enumerate(kinds):
-        style = look(i)
-        styles[kind] = {"fmt": style["marker"], "color": style["color"], "capsize": 4, "linewidth": 1.8}
-        axis.errorbar([], [], xerr=[], label=kind, **styles[kind])
-    middles, y = [], 0.0
-    for name, estimates in differences:
-        middles.append((y + (len(estimates) - 1) / 2, name))
-        for kind, (mean, low, high) in estimates.items():
-            reach = [[0.0], [0.0]]
-            if low is not None and high is not None:
-                reach = [[mean - low], [high - mean]]
-            face = "white" if low is None else styles[kind]["color"]
-            axis.errorbar([mean], [y], xerr=reach, markersize=6, markerfacecolor=face, **styles[kind])
-            y += 1
-        axis.axhline(y - 0.2, color=GREY, linewidth=0.5, alpha=0.5)
-        y += 0.6
-    axis.axvline(0, color="black", linewidth=1)
-    axis.set_yticks(*zip(*middles, strict=True), fontsize=10)
-    axis.set_ylim(y - 0.8, -0.8)  # the first arm on top
-    axis.grid(False, axis="y")
-    better = "right" if higher_is_better else "left"
-    axis.set_xlabel(f"difference in {label}, 95 % interval (better to the {better})")
-    legend_below(figure, axis)
-    return figure
+    where = "final" if comparison.layer == FINAL else f"layer {comparison.layer}"
+    views = {label: one.layer(comparison.layer) for label, one in states.items()}
+
+    def spectrum() -> Any:
+        spectra = {label: singular_values(source - target) for label, (source, target) in views.items()}
+        return spectrum_figure(spectra, f"Singular values of source - target ({where})")
+
+    def cosine() -> Any:
+        cosines = {}
+        for label, both in views.items():
+            cosines[label] = aligned_cosines(*both), shuffled_cosines(*both, seed)
+        return cosine_figure(cosines, f"Cosine of source and target ({where})")
+
+    def by_layer(title: str, unit: str, read: Callable[[GeometryNumbers], float], chance: float | None = None) -> Any:
+        values = {}
+        for label, one in comparison.models.items():
+            values[label] = {layer: read(numbers) for layer, numbers in one.layers.items()}
+        return layer_figure(values, unit, title=title, chance=chance)
+
+    def scatter(label: str, method: str) -> Any:
+        title = f"{METHOD_TITLES[method]}: {label} ({where})"
+        return scatter_figure(coordinates(*views[label], method, seed), title)
+
+    yield from (("spectrum", spectrum), ("cosine", cosine))
+    if any(len(one.layers) > 1 for one in comparison.models.values()):
+        chance = 100 * next(iter(comparison.shown.values())).pairs.chance_at_1
+        found = "Targets found from their sources", "retrieval@1 (%)"
+        yield "retrieval", partial(by_layer, *found, lambda one: 100 * one.pairs.retrieval_at_1, chance)
+        rank = "effective rank (of unit rows)"
+        yield "rank_source", partial(by_layer, "Effective rank of the source states", rank, _source_rank)
+        yield "rank_target", partial(by_layer, "Effective rank of the target states", rank, _target_rank)
+    for method in dict.fromkeys(methods):
+        for label in states:
+            yield f"{method}-{slug(label)}", partial(scatter, label, method)
 
 
-def _need(values: Any, what: str) -> None:
-    if len(values) == 0:
-        raise DataError(f"there are no {what} to draw")
+def _source_rank(numbers: GeometryNumbers) -> float:
+    return numbers.source.effective_rank
+
+
+def _target_rank(numbers: GeometryNumbers) -> float:
+    return numbers.target.effective_rank

@@ -25,8 +25,7 @@ import torch
 from torch import nn
 
 from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
-from stepjepa.analysis.pairs import Pairs
-from stepjepa.analysis.states import Walks
+from stepjepa.analysis.states import Pairs, Walks
 from stepjepa.data.types import TRUNK, Example, Pair, Read
 
 MOST_HORIZONS = 5  # of states that were saved, where no other number is given

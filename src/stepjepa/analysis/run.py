@@ -1,74 +1,107 @@
-"""`analyze`: collect the states of models, measure and compare them, draw them, and leave all of it in one folder."""
+"""`analyze`: run models over the pairs of a data set, keep their states, measure and draw them, all in one folder."""
 
 from __future__ import annotations
 
+import gc
+import logging
+import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepjepa.analysis import geometry, plots
-from stepjepa.analysis.collect import ABOUT, Collected, collect_all
-from stepjepa.analysis.geometry import GeometryNumbers
-from stepjepa.analysis.numbers import GeometryComparison, compare
+import torch
+
+from stepjepa.analysis import plots
+from stepjepa.analysis.models import AnalyzedModel, as_trained, load_analyzed, view_notes
+from stepjepa.analysis.numbers import compare
 from stepjepa.analysis.options import AnalysisResult, AnalyzeOptions
-from stepjepa.analysis.plots import METHOD_TITLES, TITLES
-from stepjepa.analysis.prediction import MOST_HORIZONS
-from stepjepa.analysis.states import FINAL, States, load_states
+from stepjepa.analysis.prediction import MOST_HORIZONS, walks_of
+from stepjepa.analysis.states import (
+    FINAL,
+    Pairs,
+    States,
+    Walks,
+    check_alike,
+    collect_states,
+    every_step,
+    layers_of,
+    load_states,
+    read_pairs,
+    read_states,
+    save_states,
+)
 from stepjepa.config.option import Names, options_of
-from stepjepa.errors import ConfigError
+from stepjepa.data.sources import RowSource
+from stepjepa.data.steps import StepSplitter, make_splitter
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.evaluation.questions import read_record
+from stepjepa.forest.collate import collator_for
+from stepjepa.generation.place import Place, find_model
+from stepjepa.modeling.forward import causal_lm
+from stepjepa.modeling.load import max_positions
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.datasets import make_renderer, settings_for
+from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.failures import library
-from stepjepa.utils.files import check_writable, read_object, write_json
-from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import PAGE, folded, one_line, slug
+from stepjepa.utils.files import check_writable, read_object, remove_tree, write_json
+from stepjepa.utils.terminal import Bar, show_log
+from stepjepa.utils.text import PAGE, folded, labels_of, slug
 
-Drawing = Callable[[], Any]  # gives a matplotlib figure
-NUMBERS = "numbers.json"
-_FIGURES = "|".join([*TITLES, *(f"{method}-.+" for method in METHOD_TITLES)])
+NUMBERS, ABOUT = "numbers.json", "analysis.json"
+_FIGURES = "spectrum|cosine|retrieval|rank_source|rank_target|steps|pca-.+|tsne-.+"  # steps: of version 0.2
+# Files of an earlier analysis that one of saved states writes again, and that any other one writes besides.
 _MEASURED = rf"numbers\.(?:json|csv)|(?:{_FIGURES})\.(?:png|svg)"
 _COLLECTED = rf"states-.+\.safetensors|{re.escape(ABOUT)}"
-_NAME = Names(AnalyzeOptions)
-_LABEL = 100  # characters
+_TRUNK_ONLY = -2  # no layer: the predictor head belongs to sources, not to states on the trunk
+_NAME = Names(AnalyzeOptions, JEPAOptions)
 
 
-def analyze(options: AnalyzeOptions, notes: Sequence[str] = (), given: Collection[str] | None = None) -> AnalysisResult:
+@dataclass(frozen=True)
+class Collected:
+    """States by the models' labels, the base's label, and the record of the collection (`ABOUT`)."""
+
+    states: Mapping[str, States]
+    base: str | None
+    about: dict[str, Any]
+
+
+def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
     """Measure where source and target views are in models: ``stepjepa analyze``.
 
     Args:
-        notes: lines that are shown before the work begins.
-        given: options that the user has set; by default those that differ from their defaults.
+        given: options that the user has set; the others are as in the models' training.
 
     Raises:
         ConfigError, DataError: what cannot be used; what an earlier analysis has written is unchanged then.
     """
     options.check()
-    if given is None:
-        given = {name for name, one in options_of(AnalyzeOptions).items() if getattr(options, name) != one.default}
     for name in ("matplotlib", "sklearn"):
         library(name, "analysis")  # before the work, which would be lost
     folder = _folder(options)
-    saved = _saved_states(options.from_states, options.base_model) if options.from_states else None
-    pattern = _MEASURED if saved is not None else f"{_MEASURED}|{_COLLECTED}"
-    stale = _existing(folder, pattern, options.overwrite_output_dir)
+    pattern = _MEASURED if options.from_states else f"{_MEASURED}|{_COLLECTED}"
+    earlier = _earlier_files(folder, pattern, options.overwrite_output_dir)
     with Bar() as bar:
-        for line in notes:
-            bar.say(f"note     {line}")
-        collected = saved
-        if collected is None:
-            collected, stale = collect_all(options, given, folder, stale, bar), []
+        if options.from_states:
+            collected = _saved_states(options.from_states, options.base_model)
+        else:
+            collected, earlier = _Collection(options, given, bar).into(folder, earlier), []
         states = collected.states
         bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
         horizon = options.prediction_horizon or MOST_HORIZONS
         comparison = compare(states, collected.base, lambda label: bar.advance(1, label), horizon)
+
+        # Nothing can fail any more: the earlier files make room.
         folder.mkdir(parents=True, exist_ok=True)
-        for file in stale:
+        for file in earlier:
             file.unlink()
         record = {**collected.about, **asdict(comparison)}
         write_json(folder / NUMBERS, record)
-        figures = list(_figures(comparison, states, options.coordinates or ["pca"], options.seed))
+        figures = list(plots.comparison_figures(comparison, states, options.coordinates or ["pca"], options.seed))
         bar.start("figures", len(figures), 0)
         files = []
         for name, draw in figures:
@@ -81,92 +114,29 @@ def analyze(options: AnalyzeOptions, notes: Sequence[str] = (), given: Collectio
     return AnalysisResult(record, tuple(files), tuple(lines))
 
 
-def _figures(
-    comparison: GeometryComparison, states: Mapping[str, States], methods: Sequence[str], seed: int
-) -> Iterator[tuple[str, Drawing]]:
-    """Name and drawing of every figure that there are numbers for."""
-    layer = comparison.layer
-    where = "final" if layer == FINAL else f"layer {layer}"
-    views = {label: one.layer(layer) for label, one in states.items()}
-
-    def spectrum() -> Any:
-        spectra = {label: geometry.singular_values(source - target) for label, (source, target) in views.items()}
-        return plots.spectrum_figure(spectra, f"Singular values of source - target ({where})")
-
-    def cosine() -> Any:
-        cosines = {}
-        for label, both in views.items():
-            cosines[label] = geometry.aligned_cosines(*both), geometry.shuffled_cosines(*both, seed)
-        return plots.cosine_figure(cosines, f"Cosine of source and target ({where})")
-
-    def scatter(label: str, method: str) -> Any:
-        title = f"{METHOD_TITLES[method]}: {label} ({where})"
-        return plots.scatter_figure(plots.coordinates(*views[label], method, seed), title)
-
-    yield from (("spectrum", spectrum), ("cosine", cosine))
-    yield from _by_layer(comparison)
-    yield from _by_step(comparison)
-    for method in dict.fromkeys(methods):
-        for label in states:
-            yield f"{method}-{slug(label)}", partial(scatter, label, method)
-
-
-def _by_layer(comparison: GeometryComparison) -> Iterator[tuple[str, Drawing]]:
-    models = comparison.models
-    if all(len(one.layers) < 2 for one in models.values()):
-        return
-
-    def by_layer(read: Callable[[GeometryNumbers], float]) -> dict[str, dict[int, float]]:
-        return {label: {n: read(numbers) for n, numbers in one.layers.items()} for label, one in models.items()}
-
-    chance = next(iter(comparison.shown.values())).pairs.chance_at_1
-    retrieval = by_layer(lambda numbers: numbers.pairs.retrieval_at_1)
-    yield "retrieval", partial(plots.retrieval_figure, retrieval, chance)
-    for view in ("source", "target"):
-        ranks = by_layer(lambda numbers, view=view: getattr(numbers, view).effective_rank)  # type: ignore[misc]
-        title = f"Effective rank of the {view} states"
-        yield f"rank_{view}", partial(plots.layer_figure, ranks, "effective rank (of unit rows)", title=title)
-
-
-def _by_step(comparison: GeometryComparison) -> Iterator[tuple[str, Drawing]]:
-    models = comparison.models
-    chances = {step: one.pairs.chance_at_1 for step, one in next(iter(models.values())).steps.items()}
-    if len(chances) < 2:
-        return
-    numbers = {}
-    for label, one in models.items():
-        numbers[label] = {step: (n.pairs.gap, n.pairs.retrieval_at_1) for step, n in one.steps.items()}
-    yield "steps", partial(plots.step_figure, numbers, chances)
-
-
-# The folder
-
-
 def _folder(options: AnalyzeOptions) -> Path:
     if options.output_dir or options.from_states:
         return Path(str(options.output_dir or options.from_states)).expanduser()
-    name = Path(str(options.file)).stem if Path(str(options.file)).exists() else str(options.file)
-    return Path(f"analysis-{slug(name)}")
+    file = Path(str(options.file))
+    return Path(f"analysis-{slug(file.stem if file.exists() else str(file))}")
 
 
-def _existing(folder: Path, pattern: str, overwrite: bool) -> list[Path]:
-    """What an earlier analysis has written, of the files that are written again, which must be asked for."""
+def _earlier_files(folder: Path, pattern: str, overwrite: bool) -> list[Path]:
+    """What an earlier analysis has written, of the files that are written again; that must be asked for."""
+    flag = f"--{_NAME.output_dir} {folder}"
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--{_NAME.output_dir} {folder}: is a file; give a folder")
+        raise ConfigError(f"{flag}: is a file; give a folder")
     if RunFolder(folder).holds_model:
         raise ConfigError(
-            f"--{_NAME.output_dir} {folder}: holds a run or a model, which the analysis would seem to change; give another "
-            f"folder, such as {folder / 'analysis'}"
+            f"{flag}: holds a run or a model, which the analysis would seem to change; give another folder, such as "
+            f"{folder / 'analysis'}"
         )
     check_writable(folder)
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    there = [one for one in entries if one.is_file() and re.fullmatch(pattern, one.name)]
-    if there and not overwrite:
-        raise ConfigError(
-            f"--{_NAME.output_dir} {folder}: {there[0].name} is there already; give another folder, or replace it with "
-            f"--{_NAME.overwrite_output_dir}"
-        )
-    return there
+    files = [path for path in sorted(folder.glob("*")) if path.is_file() and re.fullmatch(pattern, path.name)]
+    if files and not overwrite:
+        remedy = f"give another folder, or replace it with --{_NAME.overwrite_output_dir}"
+        raise ConfigError(f"{flag}: {files[0].name} is there already; {remedy}")
+    return files
 
 
 def _saved_states(name: str, base: str | None) -> Collected:
@@ -174,25 +144,167 @@ def _saved_states(name: str, base: str | None) -> Collected:
     folder, flag = Path(name).expanduser(), f"--{_NAME.from_states} {name}"
     if not folder.is_dir():
         raise ConfigError(f"{flag}: no such folder")
-    about = read_object(folder / ABOUT)
     paths = sorted(folder.glob("states-*.safetensors"))
     if not paths:
         raise ConfigError(f"{flag}: holds no states (states-*.safetensors); run stepjepa analyze FILE first")
-    try:
-        labels = {str(one["states"]): str(one["label"]) for one in about.get("inputs") or ()}
-    except (TypeError, KeyError):  # a damaged record names nothing
-        labels = {}
+    about = read_object(folder / ABOUT)
+    labels = {}
+    for one in about.get("inputs", ()):
+        labels[one["states"]] = one["label"]
     order = list(labels)
     paths.sort(key=lambda path: order.index(path.name) if path.name in labels else len(order))
     states, names = dict[str, States](), dict[str, str]()
     for path in paths:
         label = labels.get(path.name, path.stem.removeprefix("states-"))
-        label = one_line(label, _LABEL)
-        one = load_states(path)
-        states[label] = one
-        names[label] = names[one.model] = label
+        states[label] = load_states(path)
+        names[label] = names[states[label].model] = label
     if base is not None and base not in names:
         raise ConfigError(f"--{_NAME.base_model} {base}: no states of it in {name}; there are: {', '.join(states)}")
-    asked = about.get("base") if base is None else base
-    label_of_base = names.get(str(asked))
+    label_of_base = names.get(str(base or about.get("base")))
     return Collected(states, label_of_base, {**about, "base": label_of_base})
+
+
+class _Collection:
+    """The models of an analysis, whose states are collected: how the views of all of them are read.
+
+    Args:
+        given: options that the user has set; the others are as in the models' training.
+        bar: shows how far it is.
+    """
+
+    def __init__(self, options: AnalyzeOptions, given: Collection[str], bar: Bar):
+        names = list(options.models or ())
+        if options.base_model is not None:
+            names.insert(0, options.base_model)
+        self._places = [find_model(name) for name in dict.fromkeys(names)]
+        self._bar = bar
+        self._rows = RowSource(options.file, options.dataset_split)
+        self._splitter: StepSplitter | None = None
+        self._labels = labels_of([place.name for place in self._places])
+        self._base = None if options.base_model is None else self._labels[0]
+        rivals = self._places if self._base is None else self._places[1:]
+        self._options, trained = as_trained(options, given, rivals)
+        self._method = replace(method_of(self._options), same_predictor=bool(self._options.same_predictor))
+        if trained is not None:
+            self._read_as(trained)
+        if objective_of(self._method).sampled:
+            bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
+
+    def _read_as(self, trained: Place) -> None:
+        """Say whose views are read, and split the steps as that model's training has settled it."""
+        how = f"--{_NAME.objective} {self._method.objective}"
+        self._bar.say(f"views    as in the training of {trained.name}, where not given: {how}")
+        settled = read_record(trained).splitter  # what its step_splitter=auto was
+        if settled and self._method.step_splitter == "auto":
+            self._splitter = make_splitter(settled, self._method.step_separator)
+
+    def into(self, folder: Path, earlier: Sequence[Path]) -> Collected:
+        """Run the models, the base first and each once, and leave their states in the folder, all or none.
+
+        Args:
+            earlier: files of an earlier analysis, which are removed once all states are collected.
+        """
+        show_log(logging.WARNING)
+        temporary, existed = folder / ".new-states", folder.is_dir()
+        states, inputs = dict[str, States](), list[dict[str, Any]]()
+        try:
+            remove_tree(temporary)
+            temporary.mkdir(parents=True)
+            for label, place in zip(self._labels, self._places, strict=True):
+                path = temporary / f"states-{slug(label)}.safetensors"
+                inputs.append(self._collect(label, place, path, first=not states))
+                states[label] = load_states(path)
+                check_alike(states, self._base if self._base in states else None)
+            views = [name for name in options_of(ExampleOptions) if hasattr(self._options, name)]
+            about: dict[str, Any] = {
+                "version": 1,
+                **{name: getattr(self._options, name) for name in (_NAME.file, _NAME.max_examples)},
+                "views": {name: getattr(self._method, name) for name in views},
+                "inputs": inputs,
+                "base": self._base,
+            }
+            for file in earlier:
+                file.unlink()
+            for one in inputs:
+                os.replace(temporary / one["states"], folder / one["states"])
+            write_json(folder / ABOUT, about)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not existed:
+                with suppress(OSError):  # something is in it
+                    folder.rmdir()
+        return Collected(states, self._base, about)
+
+    def _collect(self, label: str, place: Place, path: Path, first: bool) -> dict[str, Any]:
+        """Write the states of one model to a file; what is recorded of it. The data are described with the first model."""
+        options, bar = self._options, self._bar
+        model = load_analyzed(place, self._method, options)
+        chosen = None if options.layers in (None, ["all"]) else [int(layer) for layer in options.layers or ()]
+        layers = layers_of(model.model, chosen)
+        pairs = self._pairs(model, model.method)
+        bar.say(f"{label}: {model.description}")
+        for line in [*view_notes(model, self._method, options.predictors), *(_data_lines(pairs) if first else ())]:
+            bar.say(f"  {line}")
+        bar.start(label, len(pairs.examples), 0)
+        states = collect_states(
+            model.model,
+            place.name,
+            pairs,
+            layers=layers,
+            predictor_ids=model.predictor_ids,
+            pad_token_id=model.tokenizer.pad_token_id or 0,
+            batch_size=options.batch_size,
+            advance=bar.step,
+            head_layer=model.layer,
+        )
+        if options.prediction_horizon is not None:
+            states = replace(states, walks=self._walks(model))
+        save_states(states, path)
+        entry = {
+            "label": label,
+            "model": place.name,
+            "states": path.name,
+            "predictors": model.method.predictors,
+            "head": model.head,
+        }
+        del model, states  # before the next one is loaded
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return entry
+
+    def _pairs(self, model: AnalyzedModel, method: JEPAOptions) -> Pairs:
+        settings = settings_for(self._rows, method, max_positions(causal_lm(model.model)), self._splitter)
+        renderer = make_renderer(model.tokenizer, method)
+        return read_pairs(self._rows, model.tokenizer, renderer, settings, self._options.max_examples)
+
+    def _walks(self, model: AnalyzedModel) -> Walks:
+        """The states behind the steps of a data set's answers, as a model has them in its chats."""
+        try:
+            examples, places = walks_of(self._pairs(model, every_step(model.method).options))
+        except DataError as error:
+            raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
+        self._bar.start(f"{model.place.name}, steps", len(examples), 0)
+        views = read_states(
+            model.model,
+            model.place.name,
+            collator_for("two_pass", (), model.tokenizer.pad_token_id or 0),
+            examples,
+            layers=(FINAL,),
+            batch_size=self._options.batch_size,
+            advance=self._bar.step,
+            head_layer=_TRUNK_ONLY,
+        )
+        return Walks(views[0, 0], places)
+
+
+def _data_lines(pairs: Pairs) -> list[str]:
+    """How many pairs there are and what was left out."""
+    report = pairs.report
+    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
+    skipped, without = report.rows_skipped.total(), report.examples_without_pairs.total()
+    if skipped:
+        line += f"; {skipped:,} rows skipped"
+    if without:
+        line += f"; {without:,} without a pair"
+    return [line, *report.steps.lines()]

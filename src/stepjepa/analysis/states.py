@@ -1,36 +1,41 @@
-"""States of both views: what a model makes of the pairs of rows, and the file that keeps it.
+"""The pairs of a data set, the states that a model makes of their views, and the file that keeps these.
 
 `save_states` writes one safetensors file, which any reader of that format opens:
 
     source   (L, N, D) float32   states that the source views are read from, layer by layer
     target   (L, N, D) float32   those of the target views, row i of both a pair
     rows     (N,) int64          the pairs' rows in `file`, counted from 0
-    steps    (N,) int64          number of the pair's target among the steps of its row, counted from 1 (so 2 is the least);
-                                 only where views are steps
     walks, places  (M, D) float32, (M, 2) int64; see `Walks`; only with --prediction_horizon
 
 and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
 list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
+Files of version 0.2 may hold ``steps`` as well, which are not read.
 
 Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import AnalyzeOptions
-from stepjepa.analysis.pairs import Pairs
 from stepjepa.config.option import Names
+from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
+from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.sources import RowSource
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Batch, Example, Rows
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import collator_for
@@ -38,6 +43,9 @@ from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
 from stepjepa.modeling.parts import backbone, decoder_layers
+from stepjepa.objectives.base import Objective, objective_of
+from stepjepa.objectives.step_jepa import StepJEPA
+from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import parse_object, replacing
 
 KEY, VERSION = "stepjepa.states", 1
@@ -48,6 +56,76 @@ _NAME = Names(AnalyzeOptions)
 
 class StatesNotFinite(DataError):
     """States that are NaN or infinite: the model has diverged, or its dtype is too short."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of a data set, as one tokenizer and one method make them.
+
+    Attributes:
+        file: of the rows.
+        examples: one for each pair, with that pair alone.
+        rows: (N,) int64, the pairs' rows, counted from 0.
+        report: on the rows.
+    """
+
+    file: str
+    examples: tuple[Example, ...]
+    rows: np.ndarray
+    report: DataReport
+
+
+def read_pairs(
+    rows: RowSource,
+    tokenizer: PreTrainedTokenizerBase,
+    renderer: ChatRenderer | None,
+    options: EncodeOptions,
+    max_rows: int | None = None,
+) -> Pairs:
+    """The pairs of a data set's first rows, in their order.
+
+    Args:
+        renderer: None where the tokenizer has no chat template, which plain text does not need.
+        options: as a run has them.
+        max_rows: read only so many.
+
+    Raises:
+        DataError: nothing to read, or fewer than two pairs; with ``strict`` a row that cannot be used.
+        ConfigError: a tokenizer or template that cannot be used.
+    """
+    encode = make_encoder(rows, tokenizer, renderer, options)
+    report = DataReport(rows.name)
+    examples, numbers = list[Example](), list[int]()
+    first = 0
+    numbered = islice(rows, max_rows)
+    while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
+        encoded = encode(chunk)
+        report.add(encoded.report)
+        rows_of_examples = np.repeat(np.arange(first, first + len(chunk)), encoded.counts)
+        for row, example in zip(rows_of_examples.tolist(), encoded.store, strict=True):
+            for pair in example.pairs:
+                examples.append(example.with_pairs([pair]))
+                numbers.append(row)
+        first += len(chunk)
+    report.require(report.examples)
+    if len(examples) < 2:
+        objective = options.objective.name if options.objective else "regular"
+        what = f"{('no pair', 'one pair')[len(examples)]} for {objective}, and two are needed"
+        reasons = [f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items()]
+        if reasons:
+            what += f" (rows: {'; '.join(reasons)})"
+        flags = f"--{_NAME.objective}, --{_NAME.step_splitter}, --{_NAME.max_length}"
+        raise DataError(f"{report.source}: {what}; check {flags}")
+    return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), report)
+
+
+def every_step(method: JEPAOptions) -> Objective:
+    """The objective that pairs every step with the next one, by last states on the trunk, whatever `method` pairs."""
+    method = copy.copy(method)
+    method.objective, method.step_pairs, method.horizon, method.multi_horizon = StepJEPA.name, "all", 1, None
+    method.last_token, method.readout, method.readout_layer, method.predictors = None, "last", None, 0
+    method.forward, method.jepa_target_column = "packed", None
+    return objective_of(method)
 
 
 class Walks(NamedTuple):
@@ -77,7 +155,7 @@ class States:
 
     Attributes:
         layers: (L,) 0 the embeddings, i after layer i, -1 after the final norm.
-        rows, steps: (N,) int64, see `Pairs`.
+        rows: (N,) int64, see `Pairs`.
         source, target: (L, N, D) float32; of a file that was loaded, memory that the system reads when it is used.
         walks: states after the final norm behind the steps of every answer; None where they were not asked for.
     """
@@ -88,7 +166,6 @@ class States:
     rows: np.ndarray
     source: np.ndarray
     target: np.ndarray
-    steps: np.ndarray | None = None
     walks: Walks | None = None
 
     def layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
@@ -157,7 +234,7 @@ def collect_states(
     chosen = layers_of(model, layers)
     collator = collator_for("two_pass", predictor_ids, pad_token_id, separate_targets=True)
     views = read_states(model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer)
-    return States(name, pairs.file, chosen, pairs.rows, views[0], views[1], pairs.steps)
+    return States(name, pairs.file, chosen, pairs.rows, views[0], views[1])
 
 
 @torch.no_grad()
@@ -275,8 +352,6 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     tensors = {"source": states.source, "target": states.target, "rows": states.rows}
     if states.walks is not None:
         tensors |= {"walks": states.walks.states, "places": states.walks.places}
-    if states.steps is not None:
-        tensors["steps"] = states.steps
     for name, array in tensors.items():
         dtype = np.float32 if array.dtype.kind == "f" else np.int64
         tensors[name] = np.ascontiguousarray(array, dtype)
@@ -303,7 +378,7 @@ def load_states(path: str | os.PathLike[str]) -> States:
             header = parse_object(metadata[KEY])
             if header["version"] != VERSION:
                 raise DataError(f"{path}: is of version {header['version']}; this library reads version {VERSION}")
-            tensors = {name: file.get_tensor(name).numpy() for name in names}
+            tensors = {name: file.get_tensor(name).numpy() for name in names - {"steps"}}
         walks = Walks(tensors.pop("walks"), tensors.pop("places")) if "walks" in tensors else None
         states = States(header["model"], header["file"], tuple(header["layers"]), **tensors, walks=walks)
     except FileNotFoundError:
@@ -311,8 +386,7 @@ def load_states(path: str | os.PathLike[str]) -> States:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: is no safetensors file, or a damaged one ({error})") from None
     shape = (len(states.layers), len(states.rows), states.source.shape[-1])
-    steps = states.rows if states.steps is None else states.steps
-    fits = states.source.shape == states.target.shape == shape and steps.shape == states.rows.shape
+    fits = states.source.shape == states.target.shape == shape
     if not fits or len(set(states.layers)) < shape[0]:
         raise DataError(f"{path}: is damaged: its layers, rows and states do not fit together")
     return states
@@ -326,28 +400,21 @@ def check_alike(states: Mapping[str, States], base: str | None) -> None:
             raise DataError(
                 f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
             )
-        if not (np.array_equal(first.rows, one.rows) and _same_steps(first.steps, one.steps)):
+        if not np.array_equal(first.rows, one.rows):
             raise DataError(
                 f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
-                f"same rows and steps; where tokenizers or positions differ, change --{_NAME.max_length} until every row "
-                "fits"
+                f"same rows; where tokenizers or positions differ, change --{_NAME.max_length} until every row fits"
             )
-    if base is not None:
-        for label, one in states.items():
-            _check_base(label, one, base, states[base])
-
-
-def _same_steps(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other)
-
-
-def _check_base(label: str, states: States, base: str, origin: States) -> None:
+    if base is None:
+        return
+    origin = states[base]
     advice = f"only models that were trained from it can be held against it; leave --{_NAME.base_model} out"
-    width, base_width = states.source.shape[2], origin.source.shape[2]
-    if width != base_width:
-        raise DataError(f"states of {label} are {width} wide, those of the base model {base} {base_width}: {advice}")
-    for layer in states.layers:
-        if layer not in origin.layers:
-            raise DataError(f"{label} has states of layer {layer}, the base model {base} has not: {advice}")
+    for label, one in states.items():
+        width, base_width = one.source.shape[2], origin.source.shape[2]
+        if width != base_width:
+            raise DataError(
+                f"states of {label} are {width} wide, those of the base model {base} {base_width}: {advice}"
+            )
+        missing = [layer for layer in one.layers if layer not in origin.layers]
+        if missing:
+            raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")

@@ -42,7 +42,8 @@ class Line:
     Attributes:
         kind: "training" or "evaluation".
         points: (step, value, x, y), in the order of the steps.
-        colour, dashes: see `look`.
+        colour: its number in the page's style (classes ``c0``, ``c1``, ...).
+        dashes: as SVG has them.
     """
 
     name: str
@@ -50,11 +51,6 @@ class Line:
     points: list[tuple[float, float, float, float]]
     colour: int
     dashes: str
-
-    @property
-    def label(self) -> str:
-        """The name in the table below the chart."""
-        return f"{self.name} (evaluation)" if self.kind == "evaluation" else self.name
 
     @property
     def path(self) -> str:
@@ -89,15 +85,6 @@ class Chart:
     thinned: bool
 
     @property
-    def description(self) -> str:
-        """The chart as text, for readers who do not see it."""
-        parts = []
-        for line in self.lines:
-            ends = [f"{short(value)} at step {step:g}" for step, value, _, _ in (line.points[0], line.points[-1])]
-            parts.append(f"{line.name} ({line.kind}): {', '.join(ends)}")
-        return "; ".join(parts)
-
-    @property
     def steps(self) -> list[float]:
         """The steps at which a line has a point."""
         return sorted({point[0] for line in self.lines for point in line.points})
@@ -119,12 +106,6 @@ class Chart:
     def readout(self) -> list[dict[str, Any]]:
         """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
         return [{"name": line.name, "kind": line.kind, "points": line.points} for line in self.lines]
-
-
-def look(index: int) -> tuple[int, str]:
-    """Number of the colour (classes ``c0``, ``c1``, .. of the page's style) and dashes of series `index`."""
-    colour, dashes = series_style(index)
-    return colour, DASHES[dashes]
 
 
 def short(value: float) -> str:
@@ -210,7 +191,8 @@ def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[
     lines = []
     for index, name, kind, points in series:
         places = [(step, value, x_of(step), y_of(value)) for step, value in thin(points)]
-        lines.append(Line(name, kind, places, *look(index)))
+        colour, dashes = series_style(index)
+        lines.append(Line(name, kind, places, colour, DASHES[dashes]))
     return Chart(
         key,
         title,
@@ -236,16 +218,11 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every power of ten between the ends; the powers alone, or some of them, where that is much."""
-    first, last = math.log10(low), math.log10(high)
-    powers = range(math.floor(first), math.ceil(last) + 1)
-    marks: list[float] = []
-    for steps in ((1, 2, 5), (1,)):
-        marks = [step * 10.0**power for power in powers for step in steps]
-        marks = [mark for mark in marks if low <= mark <= high]
-        if len(marks) <= 8:
-            return marks
-    return marks[:: math.ceil(len(marks) / 8)]
+    """1, 2 and 5 of every power of ten between the ends; the powers alone where these are many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    marks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
+    inside = [mark for mark in marks if low <= mark <= high]
+    return inside if len(inside) <= 8 else [mark for mark in marks[::3] if low <= mark <= high]
 
 
 def thin(points: list[Point]) -> list[Point]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,7 @@ from stepjepa.objectives.base import trained_pairs
 from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table
 from stepjepa.utils.text import written
 
-_TEXT_ROOM = 1_200_000  # characters of all texts
-_LONGEST, _SHORTEST = 6000, 400  # of one text, however many there are
-_BLANK = re.compile(r"\n(?:[^\S\n]*\n){3,}")
+_LONGEST = 3000  # characters of a text
 _LETTERS = {True: "r", False: "w", None: "u"}
 
 
@@ -58,30 +55,29 @@ def evaluation_names(runs: Sequence[ReportedRun]) -> list[str]:
 def _accuracy_row(
     name: str, metric: str, label: str, summary: Mapping[str, Any], result: Mapping[str, Any]
 ) -> AccuracyRow:
-    value, low, high = (number(summary, key) for key in ("value", "low", "high"))
+    value = number(summary, "value")
+    low, high = number(summary, "low"), number(summary, "high")
     n = summary.get("n")
+    text = written(value, ".4f")
+    of = f"mean of {n} answers"
     interval, bar = "", None
+    if low is not None and high is not None:
+        interval = f"[{low:.4f}, {high:.4f}]"
+    if "perplexity" in summary:  # the value is over all tokens, the interval that of the rows' mean
+        row_mean = written(number(summary, "row_mean"), ".4f")
+        of = f"nats per token; mean of {n} rows {row_mean} {interval}".strip()
+        interval = ""
     if summary.get("kind") == "accuracy":
         text = written(value, ".1%")
         of = f"{summary.get('correct')} of {n} right"
         if value is not None and low is not None and high is not None:
             interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
             bar = [round(100 * end, 1) for end in (value, low, high)]
-    else:
-        text = written(value, ".4f")
-        of = f"mean of {n} answers"
-        if low is not None and high is not None:
-            interval = f"[{low:.4f}, {high:.4f}]"
-    if "perplexity" in summary:  # the value is over all tokens, the interval that of the rows' mean
-        row_mean = written(number(summary, "row_mean"), ".4f")
-        of, interval = f"nats per token; mean of {n} rows {row_mean} {interval}".strip(), ""
 
     stop = table(result, "generation", "did_not_stop")
-    did_not_stop = f"{stop.get('count')} of {stop.get('n')}" if stop else "-"
-    skipped = 0.0
-    for count in table(result, "rows", "skipped").values():
-        skipped += number(count) or 0
-    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, f"{skipped:g}", bar)
+    did_not_stop = f"{stop['count']} of {stop['n']}" if stop else "-"
+    skipped = sum(table(result, "rows", "skipped").values())
+    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, str(skipped), bar)
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,6 @@ def _answers(evaluation: StoredEvaluation) -> Path | None:
 
 
 def _paired(name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
-    stale = a.evaluations[name].stale
     first, second = _answers(a.evaluations[name]), _answers(b.evaluations[name])
     if first is None or second is None:
         return
@@ -144,7 +139,7 @@ def _paired(name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRu
         if paired.counts is not None:
             cells += [f"{mcnemar_p(*paired.counts[1:3]):.3g}", *map(str, paired.counts)]
         headline = ""
-        if not stale and (paired is metrics[0] or paired.metric == NLL):
+        if not a.evaluations[name].stale and (paired is metrics[0] or paired.metric == NLL):
             headline = _headline(name, paired, a, b, cells, any(control_of(run) == "shuffled" for run in runs))
         yield PairedRow([f"{name}, {paired.metric}", a.label, b.label], cells, paired.n, headline=headline)
 
@@ -193,10 +188,9 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
     ``-`` not asked), so that counts are of all questions; ``rows``, at most `most` questions with all texts, the same number
     of each pattern of right and wrong as far as there are.
     """
-    sets: dict[str, dict[str, list[Prediction]]] = {}
-    texts = 0
+    sets = []
     for name in evaluation_names(runs):
-        answers = {}
+        answers: dict[str, list[Prediction]] = {}
         for run in runs:
             file = run.evaluations[name].predictions if name in run.evaluations else None
             if file is not None:
@@ -205,13 +199,11 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
                 except StepJepaError as error:
                     reader.problems.append(str(error))
         if answers:
-            sets[name] = answers
-            texts += min(most, max(map(len, answers.values()))) * (2 + len(answers))
-    longest = min(_LONGEST, max(_SHORTEST, _TEXT_ROOM // max(texts, 1)))
-    return [_prediction_set(name, answers, most, longest) for name, answers in sets.items()]
+            sets.append(_prediction_set(name, answers, most))
+    return sets
 
 
-def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most: int, longest: int) -> dict[str, Any]:
+def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most: int) -> dict[str, Any]:
     by_question = [{(one.index, one.question): one for one in predictions} for predictions in answers.values()]
     questions = sorted({question for known in by_question for question in known})
     models = []
@@ -228,18 +220,18 @@ def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most
             {
                 "place": place,
                 "index": first.index,
-                "question": cut(first.question, longest),
-                "reference": cut(reference or "", longest),
-                "answers": [one and _answer(one, longest) for one in given],
+                "question": cut(first.question),
+                "reference": cut(reference or ""),
+                "answers": [one and _answer(one) for one in given],
             }
         )
     return {"name": name, "models": models, "rows": rows}
 
 
-def _answer(one: Prediction, longest: int) -> dict[str, str]:
+def _answer(one: Prediction) -> dict[str, str]:
     return {
-        "text": cut(one.generated_response, longest),
-        "found": cut(one.gen_answer or "", longest),
+        "text": cut(one.generated_response),
+        "found": cut(one.gen_answer or ""),
         "stop": str(one.stop_reason or ""),
     }
 
@@ -255,9 +247,8 @@ def chosen(letters: Sequence[str], most: int) -> list[int]:
     return sorted(place for _, _, place in sorted(turns)[:most])
 
 
-def cut(text: str, longest: int) -> str:
-    """A text, with its middle left out where it is longer, and of many blank lines their number."""
-    text = _BLANK.sub(lambda blank: f"\n[... {blank[0].count(chr(10)) - 1} blank lines ...]\n", text)
+def cut(text: str, longest: int = _LONGEST) -> str:
+    """A text, with its middle left out where it is longer."""
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -15,35 +15,28 @@ from stepjepa.config.yaml_file import parse_tree
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import NLL
-from stepjepa.study.records import STATE
+from stepjepa.study.folder import STATE
 from stepjepa.study.results import table_cells, table_title
 from stepjepa.training.run_folder import METRICS, RunFolder
-from stepjepa.utils.files import digest, model_parts, parse_json
+from stepjepa.utils.files import digest, model_parts, parse_object
 from stepjepa.utils.text import labels_of
 
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
-_ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)  # of a file of another form
 T = TypeVar("T")
 
 
-def _at(value: object, *keys: str) -> Any:
-    """What is at a path of keys, None where there is nothing."""
+def table(value: object, *keys: str) -> dict[str, Any]:
+    """The object at a path of keys, an empty one where there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
-    return value
+    return value if isinstance(value, dict) else {}
 
 
-def table(value: object, *keys: str) -> dict[str, Any]:
-    """The object at a path of keys, an empty one for anything else."""
-    inner = _at(value, *keys)
-    return inner if isinstance(inner, dict) else {}
-
-
-def number(value: object, *keys: str) -> float | None:
-    """The finite number at a path of keys, None for anything else."""
-    inner = _at(value, *keys)
-    if isinstance(inner, (int, float)) and not isinstance(inner, bool) and math.isfinite(inner):
-        return inner
+def number(record: Mapping[str, Any], key: str) -> float | None:
+    """The finite number under a key, None for anything else."""
+    value = record.get(key)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return value
     return None
 
 
@@ -65,23 +58,14 @@ class Reader:
             return parse(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, RecursionError, ConfigError, *_ODD) as error:
+        except (OSError, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-            self.leave_out(path, f"cannot be read ({reason}), and is left out")
+            self.problems.append(f"{path}: cannot be read ({reason}), and is left out")
             return None
 
-    def object(self, path: Path, parse: Callable[[bytes], object] = parse_json) -> dict[str, Any]:
-        """The object in a file of JSON, or of what `parse` reads; empty where there is none."""
-        content = self.read(path, parse)
-        if content is not None and not isinstance(content, dict):
-            self.leave_out(path, "holds no object, and is left out")
-        return table(content)
-
-    def leave_out(self, path: Path, why: str) -> None:
-        """Name a file that is left out, once."""
-        problem = f"{path}: {why}"
-        if problem not in self.problems:
-            self.problems.append(problem)
+    def object(self, path: Path) -> dict[str, Any]:
+        """The object in a file of JSON, empty where there is none."""
+        return self.read(path, parse_object) or {}
 
 
 @dataclass
@@ -176,7 +160,7 @@ def read_folders(names: Sequence[Path]) -> Found:
     """Read whatever the folders hold.
 
     Raises:
-        ConfigError: a folder is missing, given twice, or holds nothing that can be reported.
+        ConfigError: a folder is missing, or holds nothing that can be reported.
     """
     reader = Reader()
     for folder in names:
@@ -191,10 +175,6 @@ def read_folders(names: Sequence[Path]) -> Found:
         if not is_run and not _checkpoint_logs(folder):
             files = ", ".join(_RUN_FILES)
             raise ConfigError(f"{folder}: is no folder of a run or a study (none of {files}, {STATE} in it)")
-    real = [folder.resolve() for folder in names]
-    for folder in real:
-        if real.count(folder) > 1:
-            raise ConfigError(f"{folder}: is given twice")
     labels = labels_of(list(map(str, names)))
     runs = [_run(label, folder, reader) for label, folder in zip(labels, names, strict=True)]
     return Found(runs, None, reader)
@@ -202,17 +182,18 @@ def read_folders(names: Sequence[Path]) -> Found:
 
 def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     ended, record = reader.object(folder / METRICS), reader.object(folder / "run.json")
-    history = _log(ended) if RunFolder(folder).ended else []
+    history = ended.get("log_history", []) if RunFolder(folder).ended else []
     unfinished = not history
     if unfinished:
         for state in [folder / "trainer_state.json", *_checkpoint_logs(folder)]:
-            history = history or _log(reader.object(state))
+            history = history or reader.object(state).get("log_history", [])
+    resolved = reader.read(folder / "resolved.yaml", _options) or {}
     return ReportedRun(
         label,
         folder,
         record,
-        settings={**reader.object(folder / "resolved.yaml", _options), **table(record, "settings")},
-        data=reader.read(folder / "data_report.json", _data_lines) or [],
+        settings={**resolved, **table(record, "settings")},
+        data=reader.read(folder / "data_report.json", lambda content: data_lines(parse_object(content))) or [],
         metrics=table(ended, "metrics"),
         history=history,
         unfinished=unfinished,
@@ -220,14 +201,10 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     )
 
 
-def _options(content: bytes) -> object:
+def _options(content: bytes) -> dict[str, Any]:
     """The values of a file of options."""
-    return parse_tree(content.decode("utf-8-sig"), "resolved.yaml").value
-
-
-def _data_lines(content: bytes) -> list[str]:
-    """The data reports in ``data_report.json`` as training has printed them."""
-    return data_lines(table(parse_json(content)))
+    tree = parse_tree(content.decode("utf-8-sig"), "resolved.yaml")
+    return {name: node.value for name, node in tree.mapping("options").items()}
 
 
 def data_lines(reports: Mapping[str, Any]) -> list[str]:
@@ -239,11 +216,6 @@ def data_lines(reports: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _log(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    log = record.get("log_history")
-    return [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
-
-
 def _checkpoint_logs(folder: Path) -> list[Path]:
     """Logs of checkpoints, the newest first."""
     logs = folder.glob("checkpoint-*/trainer_state.json")
@@ -251,34 +223,24 @@ def _checkpoint_logs(folder: Path) -> list[Path]:
 
 
 def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEvaluation]]:
-    """Those in folders of their own, and those whose predictions were given a name (``X.jsonl``, ``X.metrics.json``)."""
-    for path in sorted(folder.iterdir()):
-        if path.is_dir():
-            name = path.name.removeprefix("evaluation-")
-            metrics, answers, likelihoods = path / METRICS, path / "predictions", path / NLL
-        elif path.name.endswith(f".{METRICS}"):
-            name = path.name.removesuffix(f".{METRICS}")
-            metrics, answers, likelihoods = path, folder / name, folder / f"{name}.{NLL}"
-        else:
-            continue
-        result = reader.object(metrics)
+    """Name and content of those that have folders of their own."""
+    for path in sorted(folder.glob("*/")):
+        name = path.name.removeprefix("evaluation-")
+        result = reader.object(path / METRICS)
         if "identity" not in result:  # no evaluation, or one that has not ended
             if (path / "predictions.partial").is_file():
                 yield name, StoredEvaluation()
             continue
         other_model = _other_model(folder, result)
         if other_model:
-            reader.stale.append(f"{metrics.parent}: is of {other_model}; evaluate the present one again")
+            reader.stale.append(f"{path}: is of {other_model}; evaluate the present one again")
             name = f"{name} (stale)"
-        yield name, StoredEvaluation(result, _jsonl_or_json(answers), _jsonl_or_json(likelihoods), bool(other_model))
-
-
-def _jsonl_or_json(stem: Path) -> Path | None:
-    for suffix in ("jsonl", "json"):
-        path = stem.with_name(f"{stem.name}.{suffix}")
-        if path.is_file():
-            return path
-    return None
+        evaluation = StoredEvaluation(result, stale=bool(other_model))
+        if (path / "predictions.jsonl").is_file():
+            evaluation.predictions = path / "predictions.jsonl"
+        if (path / f"{NLL}.jsonl").is_file():
+            evaluation.likelihoods = path / f"{NLL}.jsonl"
+        yield name, evaluation
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
@@ -300,24 +262,20 @@ def _study(folder: Path, reader: Reader) -> ReportedStudy:
     study.code = table(state, "identity", "code")
     for block, about in table(state, "identity", "blocks").items():
         for arm, settings in table(about, "arms").items():
-            study.arms[f"{block}/{arm}" if block else arm] = table(settings)
-
-    def read_tables(content: bytes) -> None:
-        result = table(parse_json(content))
-        study.title = str(result.get("title", ""))
-        for line in map(str, result["verdicts"]):
-            if line.startswith(" ") and study.verdicts:  # of the metric above
-                study.verdicts[-1] += f"\n{line}"
-            else:
-                study.verdicts.append(line)
-        for record in result["tables"]:
-            columns = table_cells(record)
-            rows = [list(row) for row in zip(*columns.values(), strict=True)]
-            study.tables.append(StudyTable(table_title(record), list(columns), rows))
-        missing = [f"{one['run']}: {one['error'] or one['status']}" for one in result["missing"]]
-        study.notes = [*result.get("choices", ()), *missing, *result.get("notes", ())]
-
-    reader.read(folder / "table.json", read_tables)
+            study.arms[f"{block}/{arm}" if block else arm] = settings
+    result = reader.object(folder / "table.json")
+    study.title = result.get("title", "")
+    for line in result.get("verdicts", ()):
+        if line.startswith(" ") and study.verdicts:  # of the metric above
+            study.verdicts[-1] += f"\n{line}"
+        else:
+            study.verdicts.append(line)
+    for record in result.get("tables", ()):
+        columns = table_cells(record)
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        study.tables.append(StudyTable(table_title(record), list(columns), rows))
+    missing = [f"{one['run']}: {one['error'] or one['status']}" for one in result.get("missing", ())]
+    study.notes = [*result.get("choices", ()), *missing, *result.get("notes", ())]
     return study
 
 
@@ -330,6 +288,5 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()
         if not run.history:  # restored from a record
-            losses, evaluations = run.trained.get("losses", []), run.trained.get("history", [])
-            run.history = _log({"log_history": [*losses, *evaluations]})
+            run.history = [*run.trained.get("losses", ()), *run.trained.get("history", ())]
         yield run

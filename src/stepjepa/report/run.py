@@ -1,20 +1,42 @@
-"""``stepjepa report``: from folders to a page."""
+"""``stepjepa report``: from folders to a page, one file with its style, its script and its data, that needs no network.
+
+The template escapes every text (Jinja, autoescape). Answers of models reach the page as JSON inside a script element of a
+type that no browser runs, and from there the document as text. The page's Content-Security-Policy forbids all connections,
+and every script and style but its own.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepjepa.config.option import Names, check_fields, option
+import jinja2
+from markupsafe import Markup
+
+from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.config.parser import build
 from stepjepa.config.spellings import by_our_names
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.html import write_page
-from stepjepa.report.reading import read_folders
-from stepjepa.report.render import report_page
+from stepjepa.inspect.figure import series_rules
+from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
+from stepjepa.modeling.card import collapse_words, logged_collapse
+from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options
+from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
+from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
+from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.utils.text import counted, scaled, written
+from stepjepa.version import __version__
 
-_LARGE = 3_000_000  # bytes of a page
+_MOST_ARMS = 8  # in a chart
+_SIGNS = ("target_std", "effective_rank", "num_pairs")  # of collapse, in a log
+UNREAD = "-"  # the cell of a setting that a run does not read
+_VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
+_OWN = ("date", "command")  # differ from run to run
 
 
 @dataclass
@@ -34,7 +56,8 @@ class ReportOptions:
     )
 
 
-_NAME = Names(ReportOptions)
+_NAME = Names(ReportOptions, RunOptions, JEPAOptions, TrainerOptions)
+_HEADLINE = (_NAME.objective, _NAME.seed, _NAME.train_file)  # settings that tell what a run is
 
 
 @dataclass(frozen=True)
@@ -57,9 +80,6 @@ class ReportResult:
 
     def __str__(self) -> str:
         lines = [*(f"left out {problem}" for problem in self.problems), *(f"stale    {one}" for one in self.stale)]
-        if self.bytes > _LARGE:
-            remedy = f"fewer folders, or a smaller --{_NAME.max_predictions}, make it smaller"
-            lines.append(f"the page is larger than {_LARGE / 1e6:g} MB; {remedy}")
         return "\n".join([*lines, f"written: {self.path} ({self.bytes / 1e6:.2f} MB)"])
 
 
@@ -84,6 +104,266 @@ def report(**options: Any) -> ReportResult:
     if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
-    page = report_page(found, asked.max_predictions)
-    write_page(page.html, output)
-    return ReportResult(output, len(page.html), page.answer, found.reader.problems, found.reader.stale)
+    page, answer = report_page(found, asked.max_predictions)
+    write_page(page, output)
+    return ReportResult(output, len(page), answer, found.reader.problems, found.reader.stale)
+
+
+# The page
+
+
+@dataclass
+class Overview:
+    """What a page says of runs or of a study, besides their evaluations.
+
+    Attributes:
+        compared: what is compared, for the headline.
+        heads, settings: a name and the training options for each column of the settings.
+        groups: line of a chart -> its runs, of which the mean is drawn.
+        shown: the runs whose evaluations are shown.
+        seeds: of a study, over which the verdicts are; the answers are those of the first.
+    """
+
+    title: str
+    compared: list[str]
+    heads: list[str]
+    settings: list[dict[str, Any]]
+    records: list[dict[str, Any]]
+    groups: dict[str, list[ReportedRun]]
+    shown: list[ReportedRun]
+    note: str = ""
+    counts: str = ""
+    seeds: list[int] = field(default_factory=list)
+
+
+def report_page(found: Found, max_predictions: int = 200) -> tuple[str, list[str]]:
+    """The HTML of the page, in ASCII, and its first paragraphs: what may be concluded."""
+    runs, study, reader = found.runs, found.study, found.reader
+    overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
+    curves: list[tuple[str, PointsOf]] = []
+    for name, group in list(overview.groups.items())[:_MOST_ARMS]:
+        curves.append((name, partial(mean_points, [run.history for run in group])))
+    drawn = list(make_charts(curves, quantities(runs)))
+    paired = list(paired_rows(overview.shown))
+    answer = [row.headline for row in paired if row.headline]
+    if study is not None and (len(overview.seeds) > 1 or not answer):
+        answer = study.verdicts  # those over several seeds
+    predictions = prediction_sets(overview.shown, max_predictions, reader)
+
+    readouts = {chart.key: chart.readout() for chart in drawn}
+    style, script = base_style() + series_rules() + _part("report.css"), _part("report.js")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(_part("report.html")).render(
+        overview=overview,
+        study=study,
+        runs=runs,
+        reader=reader,
+        answer=answer,
+        accuracy=list(accuracy_rows(overview.shown)),
+        paired=paired,
+        signs=list(_collapse(overview.groups)),
+        charts=drawn,
+        predictions=predictions,
+        settings=settings_table(overview.settings),
+        versions=versions(overview.records),
+        cost=[_cost(run) for run in runs if run.history or run.trained],
+        frame=FRAME,
+        version=__version__,
+        policy=page_policy(style, script, "data:"),
+        style=Markup(style),
+        script=Markup(script),
+        data=Markup(script_json({"frame": FRAME, "charts": readouts, "predictions": predictions})),
+    )
+    return page.encode("ascii", "xmlcharrefreplace").decode("ascii"), answer
+
+
+def _part(name: str) -> str:
+    return (files("stepjepa.report") / "page" / name).read_text(encoding="ascii")
+
+
+def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
+    compared = []
+    for run in runs:
+        settings = {name: run.settings[name] for name in _HEADLINE if name in run.settings}
+        control = control_of(run)
+        words = f", a control: {control} targets" if control else ""
+        compared.append(f"{run.label} ({plain(settings)}){words}")
+    labels = [run.label for run in runs]
+    return Overview(
+        title=" and ".join(labels) if len(runs) < 4 else f"{len(runs)} runs",
+        compared=compared,
+        heads=labels,
+        settings=[run.settings for run in runs],
+        records=[run.record for run in runs],
+        groups={run.label: [run] for run in runs if run.history},
+        shown=list(runs),
+    )
+
+
+def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Overview:
+    """Of a study the curves are means over the seeds of an arm, and the answers those of its first seed."""
+    seeds = sorted({int(seed) for run in runs if (seed := number(run.settings, "seed")) is not None})
+    order = list(study.arms)
+    groups: dict[str, list[ReportedRun]] = {}
+    for run in sorted(runs, key=lambda run: _place(order, run.arm)):
+        if run.history:
+            groups.setdefault(run.arm, []).append(run)
+    note = "Each line is the mean over the seeds of an arm, at the steps that all of them have logged."
+    if len(groups) > _MOST_ARMS:
+        note += f" Left out, so that lines can be told apart: {', '.join(list(groups)[_MOST_ARMS:])}."
+    scored = sum(run.scored for run in runs)
+    evaluated = [run for run in runs if run.evaluations and run.settings.get("seed") in seeds[:1]]
+    shown = [replace(run, label=run.arm) for run in evaluated]  # all are of one seed
+    first = next((run.record for run in runs if run.record), {})
+    return Overview(
+        title=study.title or study.path.resolve().name,
+        compared=order,
+        heads=order,
+        settings=list(study.arms.values()),
+        records=[{**first, **study.code}],
+        groups=groups,
+        shown=sorted(shown, key=lambda run: _place(order, run.arm)),
+        note=note if groups else "",
+        counts=f"{scored} of {counted(len(runs), 'run')} scored",
+        seeds=seeds,
+    )
+
+
+def _place(order: Sequence[str], arm: str) -> int:
+    """The place of an arm, with or without its tuned values, among the arms of a study."""
+    for name in (arm, arm.rpartition("/")[0]):
+        if name in order:
+            return order.index(name)
+    return len(order)
+
+
+def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, list[str], bool]]:
+    """Of every line of the charts with logged targets: its name, a verdict, the signs of collapse in its last values, and
+    whether they amount to collapse."""
+    for name, (run, *_) in groups.items():
+        last = {}
+        for key in _SIGNS:
+            points = history_points(run.history, key)
+            if points:
+                last[key] = points[-1][1]
+        if "effective_rank" not in last and "target_std" not in last:
+            continue
+        if control_of(run) == "random":
+            yield name, f"one vector by design (--{_NAME.control} random)", [], False
+            continue
+        texts, low = logged_collapse(last)
+        yield name, collapse_words(low, bool(texts)), texts, low
+
+
+def _cost(run: ReportedRun) -> list[str]:
+    """Of a run: steps, training time, examples per second, FLOPs."""
+    steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
+    seconds = number(run.metrics, "train_runtime") or number(run.trained, "train_seconds")
+    flops = number(run.metrics, "total_flos") or number(run.trained, "flops")
+    return [
+        run.label,
+        f"{max(steps):,.0f}" if steps else "-",
+        duration(seconds),
+        written(number(run.metrics, "train_samples_per_second"), ".3g"),
+        scaled(flops),
+    ]
+
+
+def duration(seconds: float | None) -> str:
+    """``42.1 s``, ``12 min 5 s``, ``3 h 20 min``."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+# The settings in which runs differ, and all others
+
+
+class Row(NamedTuple):
+    """A setting: a cell for each run, and whether the cells differ."""
+
+    name: str
+    cells: list[str]
+    differs: bool
+
+
+def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[Row]]:
+    """Settings that differ or were changed from their defaults, and all others; `UNREAD` where a run does not read one.
+
+    Names of the runs' own folders, and options that decide no number of a run, never count as differing.
+    """
+    known = {**options_of(RunOptions), **options_of(JEPAOptions), **options_of(TrainerOptions)}
+    unread = [_unread(one) for one in settings]
+    names = sorted({name for one in settings for name in one})
+    main, rest = list[Row](), list[Row]()
+    for name in dict.fromkeys([*known, *names]):
+        if all(_in_own_folder(name, one) for one in settings):
+            continue
+        cells = []
+        for one, idle in zip(settings, unread, strict=True):
+            cells.append(UNREAD if name in idle else plain(one[name]) if name in one else "")
+        read = [cell for cell in cells if cell != UNREAD]
+        differs = len(set(read)) > 1
+        option = known.get(name)
+        if not any(read) or (differs and option is not None and not option.identity):
+            continue
+        changed = option is not None and any(cell != plain(option.default) for cell in read)
+        if differs or changed:
+            main.append(Row(name, cells, differs))
+        else:
+            rest.append(Row(name, read[:1], False))
+    return main, rest
+
+
+def _unread(settings: Mapping[str, Any]) -> set[str]:
+    """The options that a run with these settings does not read."""
+    known = options_of(JEPAOptions)
+    method = JEPAOptions(**{name: settings[name] for name in known if name in settings})
+    unread = {option.name for option in unread_options(method, known)}
+    objective = str(settings.get("objective"))
+    if objective in OBJECTIVES:  # a user's own file is not imported
+        unread |= idle_options(find_objective(objective)(method))
+    return unread
+
+
+def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:
+    return f"{settings.get(name)}/".startswith(f"{settings.get('output_dir', '/')}/")
+
+
+def plain(value: object) -> str:
+    """A setting in a cell."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={plain(one)}" for name, one in value.items()) or "none"
+    if isinstance(value, list):
+        separator = "; " if any(isinstance(one, dict) for one in value) else ", "
+        return separator.join(map(plain, value)) or "none"
+    return str(value)
+
+
+def versions(records: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Versions by package, machine, date and command, by run."""
+    flat = []
+    of_machines: dict[str, None] = {}
+    for record in records:
+        machine = table(record, "machine")
+        of_machines |= dict.fromkeys(machine)
+        flat.append({**record, **machine})
+    rows = []
+    for name in dict.fromkeys([*_VERSIONS, *of_machines, *_OWN]):
+        values = [one.get(name) for one in flat]
+        cells = ["" if value is None else plain(value) for value in values]
+        if any(cells):
+            differs = len(set(cells)) > 1 and name not in _OWN
+            rows.append(Row(name, cells, differs))
+    return rows

@@ -1,109 +1,142 @@
-"""What a study leaves on disk while it runs: a folder for every run, the study's state, and a line for each run.
+"""What a study knows of its runs: its identity, its choices, and a line for each run.
 
-A run's folder holds ``plan.json`` and ``train.yaml`` (all that is needed to carry it out), ``model/``, the logs, and a
-record for each stage that is done: ``trained.json``, ``scored-select.json``, ``scored-test.json``. A record is written
-atomically, as the last thing of its stage, and never again.
+Results share a table only where code, data, scoring and settings are equal. A run's identity holds the options that the
+study's file sets and leaves out all others, so that records stay valid when the library gains options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import Names
-from stepjepa.data.sources import file_rows
+from stepjepa.config.option import Names, options_of
+from stepjepa.data.sources import RowSource, file_rows
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.identity import run_identity
-from stepjepa.study.spec import SAME_FLOP, SPLITS, Run, Study, StudyOptions, Values, possible_runs
-from stepjepa.utils.files import check_writable, json_bytes, read_json, remove_tree, write_json, write_whole
+from stepjepa.study.folder import CIRCUMSTANCES, STATE, StudyRunFolder, read_record
+from stepjepa.study.spec import SAME_FLOP, SPLITS, Arm, Block, Run, Study, StudyOptions, Values, possible_runs
+from stepjepa.training.options import RunOptions
+from stepjepa.utils.files import check_writable, checksum, digest, json_bytes, write_json, write_whole
+from stepjepa.version import __version__
 
 _NAME = Names(StudyOptions)
-STATE = "state.json"
-# What is kept of a model whose weights are deleted.
-_MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
-# Of a run's training, as its record has them: the hardware, the types of weights and arithmetic, the commit of the code.
-CIRCUMSTANCES = ("machine", "dtype", "commit")
+SOURCE = Path(__file__).parents[1]
+# Packages of the library that no number of a run depends on.
+_OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
+_MOST_DIFFERENCES = 5  # in a message
 _LINE_KEYS = {"run", "identity", "code", "at"}
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record with the time, and the folder that it belongs to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    write_json(path, {"at": now, **record}, indent=1)
+def code_identity() -> dict[str, str]:
+    """Versions, and a digest of this package's source without the parts that only read and show."""
+    parts = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        name = file.relative_to(SOURCE)
+        if name.parts[0] in _OTHER_SOURCE:
+            continue
+        path = name.as_posix().encode()
+        parts.append(path + b"\0" + file.read_bytes() + b"\0")
+    versions = {package: version(package) for package in ("torch", "transformers", "peft")}
+    return {"stepjepa": __version__, "source": digest(parts), **versions}
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """A record, None where there is none.
+def study_identity(study: Study) -> dict[str, Any]:
+    """What must be equal for results to share a table: the code, the data, the settings. Plain JSON.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: a file of the data cannot be read.
     """
+    blocks = {block.name: _block_identity(block, study.output_dir) for block in study.blocks}
+    return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
+
+
+def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
+    """A digest of what a record of a run must share with a study of this identity: data, scoring and settings."""
+    block = identity["blocks"][run.block.name]
+    settings = {name: value for name, value in block["arms"][run.row].items() if name not in ("tune", "seeds")}
+    parts = [block["data"], block["scoring"], settings, run.cell]
+    return digest([json.dumps(parts, sort_keys=True).encode()])
+
+
+def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
+    data = {}
+    for split, names in block.data.paths(folder).items():
+        data[split] = [_data_digest(name, block.data.splits.get(split, "")) for name in names]
+    metrics = {metric.name: dict(metric.options) for metric in block.metrics}
+    arms: dict[str, dict[str, Any]] = {}
+    for arm in block.arms:
+        arms |= dict.fromkeys(arm.rows.values(), _arm_identity(arm, block))
+    return {
+        "data": data,
+        "scoring": {"metrics": metrics, **asdict(block.evaluation)},
+        "select": list(block.select) if any(arm.tuned for arm in block.arms) else None,
+        "arms": arms,
+    }
+
+
+def _arm_identity(arm: Arm, block: Block) -> dict[str, Any]:
+    """The settings of an arm that decide its numbers, and how the others are chosen."""
+    from stepjepa.training.config import JEPAConfig  # loads torch
+
+    options = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    tuned = {name for cell in arm.cells for name in cell}
+    settings = {**block.base, **arm.settings}
+    identity = {name: value for name, value in settings.items() if options[name].identity and name not in tuned}
+    if arm.tuned:  # a choice among others, or on other seeds, is another choice
+        identity["tune"] = [dict(cell) for cell in arm.cells]
+        identity["seeds"] = list(block.tune_seeds or block.seeds)
+    return identity
+
+
+def _data_digest(name: str, split: str) -> str:
+    """A digest of a file's whole content, or the name and split of a data set that is no file."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        return f"{RowSource(name, split or 'train').fingerprint}:{split}"
     try:
-        return read_json(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); delete it, and its stage is done again") from None
+        return checksum(path)[:16]
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-class StudyRunFolder:
-    """The folder of one run: its plan, its options for training, its model, and the job of a cluster that carries it out."""
+def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to add to results of other code, other data or other settings. New arms, seeds and blocks are allowed.
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.model = path / "model"
-        self.plan = path / "plan.json"
-        self.train_config = path / "train.yaml"
-        self.job = path / "job.json"
-        self._done: dict[str, dict[str, Any]] = {}
+    Raises:
+        ConfigError: what differs.
+    """
+    differences = list(_differences(before["code"], now["code"], "code"))
+    for name, block in now["blocks"].items():
+        old = before["blocks"].get(name)
+        if old is None:
+            continue
+        place = f"{name}: " if name else ""
+        for key in ("data", "scoring", "select"):
+            differences += _differences(old[key], block[key], f"{place}{key}")
+        for row in [row for row in block["arms"] if row in old["arms"]]:
+            differences += _differences(old["arms"][row], block["arms"][row], f"{place}{row}")
+    if differences:
+        raise ConfigError(
+            f"{folder} holds results of another study, and a table must not mix them: "
+            f"{'; '.join(differences[:_MOST_DIFFERENCES])}. Give another --{_NAME.output_dir}, or start again with "
+            f"--{_NAME.overwrite_output_dir}"
+        )
 
-    def record(self, stage: str) -> Path:
-        """The record of a stage: ``train``, or the split that is scored."""
-        return self.path / ("trained.json" if stage == "train" else f"scored-{stage}.json")
 
-    def done(self, stage: str) -> dict[str, Any] | None:
-        """The record of a stage, None where it is not done. Raises DataError: it is damaged."""
-        if stage in self._done:
-            return self._done[stage]
-        path = self.record(stage)
-        record = read_record(path)
-        if record is None:
-            return None
-        result, kind = (record.get("steps"), int) if stage == "train" else (record.get("metrics"), dict)
-        if not isinstance(result, kind) or not isinstance(record.get("at"), str):
-            raise DataError(f"{path}: the record is damaged; delete it, and its stage is done again")
-        self._done[stage] = record
-        return record
+def _differences(old: Any, new: Any, place: str) -> Iterator[str]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in {**old, **new}:
+            yield from _differences(old.get(name), new.get(name), f"{place} {name}")
+    elif old != new:
+        before = "not set" if old is None else str(old)
+        after = "not set" if new is None else str(new)
+        yield f"{place} was {before[:80]}, is {after[:80]}"
 
-    def restore(self, line: Mapping[str, Any]) -> None:
-        """Write the records of the stages that are done by a line of results."""
-        trained = {name: line[name] for name in ("steps", "flops", "train_seconds", "history")}
-        for name in ("losses", "diverged", *CIRCUMSTANCES):
-            if line.get(name):
-                trained[name] = line[name]
-        for stage, at in line["at"].items():
-            record = trained if stage == "train" else {"metrics": line["metrics"][stage]}
-            write_record(self.record(stage), {**record, "at": at})
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether the trained model is still there."""
-        return any(self.model.glob("*.safetensors"))
-
-    def tidy(self, keep_weights: bool) -> None:
-        """Remove what only a resumed training would read, and the weights unless they are kept; the records stay."""
-        self.job.unlink(missing_ok=True)
-        if self.model.is_symlink():
-            return
-        for entry in self.model.glob("checkpoint-*" if keep_weights else "*"):
-            if entry.name not in _MODEL_RECORDS:
-                with suppress(OSError):
-                    remove_tree(entry)
+# Runs
 
 
 @dataclass(eq=False)
@@ -130,7 +163,7 @@ class State:
     """What a study knows besides its runs' records: what it is, and which cells were chosen when.
 
     Attributes:
-        identity: see `stepjepa.study.identity.study_identity`; None before the first start.
+        identity: see `study_identity`; None before the first start.
     """
 
     def __init__(self, folder: Path):
@@ -291,15 +324,16 @@ class KeptRuns:
             if line and line["identity"] != run_identity(run, identity):
                 raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
 
-    def lacks(self, record: RunRecord) -> bool:
-        """Whether a stage of the run that is done is not in the file."""
-        return not record.at.keys() <= self.runs.get(record.run, {"at": {}})["at"].keys()
-
     def add(self, records: Sequence[RunRecord]) -> None:
-        """Add lines to the file, atomically."""
-        if not records:
-            return
-        new = [{**asdict(record), "model": None} for record in records]  # the folder is of this machine
-        self.runs |= {line["run"]: line for line in new}
-        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        write_whole(self.path, (line + b"\n" for line in [*lines, *map(json_bytes, new)]))
+        """Add the lines that the file lacks, atomically: of stages that are done, and of runs that have failed."""
+        new = []
+        for record in records:
+            known = self.runs.get(record.run, {"at": {}})
+            if record.at.keys() - known["at"].keys() or (
+                record.status == "failed" and record.error != known.get("error")
+            ):
+                new.append({**asdict(record), "model": None})  # the folder is of this machine
+        if new:
+            self.runs |= {line["run"]: line for line in new}
+            lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+            write_whole(self.path, (line + b"\n" for line in [*lines, *map(json_bytes, new)]))

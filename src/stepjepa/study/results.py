@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stepjepa.evaluation.statistics import CONFIDENCE
 from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, compare_arms
 from stepjepa.study.records import Item, RunRecord, State, record_of
-from stepjepa.study.spec import SAME_FLOP, Arm, Block, Study
+from stepjepa.study.spec import SAME_FLOP, Block, Study
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.text import scaled, written
 
@@ -152,42 +152,35 @@ def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
 
 
 def _arm_runs(block: Block, records: Sequence[RunRecord]) -> Iterator[ArmRuns]:
-    """The baseline alone, then each arm and its variants, on the test split."""
+    """The baseline alone, then each arm and its variants, on the test split. A run that failed is there without a value, so
+    that its arm is not treated as if the run had never been begun."""
     by_row = defaultdict[tuple[str, str], list[RunRecord]](list)
     for record in records:
         if record.block == block.name and record.chosen:
             by_row[record.arm, record.variant].append(record)
-    baseline = block.baseline
-    for arm in sorted(block.arms, key=lambda arm: arm.name != baseline):
-        rows = {"": baseline} if arm.name == baseline else arm.rows
-        for variant in rows:
+    for arm in sorted(block.arms, key=lambda arm: arm.name != block.baseline):
+        rows = {"": arm.name} if arm.name == block.baseline else arm.rows
+        for variant, row in rows.items():
             own = by_row[arm.name, variant]
-            yield _runs_of_row(block, arm, rows, variant, own)
-
-
-def _runs_of_row(
-    block: Block, arm: Arm, rows: Mapping[str, str], variant: str, records: Sequence[RunRecord]
-) -> ArmRuns:
-    """A row of the table. A run that failed is there without a value, so that its arm is not treated as if the run had never
-    been begun."""
-    tested = [record for record in records if "test" in record.metrics or record.status == "failed"]
-    metrics = {}
-    for metric in block.metrics:
-        metrics[metric.name] = {record.seed: record.metrics.get("test", {}).get(metric.name) for record in tested}
-    flops = {record.seed: record.flops for record in records if record.flops}
-    seconds = {record.seed: record.train_seconds for record in records if record.train_seconds is not None}
-    if variant:
-        return ArmRuns(rows[variant], metrics, flops=flops, seconds=seconds)
-    return ArmRuns(
-        arm.name,
-        metrics,
-        control=rows.get("shuffled", arm.control_arm),
-        random=rows.get("random"),
-        same_flop=rows.get(SAME_FLOP),
-        needs_control=arm.jepa or arm.control_arm is not None,
-        flops=flops,
-        seconds=seconds,
-    )
+            tested = [record for record in own if "test" in record.metrics or record.status == "failed"]
+            metrics = {}
+            for metric in block.metrics:
+                metrics[metric.name] = {one.seed: one.metrics.get("test", {}).get(metric.name) for one in tested}
+            runs = ArmRuns(
+                row,
+                metrics,
+                flops={record.seed: record.flops for record in own if record.flops},
+                seconds={record.seed: record.train_seconds for record in own if record.train_seconds is not None},
+            )
+            if not variant:
+                runs = replace(
+                    runs,
+                    control=rows.get("shuffled", arm.control_arm),
+                    random=rows.get("random"),
+                    same_flop=rows.get(SAME_FLOP),
+                    needs_control=arm.jepa or arm.control_arm is not None,
+                )
+            yield runs
 
 
 # Files and lines

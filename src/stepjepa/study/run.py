@@ -14,10 +14,9 @@ from pathlib import Path
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
-from stepjepa.study import plan
-from stepjepa.study.executors import Executor, executor_of
-from stepjepa.study.identity import check_same, study_identity
-from stepjepa.study.records import Item, KeptRuns, State, StudyRunFolder, kept_runs, record_of
+from stepjepa.study import folder as folders
+from stepjepa.study.folder import StudyRunFolder
+from stepjepa.study.records import Item, KeptRuns, State, check_same, kept_runs, record_of, study_identity
 from stepjepa.study.results import Table, Tables, write_results
 from stepjepa.study.spec import (
     Arm,
@@ -31,6 +30,7 @@ from stepjepa.study.spec import (
     describe,
     runs_of,
 )
+from stepjepa.study.stages import Executor, executor_of
 from stepjepa.study.tree import recipe_lines
 from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
@@ -92,7 +92,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
 def _listed(study: Study, options: StudyOptions) -> StudyResult:
     """The runs of a study, of which nothing is begun."""
     folder = study.output_dir
-    plan.check_folder(folder)
+    folders.check_folder(folder)
     state = State(folder)
     if state.identity is not None and not options.overwrite_output_dir:
         check_same(folder, state.identity, study_identity(study))
@@ -118,7 +118,7 @@ def run_study(
     """
     deadline = None if stop_after is None else time.monotonic() + 60 * stop_after
     folder = study.output_dir
-    plan.check_folder(folder)
+    folders.check_folder(folder)
     if kept and folder.resolve() in Path(kept).resolve().parents:
         raise ConfigError(f"--{_NAME.records} {kept}: lies in {folder}, which the study writes; give a file elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,9 +130,9 @@ def run_study(
             if not locks.enter_context(locked(Path(f"{kept}.lock"))):
                 raise ConfigError(f"--{_NAME.records} {kept}: another stepjepa study writes to it; wait, or end it")
         if overwrite:
-            plan.clear_folder(folder)
+            folders.clear_folder(folder)
         for block in study.blocks:
-            plan.write_builtin(block.data, folder)
+            folders.write_builtin(block.data, folder)
 
         # Nothing is begun before the folder and the records are known to be of this study.
         state, identity = State(folder), study_identity(study)
@@ -141,7 +141,7 @@ def run_study(
         known = KeptRuns(Path(kept), study, identity) if kept else None
         state.take_over(identity)
 
-        notes = [note for block in study.blocks for note in plan.shared_questions(block, folder)]
+        notes = []
         other = sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
         if other:
             notes.append(f"{kept}: {other} of its runs were made by other code or versions")
@@ -197,7 +197,7 @@ class StudyRun:
         try:
             while True:
                 if new:  # first all arms of the first seed, so that a part of a study is of use
-                    waiting, new = sorted(waiting + new, key=lambda item: item.run.priority), []
+                    waiting, new = sorted(waiting + new, key=lambda item: item.run.turn), []
                 while waiting and len(active) < self.study.jobs:
                     item = waiting.pop(0)
                     active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
@@ -220,7 +220,7 @@ class StudyRun:
         """Keep what a run that has ended came to; the runs that can begin now."""
         if item.error is None and item.todo:
             item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
-        self._keep([item], failed=item.error is not None)
+        self._keep([item])
         block, arm = item.run.block, item.run.arm
         next_items: list[Item] = []
         if self._undecided(item.run) and not any(one.todo for one in self._arms[block.name, arm.name]):
@@ -240,12 +240,10 @@ class StudyRun:
         self._keep(finished)
         self.say(f"the time is up: {len(self._finished)} of {self._total} runs are finished; the same command resumes")
 
-    def _keep(self, items: Sequence[Item], failed: bool = False) -> None:
-        """Add runs to the file of records, those that `failed` or of which the file lacks a stage."""
-        if self._kept is None:
-            return
-        records = [record_of(item, self.state) for item in items]
-        self._kept.add([record for record in records if failed or self._kept.lacks(record)])
+    def _keep(self, items: Sequence[Item]) -> None:
+        """Add runs to the file of records."""
+        if self._kept is not None:
+            self._kept.add([record_of(item, self.state) for item in items])
 
     def _progress(self, item: Item) -> str:
         line = f"[{len(self._finished)}/{self._total}] {item.run.name}: "
@@ -300,7 +298,7 @@ class StudyRun:
         if path not in self._items:
             item = self._items[path] = Item(run, StudyRunFolder(path), stages)
             if item.todo:
-                plan.write_plan(item.folder, run, self.study)
+                folders.write_plan(item.folder, run, self.study)
                 if self._kept and run.name in self._kept.runs:
                     item.folder.restore(self._kept.runs[run.name])
         return self._items[path]

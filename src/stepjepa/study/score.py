@@ -1,4 +1,4 @@
-"""Scoring the model of a run: its answers, its likelihoods, its states, and tasks of the lm-evaluation-harness.
+"""Scoring the model of a run: its answers, its likelihoods, and its states.
 
 All arms' states are scored alike: the views that the metric's options name, each at its last token, after the final norm.
 Predictor tokens are no part of that; most models are exported without them.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
-from stepjepa.evaluation.options import HARNESS, HarnessOptions
-from stepjepa.study.records import StudyRunFolder, read_record, write_record
+from stepjepa.study.folder import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Scoring, Values
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.failures import explaining
@@ -26,7 +25,6 @@ from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
     from stepjepa.analysis.geometry import GeometryNumbers, LinearMap
-    from stepjepa.evaluation.predictions import Prediction
     from stepjepa.evaluation.score import EvaluationResult
 
 _NAME = Names(Scoring)
@@ -71,34 +69,28 @@ GEOMETRY = {
 
 @dataclass
 class Scores:
-    """The value of every metric, None where the model gives no finite number; and the answers with what was read off them.
+    """What scoring a model on some rows came to.
 
     Attributes:
-        metrics: metric -> value, interval and what else belongs to its kind, as ``metrics.json`` of an evaluation has them.
-        generation: how the answers ended.
-        predictions: the answers, scored by the metrics without options.
+        values: the value of every metric, None where the model gives no finite number.
+        answered: evaluations of answers, the first of which holds those that were scored by the metrics without options.
     """
 
-    values: dict[str, float | None] = field(default_factory=dict)
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    generation: dict[str, Any] = field(default_factory=dict)
-    predictions: list[Prediction] = field(default_factory=list)
-
-    def take(self, result: EvaluationResult, names: Sequence[str]) -> None:
-        """Add what an evaluation by some metrics came to."""
-        self.values |= {name: result.value(name) for name in names}
-        self.metrics |= result.metrics
-        if not self.predictions:
-            self.predictions, self.generation = result.predictions, result.generation
+    values: dict[str, float | None]
+    answered: list[EvaluationResult]
 
     def write(self, folder: Path) -> None:
         """Write the answers as an evaluation's files, so that a report shows them."""
         from stepjepa.evaluation.predictions import record_lines
 
+        metrics: dict[str, dict[str, Any]] = {}
+        for result in self.answered:
+            metrics |= result.metrics
+        first = self.answered[0]
         folder.mkdir(parents=True, exist_ok=True)
         predictions = folder / "predictions.jsonl"
-        write_whole(predictions, record_lines(predictions, (one.record() for one in self.predictions)))
-        record = {"metrics": self.metrics, "generation": self.generation, "identity": {}}
+        write_whole(predictions, record_lines(predictions, (one.record() for one in first.predictions)))
+        record = {"metrics": metrics, "generation": first.generation, "identity": {}}
         write_json(folder / "metrics.json", record, indent=1)
 
 
@@ -120,7 +112,7 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
         rows = RowSource(plan["files"][split], plan["splits"].get(split, "test"))
         with explaining(f"evaluate: {{{_NAME.batch_size}: ...}} in the study", "start the study again"):
             scores = score_model(folder.model, rows, plan["metrics"], chat=plan["chat"], **plan["evaluation"])
-        if split == "test" and scores.predictions:
+        if split == "test" and scores.answered and scores.answered[0].predictions:
             scores.write(folder.path / ANSWERS)
         write_record(folder.record(split), {"metrics": scores.values, "seconds": time.perf_counter() - begin})
         print_text("  ".join([split, *(f"{name} {value}" for name, value in scores.values.items())]))
@@ -160,7 +152,8 @@ def score_model(
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = chat_tokenizer(AutoTokenizer.from_pretrained(model_folder), method)
     trained = Place(str(model_folder), Path(model_folder)).trained_ending
-    scores = Scores()
+    values: dict[str, float | None] = {}
+    answers = []
 
     # Metrics of answers without options share the answers, metrics of states share the states of the same views.
     plain = [name for name, options in metrics.items() if not options]
@@ -169,7 +162,7 @@ def score_model(
         if name in GEOMETRY:
             views.setdefault(str(dict(options)), []).append(name)
     answered = [plain] if plain else []
-    answered += [[name] for name, options in metrics.items() if options and not _is_of_the_model(name)]
+    answered += [[name] for name, options in metrics.items() if options and name not in GEOMETRY]
     for names in answered:
         result = evaluate_model(
             model,
@@ -186,47 +179,16 @@ def score_model(
             max_examples=max_examples,
             max_length=method.max_length,
         )
-        scores.take(result, names)
+        values |= {name: result.value(name) for name in names}
+        answers.append(result)
     for names in views.values():
         compared = JEPAOptions(**{**(chat or {}), **metrics[names[0]]}, predictors=0)
-        scores.values |= _geometry(model, tokenizer, rows, names, compared, max_examples, batch_size)
-    for name, options in metrics.items():
-        if name.startswith(HARNESS):
-            task = HarnessOptions(**options)
-            scores.values[name] = _harness(model, tokenizer, task, method, trained, batch_size, max_examples)
-
-    scores.values = {name: _finite(scores.values[name]) for name in metrics}
-    return scores
-
-
-def _is_of_the_model(name: str) -> bool:
-    """Whether a metric reads no answers to the study's questions: one of states, or a task of the harness."""
-    return name in GEOMETRY or name.startswith(HARNESS)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _harness(
-    model: Any,
-    tokenizer: Any,
-    options: HarnessOptions,
-    method: JEPAOptions,
-    trained: str | None,
-    batch_size: int,
-    max_examples: int | None,
-) -> float | None:
-    """The first metric of a task of the lm-evaluation-harness."""
-    from stepjepa.data.tokens import Prompter
-    from stepjepa.evaluation.harness import Harness, metrics_of
-
-    harness = Harness(options)
-    prompter = Prompter(tokenizer, None, False, method.chat_template_kwargs, None, trained)
-    task = harness.tasks[0]
-    found = harness.run(task, model, prompter, method.system_prompt, batch_size, max_examples)
-    first = next(iter(metrics_of(task, found["results"]).values()))
-    return first["value"]
+        values |= _geometry(model, tokenizer, rows, names, compared, max_examples, batch_size)
+    finite = {}
+    for name in metrics:
+        value = values[name]
+        finite[name] = value if value is not None and math.isfinite(value) else None
+    return Scores(finite, answers)
 
 
 def _geometry(
@@ -240,8 +202,7 @@ def _geometry(
 ) -> dict[str, float | None]:
     """The metrics of `GEOMETRY` in `names`, all of the views that `method` makes."""
     from stepjepa.analysis.geometry import MIN_ROWS, linear_map, measure_states
-    from stepjepa.analysis.pairs import read_pairs
-    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states
+    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
     from stepjepa.training.datasets import make_renderer, settings_for

@@ -22,12 +22,6 @@ Executor = Literal["processes", "slurm", "local", "ray"]
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")
 _TRAIN = Names(RunOptions, TrainerOptions)
-_WHERE = {
-    "processes": "processes of this machine",
-    "slurm": "SLURM jobs",
-    "local": "jobs on this machine",
-    "ray": "tasks of a Ray cluster",
-}
 
 
 @dataclass
@@ -166,7 +160,6 @@ class Block:
         select: the metric that chooses among cells, and whether its highest value wins.
         tune_seeds: the choice is made on runs of these seeds, and only the chosen cell is run with `seeds`; empty where it
             is made on runs of all `seeds`.
-        order: groups of rows of the table; runs of an earlier group begin first.
     """
 
     name: str
@@ -179,7 +172,6 @@ class Block:
     select: tuple[str, bool]
     evaluation: Scoring
     tune_seeds: tuple[int, ...] = ()
-    order: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -198,7 +190,6 @@ class Study:
     shows: str = ""
     source: str = ""
     jobs: int = option(1, "Runs at a time.", "study", at_least=1)
-    processes_per_run: int = option(1, "Processes that train a run together.", "study", at_least=1)
     executor: Executor = "processes"
     slurm: dict[str, Any] = field(default_factory=dict)
     ray: dict[str, Any] = field(default_factory=dict)
@@ -228,13 +219,9 @@ class Run:
         return self.arm.tuned and self.seed in self.block.tune_seeds
 
     @property
-    def priority(self) -> tuple[int, int]:
-        """Runs begin in this order: by the group of the row, the choice among cells first, then seed by seed."""
-        turn = -1 if self.only_tunes else self.block.seeds.index(self.seed)
-        for number, group in enumerate(self.block.order):
-            if self.row in group:
-                return number, turn
-        return len(self.block.order), turn
+    def turn(self) -> int:
+        """Runs begin in this order: the choice among cells first, then seed by seed."""
+        return -1 if self.only_tunes else self.block.seeds.index(self.seed)
 
     @property
     def name(self) -> str:
@@ -335,15 +322,22 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     for run in runs:
         if run.name in kept or (study.output_dir / run.folder / "scored-test.json").is_file():
             finished += 1
-    where = f"{study.jobs} at a time as {_WHERE[study.executor]}"
-    if study.processes_per_run > 1:
-        where += f", {study.processes_per_run} processes for each"
+    where = f"{study.jobs} at a time, executor {study.executor}"
     yield ""
     yield f"{counted(len(runs), 'run')} in {study.output_dir}, {finished:,} of them finished; {where}"
     counts = Counter((run.block.name, run.row) for run in runs)
     for block in study.blocks:
-        yield ""
-        yield from _describe_block(block)
+        seeds = " ".join(map(str, block.seeds))
+        if block.tune_seeds:
+            seeds += f"; the choice is made with {' '.join(map(str, block.tune_seeds))}"
+        metric, highest = block.select
+        choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
+        data = assignments(block.data.builtin or {split: " ".join(names) for split, names in block.data.files.items()})
+        yield from ("", f"block {block.name}") if block.name else ("",)
+        yield f"base       {assignments(block.base)}"
+        yield f"seeds      {seeds}; baseline {block.baseline}"
+        yield f"data       {data}"
+        yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; {choice}"
         width = max(len(row) for arm in block.arms for row in arm.rows.values())
         for arm in block.arms:
             for variant, row in arm.rows.items():
@@ -351,38 +345,14 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
                 yield f"  {row:<{width}}  {counted(counts[block.name, row], 'run'):>8}  {changes}"
 
 
-def _describe_block(block: Block) -> Iterator[str]:
-    """The lines that all arms of a block share."""
-    if block.name:
-        yield f"block {block.name}"
-    yield f"base       {assignments(block.base)}"
-    seeds = " ".join(map(str, block.seeds))
-    if block.tune_seeds:
-        seeds += f"; the choice is made with {' '.join(map(str, block.tune_seeds))}"
-    yield f"seeds      {seeds}; baseline {block.baseline}"
-    if block.data.builtin is not None:
-        yield f"data       built in: {assignments(block.data.builtin)}"
-    else:
-        files = {split: ", ".join(names) for split, names in block.data.files.items()}
-        yield f"data       {assignments(files)}"
-    choice = "nothing is tuned"
-    if any(arm.tuned for arm in block.arms):
-        metric, highest = block.select
-        choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
-    yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; {choice}"
-
-
 def _own_settings(arm: Arm) -> str:
     own = assignments(arm.settings) or "the base"
-    if not arm.tuned:
-        return own
-    tuned: dict[str, list[Any]] = {}
+    tuned: dict[str, list[Any]] = {name: [] for name in arm.cells[0]}
     for cell in arm.cells:
         for name, value in cell.items():
-            values = tuned.setdefault(name, [])
-            if value not in values:
-                values.append(value)
-    return f"{own}; tuned: {assignments(tuned)}"
+            if value not in tuned[name]:
+                tuned[name].append(value)
+    return f"{own}; tuned: {assignments(tuned)}" if tuned else own
 
 
 def assignments(values: Values) -> str:

@@ -1,38 +1,58 @@
-"""The two stages of a run, training and scoring, each in a process of its own with a log file.
+"""The two stages of a run, training and scoring, each in a process with a log file; and where they are carried out.
 
-``python -m stepjepa.study.stages train ...`` is such a process for ``stepjepa train ...``, ``launch N train ...`` is
-torchrun of N of them, and ``score FOLDER SPLIT ...`` scores a run. They end with the study, also where that is killed.
+``python -m stepjepa.study.stages train ...`` is such a process for ``stepjepa train ...``, and ``score FOLDER SPLIT ...``
+scores a run. They end with the study, also where that is killed. An `Executor` carries runs out: processes here, jobs of
+submitit (SLURM), tasks of Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM
-from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.errors import ConfigError, StepJepaError, said
 from stepjepa.objectives.base import JEPA
-from stepjepa.study.records import StudyRunFolder, read_record, write_record
+from stepjepa.study.folder import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Study
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
+from stepjepa.utils.failures import library
 from stepjepa.utils.files import LOCK, locked, no_links
+from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.terminal import print_error
+from stepjepa.utils.text import one_line
 
-_NAME = Names(TrainerOptions, JEPAOptions, Study)
+_NAME = Names(TrainerOptions, JEPAOptions)
 ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study ends
 _CURVES = ("step", LM, JEPA, "grad_norm")  # of the training log
 _SPEED = ("_runtime", "_per_second")
+# Parameters of submitit that all its executors share, by their short names in a study's file; any other is SLURM's.
+_OF_SUBMITIT = {
+    "gpus": "gpus_per_node",
+    "cpus": "cpus_per_task",
+    "gpus_per_node": "gpus_per_node",
+    "cpus_per_task": "cpus_per_task",
+    "mem_gb": "mem_gb",
+    "timeout_min": "timeout_min",
+    "stderr_to_stdout": "stderr_to_stdout",
+    "name": "name",
+}
+_OF_RAY = {"cpus": "num_cpus", "gpus": "num_gpus", "retries": "max_retries"}
+_ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING")
+_DAY = 24 * 60  # minutes
 _processes: set[subprocess.Popen[bytes]] = set()  # that run now
 
 
@@ -86,9 +106,6 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     how = _NAME.resume_from_checkpoint if complete or checkpoint else _NAME.overwrite_output_dir
     (run.model / BROKEN).unlink(missing_ok=True)
     argv = ["train", "--config", str(run.train_config), f"--{_NAME.output_dir}", str(run.model), f"--{how}", "true"]
-    processes = (read_record(run.plan) or {}).get("processes", 1)
-    if processes > 1:
-        argv = ["launch", str(processes), *argv]
     try:
         run_process(run.path / "train.log", argv, environment)
     except StageFailed:
@@ -106,9 +123,6 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
     """What a training that ended came to; it resumed at step `begun`, or began at 0."""
     written = read_record(run.model / "metrics.json") or {}
     metrics, steps = written.get("metrics", {}), written.get("steps", 0)
-    seconds = metrics.get("train_runtime")
-    if seconds is not None and begun:  # of the steps since the checkpoint; the others took as long
-        seconds = seconds * steps / (steps - begun) if steps > begun else None
     history, losses = [], []
     for entry in written.get("log_history", ()):
         if "eval_loss" in entry:
@@ -118,7 +132,7 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
     return {
         "steps": steps,
         "flops": metrics.get("total_flos"),
-        "train_seconds": seconds,
+        "train_seconds": None if begun else metrics.get("train_runtime"),  # else of the steps since the checkpoint
         "resumed_at_step": begun or None,
         "history": history,
         "losses": losses,
@@ -126,18 +140,14 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
 
 
 def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
-    """Where and as what a run was trained, see `CIRCUMSTANCES` of the records; None for what its folder does not say."""
+    """Where and as what a run was trained, see `CIRCUMSTANCES` of its folder; None for what its folder does not say."""
     record = read_record(run.model / RECORD) or {}
-    machine = record.get("device")
+    machine, settings = record.get("device"), record.get("settings", {})
     if machine == "cpu":
-        processor = (record.get("machine") or {}).get("processor")
-        machine = processor or machine
-    settings = record.get("settings", {})
+        machine = record.get("machine", {}).get("processor") or machine
     dtype = None
     if settings.get("dtype"):
-        dtype = f"{settings['dtype']} weights"
-        if settings.get(_NAME.bf16):
-            dtype += ", bf16 autocast"
+        dtype = f"{settings['dtype']} weights{', bf16 autocast' if settings.get(_NAME.bf16) else ''}"
     return {"machine": machine, "dtype": dtype, "commit": record.get("git_commit")}
 
 
@@ -212,40 +222,225 @@ def _main(argv: list[str]) -> int:
     """Do the stage of a process that `run_process` has started, and print why it failed."""
     end_with(os.environ.get(ENDS_WITH))
     try:
-        _run_stage(argv)
+        if argv[0] == "score":
+            from stepjepa.study.score import score_splits  # loads what generating needs
+
+            score_splits(StudyRunFolder(Path(argv[1])), argv[2:])
+        else:
+            sys.argv = ["stepjepa", *argv]
+            runpy.run_module("stepjepa", run_name="__main__")  # which exits
     except StepJepaError as error:
         print_error(f"stepjepa {argv[0]}: error: {error}")
         return error.status
     return 0
 
 
-def _run_stage(argv: list[str]) -> None:
-    if argv[0] == "launch":
-        _launch(int(argv[1]), argv[2:])
-    elif argv[0] == "score":
-        from stepjepa.study.score import score_splits  # loads what generating needs
-
-        score_splits(StudyRunFolder(Path(argv[1])), argv[2:])
-    else:
-        sys.argv = ["stepjepa", *argv]
-        runpy.run_module("stepjepa", run_name="__main__")  # which exits
+# Executors
 
 
-def _launch(processes: int, argv: list[str]) -> None:
-    """Do a stage by torchrun. Its workers lead groups of their own and end with this process, as it does with the study."""
+class Executor(Protocol):
+    """Carries runs out, each call in a thread of its own."""
+
+    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
+        """Do the stages of a run and wait for them; why one failed, None where all are done."""
+
+    def stop(self) -> None:
+        """End what is being carried out; jobs in a queue go on."""
+
+
+def executor_of(study: Study) -> Executor:
+    """The executor that a study names.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if study.executor == "ray":
+        return RayTasks(study.ray)
+    if study.executor == "processes":
+        return Processes(study.jobs)
+    return Submitit(study.executor, study.output_dir / "jobs", study.slurm)
+
+
+class Processes:
+    """Runs on this machine, each with its share of the cores and one GPU."""
+
+    def __init__(self, jobs: int):
+        devices = visible_devices()
+        self._devices: queue.Queue[str | None] = queue.Queue()
+        for job in range(jobs):
+            device = devices[job % len(devices)] if devices else None
+            self._devices.put(device)
+        cores = os.cpu_count() or 1
+        threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // jobs)))
+        self._environment = {"OMP_NUM_THREADS": threads}
+
+    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
+        """See `Executor`."""
+        device = self._devices.get()
+        environment = dict(self._environment)
+        if device is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = device
+        try:
+            return carry_out(str(run.path), todo, environment)
+        finally:
+            self._devices.put(device)
+
+    def stop(self) -> None:
+        """See `Executor`."""
+        kill_all()
+
+
+def visible_devices() -> list[str]:
+    """The CUDA devices that runs share, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [device for device in named.split(",") if device]
     import torch
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main
 
-    if 0 < torch.cuda.device_count() < processes:
-        raise ConfigError(
-            f"{_NAME.processes_per_run} is {processes}, and {torch.cuda.device_count()} GPUs are visible; each needs one"
-        )
-    os.environ[ENDS_WITH] = str(os.getpid())
-    try:
-        main(["--standalone", f"--nproc_per_node={processes}", "-m", "stepjepa.study.stages", *argv])
-    except ChildFailedError as error:
-        sys.exit(max(error.get_first_failure()[1].exitcode, 1))
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+class Submitit:
+    """Runs as jobs of SLURM, or of submitit's local executor, which does the same without a cluster.
+
+    Args:
+        cluster: ``slurm``, whose jobs outlive the study, or ``local``.
+        folder: for the jobs' scripts and their own logs; all nodes must see it.
+        parameters: of the jobs, see `slurm_parameters`.
+
+    Raises:
+        ConfigError: submitit or SLURM is not there, or a parameter cannot be used.
+    """
+
+    def __init__(self, cluster: str, folder: Path, parameters: Mapping[str, Any]):
+        self._submitit = library("submitit", "study")
+        self._cluster, self._folder = cluster, folder
+        self._seconds = 5.0 if cluster == "slurm" else 0.5  # between two looks at a shared file system
+        self._stopped = threading.Event()
+        self._alone = threading.Lock()  # submitit is made for one thread
+        try:
+            self._executor = self._submitit.AutoExecutor(folder=folder, cluster=cluster)
+            self._executor.update_parameters(**slurm_parameters(parameters))
+        except (RuntimeError, ValueError, TypeError, NameError) as error:
+            raise ConfigError(f"slurm: {said(error, lines=1)}") from None
+        # submitit asks sacct whether a job has ended, and without an answer waits for ever.
+        if cluster == "slurm" and subprocess.run(["sh", "-c", "sacct"], capture_output=True, check=False).returncode:
+            raise ConfigError("slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended")
+
+    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
+        """See `Executor`; the run's job may be one that an earlier start has left in the queue.
+
+        Raises:
+            StepJepaError: the job could not be submitted.
+        """
+        with self._alone:
+            job = self._job_in_queue(run) or self._submit(run, todo)
+        while not self._has_ended(job):
+            if self._stopped.wait(self._seconds):
+                if self._cluster == "local":
+                    job.cancel()
+                return "the study was interrupted"
+        try:
+            reason = job.result()
+        except Exception as error:  # submitit raises its own kinds: a job that was cancelled, a lost node
+            reason = f"{type(error).__name__}, the state of the job is {job.state}"
+        return reason and f"job {job.job_id}: {reason} (the job's own log: {job.paths.stderr})"
+
+    def _has_ended(self, job: Any) -> bool:
+        with self._alone:
+            return job.done()
+
+    def _submit(self, run: StudyRunFolder, todo: Sequence[str]) -> Any:
+        ends_with = str(os.getpid()) if self._cluster == "local" else ""
+        try:
+            job = self._executor.submit(Job(), str(run.path.resolve()), list(todo), ends_with)
+        except Exception as error:  # whatever sbatch and the file system have to say
+            raise StepJepaError(f"{run.path}: the job could not be submitted: {said(error)}") from None
+        write_record(run.job, {"cluster": self._cluster, "id": job.job_id})
+        return job
+
+    def _job_in_queue(self, run: StudyRunFolder) -> Any:
+        """The run's job of an earlier start, if SLURM still has it."""
+        before = read_record(run.job)
+        if before is None or self._cluster != "slurm" or before["cluster"] != "slurm":
+            return None
+        job = self._submitit.SlurmJob(folder=self._folder, job_id=before["id"])
+        state = job.state.split(" ")[0]  # SLURM adds who cancelled it
+        return job if state in _ALIVE and not job.done() else None
+
+    def stop(self) -> None:
+        """Wait no longer, and end the jobs of submitit's local executor; those of SLURM go on."""
+        self._stopped.set()
+
+
+def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """submitit's parameters for those of a study's file, a day for each job unless it says otherwise."""
+    parameters: dict[str, Any] = {"timeout_min": _DAY}  # slurm_time wins over it; the local executor knows it alone
+    for name, value in given.items():
+        parameters[_OF_SUBMITIT.get(name, f"slurm_{name.removeprefix('slurm_')}")] = value
+    return parameters
+
+
+class Job:
+    """`carry_out` in a job of submitit, put back into the queue at its time limit or when preempted."""
+
+    def __call__(self, folder: str, todo: Sequence[str], ends_with: str) -> str | None:
+        """Why the run failed; the job ends with the process `ends_with`, the study, if one is named."""
+        end_with(ends_with)
+        try:
+            return carry_out(folder, todo, {ENDS_WITH: ends_with})
+        except Exception as error:  # submitit's own, too: a job that may not go back into the queue once more
+            traceback.print_exc()
+            return one_line(said(error), 400)
+
+    def checkpoint(self, *arguments: object) -> object:
+        """The same work once more: stages that have their record are not repeated, training resumes from its checkpoint."""
+        return library("submitit", "study").helpers.DelayedSubmission(self, *arguments)
+
+
+class RayTasks:
+    """Runs as tasks of a Ray cluster, which end with the study; one whose process is lost is begun again.
+
+    Args:
+        options: of the tasks: `cpus`, `gpus`, `retries`, or others by Ray's names.
+
+    Raises:
+        ConfigError: Ray or an option cannot be used.
+    """
+
+    def __init__(self, options: Mapping[str, Any]):
+        self._ray = connect()
+        self._tasks = set[Any]()
+        parameters: dict[str, Any] = {"max_retries": RETRIES}
+        for name, value in options.items():
+            parameters[_OF_RAY.get(name, name)] = value
+        try:
+            self._task = self._ray.remote(carry_out_task).options(**parameters)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"ray: {said(error, lines=1)}") from None
+
+    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
+        """See `Executor`."""
+        task = self._task.remote(os.getcwd(), str(run.path.resolve()), list(todo))
+        self._tasks.add(task)
+        try:
+            with plain_errors():
+                return cast("str | None", self._ray.get(task))
+        except Exception as error:  # of the run alone: the others go on
+            return one_line(said(error), 400)
+        finally:
+            self._tasks.discard(task)
+
+    def stop(self) -> None:
+        """See `Executor`."""
+        for task in [*self._tasks]:
+            self._ray.cancel(task, force=True)
+
+
+def carry_out_task(working: str, folder: str, todo: Sequence[str]) -> str | None:
+    """`carry_out` in a task of Ray, with which its processes end."""
+    enter(working)
+    return carry_out(folder, todo, {})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ from stepjepa.study.spec import StudyOptions
 
 _NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
-# Keys of version 0.2 -> what replaces them.
+# Keys of earlier versions -> what replaces them.
 LEFT_KEYS = {
+    "processes_per_run": "a run is one process; train under torchrun, and compare with stepjepa report",
+    "order": f"the first seed of all arms is run first; --{_NAME.blocks} runs some blocks",
     "grid": "write out the arms that are to be compared, or let the validation split choose: tune: {option: [values]}",
 }
 

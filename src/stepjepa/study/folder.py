@@ -1,0 +1,203 @@
+"""A study's folder and the folders of its runs.
+
+A run's folder holds ``plan.json`` and ``train.yaml`` (all that is needed to carry it out), ``model/``, the logs, and a
+record for each stage that is done: ``trained.json``, ``scored-select.json``, ``scored-test.json``. A record is written
+atomically, as the last thing of its stage, and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from stepjepa.config.option import Names, options_of
+from stepjepa.config.parser import carried
+from stepjepa.config.values import named_by_file
+from stepjepa.config.yaml_file import write_yaml
+from stepjepa.data.options import DataOptions
+from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.study.spec import SPLITS, Data, Run, Study, StudyOptions, evaluates_on_the_way
+from stepjepa.training.options import RunOptions
+from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, remove_tree, write_json, write_whole
+
+_NAME = Names(StudyOptions)
+STATE = "state.json"
+_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json", "report.html")
+# What is kept of a model whose weights are deleted.
+_MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
+# Of a run's training, as its record has them: the hardware, the types of weights and arithmetic, the commit of the code.
+CIRCUMSTANCES = ("machine", "dtype", "commit")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something other than a study.
+
+    Raises:
+        ConfigError: it does.
+    """
+    flag = f"--{_NAME.output_dir} {folder}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{flag}: is a file; give a folder")
+    check_writable(folder)
+    # A study that was killed at once leaves built-in data and no state.
+    others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
+    if others and not (folder / STATE).is_file():
+        raise ConfigError(f"{flag}: the folder is not empty ({others[0]}), and there is no study in it")
+
+
+def clear_folder(folder: Path) -> None:
+    """Remove what a study has written, and nothing else."""
+    for name in _OWN_FILES:
+        remove_tree(folder / name)
+    for pattern in ("study*.png", "study*.svg", "data/builtin*/"):  # figures of version 0.2
+        for entry in folder.glob(pattern):
+            remove_tree(entry)
+
+
+def write_builtin(data: Data, folder: Path) -> None:
+    """Generate the built-in problems of a block, where it has any and they are not there yet.
+
+    Raises:
+        ConfigError: the options admit too few different problems.
+    """
+    files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
+    if data.builtin is None or all(file.is_file() for file in files.values()):
+        return
+    builtin = data.builtin
+    name, seed = builtin["task"], builtin["seed"]
+    known = options_of(task_class(name))
+    options = {key: value for key, value in builtin.items() if key in known}
+    task = make_task(name, **options)
+    test_task = make_task(name, **{**options, **builtin.get("test", {})})
+    try:
+        train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
+        seen = {task.instance(row) for row in (*train, *select)}
+        test = generate_unseen(builtin["test_rows"], seed + HELD_OUT, test_task, seen)
+    except ConfigError as error:
+        raise ConfigError(f"data: {error}") from None
+    for split, rows in zip(SPLITS, (train, select, test), strict=True):
+        files[split].parent.mkdir(parents=True, exist_ok=True)
+        write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record with the time, and the folder that it belongs to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    write_json(path, {"at": now, **record}, indent=1)
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A record, None where there is none.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); delete it, and its stage is done again") from None
+
+
+class StudyRunFolder:
+    """The folder of one run: its plan, its options for training, its model, and the job of a cluster that carries it out."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.model = path / "model"
+        self.plan = path / "plan.json"
+        self.train_config = path / "train.yaml"
+        self.job = path / "job.json"
+        self._done: dict[str, dict[str, Any]] = {}
+
+    def record(self, stage: str) -> Path:
+        """The record of a stage: ``train``, or the split that is scored."""
+        return self.path / ("trained.json" if stage == "train" else f"scored-{stage}.json")
+
+    def done(self, stage: str) -> dict[str, Any] | None:
+        """The record of a stage, None where it is not done. Raises DataError: it is damaged."""
+        if stage in self._done:
+            return self._done[stage]
+        path = self.record(stage)
+        record = read_record(path)
+        if record is None:
+            return None
+        result, kind = (record.get("steps"), int) if stage == "train" else (record.get("metrics"), dict)
+        if not isinstance(result, kind) or not isinstance(record.get("at"), str):
+            raise DataError(f"{path}: the record is damaged; delete it, and its stage is done again")
+        self._done[stage] = record
+        return record
+
+    def restore(self, line: Mapping[str, Any]) -> None:
+        """Write the records of the stages that are done by a line of results."""
+        trained = {name: line[name] for name in ("steps", "flops", "train_seconds", "history")}
+        for name in ("losses", "diverged", *CIRCUMSTANCES):
+            if line.get(name):
+                trained[name] = line[name]
+        for stage, at in line["at"].items():
+            record = trained if stage == "train" else {"metrics": line["metrics"][stage]}
+            write_record(self.record(stage), {**record, "at": at})
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the trained model is still there."""
+        return any(self.model.glob("*.safetensors"))
+
+    def tidy(self, keep_weights: bool) -> None:
+        """Remove what only a resumed training would read, and the weights unless they are kept; the records stay."""
+        self.job.unlink(missing_ok=True)
+        if self.model.is_symlink():
+            return
+        for entry in self.model.glob("checkpoint-*" if keep_weights else "*"):
+            if entry.name not in _MODEL_RECORDS:
+                with suppress(OSError):
+                    remove_tree(entry)
+
+
+def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
+    """Write all that carrying a run out needs into its folder."""
+    from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
+
+    data, settings = run.block.data, run.settings
+    files = {split: [_absolute(name) for name in names] for split, names in data.paths(study.output_dir).items()}
+    # Options of other arms' own objectives are left out.
+    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    values = {name: value for name, value in carried(known, settings).items() if name in known}
+    for name, value in values.items():
+        if known[name].own and named_by_file(value):
+            file, _, attribute = value.rpartition(":")
+            if Path(file).is_file():
+                values[name] = f"{Path(file).resolve()}:{attribute}"
+    # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
+    title = settings.get("run_name") or study.output_dir.resolve().name
+    values["run_name"] = "/".join([title, *run.folder.parts[1:]])
+    values["train_file"] = files["train"]
+    if "train" in data.splits:
+        values["dataset_split"] = data.splits["train"]
+    if evaluates_on_the_way(settings):
+        values["eval_file"] = files["select"][0]
+        values["eval_split"] = data.splits.get("select", "test")
+    write_yaml(values, folder.train_config, header=f"One run of a study: {run.name}")
+    plan: dict[str, Any] = {
+        "run": run.name,
+        "files": {split: names[0] for split, names in files.items() if split != "train"},
+        "splits": dict(data.splits),
+        "metrics": {metric.name: dict(metric.options) for metric in run.block.metrics},
+        "evaluation": asdict(run.block.evaluation),
+        # How a row becomes a chat, and a chat tokens: a model is asked as it was trained.
+        "chat": {name: value for name, value in settings.items() if name in options_of(DataOptions)},
+    }
+    write_record(folder.plan, plan)
+
+
+def _absolute(name: str) -> str:
+    """A file's full path, so that its run may be carried out elsewhere; the name of a data set as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
