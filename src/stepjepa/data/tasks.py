@@ -289,11 +289,17 @@ class PathStar(Task):
         """A star."""
         names = [_node_name(index) for index in range(self.nodes or self.size)]
         start, *others = rng.sample(names, self.size)
-        arms = [[start, *others[first :: self.degree]] for first in range(self.degree)]
-        edges = [edge for arm in arms for edge in pairwise(arm)]
-        listed = " | ".join(" ".join(edge) for edge in rng.sample(edges, len(edges)))
-        steps = arms[0][1:]
-        return self.chat(f"{listed} : {start} {steps[-1]}", steps, " ".join(steps))
+        arms = []
+        edges: list[tuple[str, str]] = []
+        for first in range(self.degree):
+            arm = others[first :: self.degree]
+            arms.append(arm)
+            edges += pairwise([start, *arm])
+        shuffled = rng.sample(edges, len(edges))
+        listed = " | ".join(map(" ".join, shuffled))
+        steps = arms[0]
+        goal = steps[-1]
+        return self.chat(f"{listed} : {start} {goal}", steps, " ".join(steps))
 
     @classmethod
     def instance(cls, row: Mapping[str, Any]) -> Hashable:

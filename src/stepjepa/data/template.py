@@ -427,10 +427,13 @@ class ChatRenderer:
         """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
         if roles not in self._skeletons:
             marks = [_mark(index) for index in range(len(roles))]
-            text = self._try([{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)])
-            pieces = re.split("|".join(marks), text)
-            in_order = re.findall("|".join(marks), text) == marks
-            self._skeletons[roles] = pieces if in_order else None
+            chat = []
+            for role, mark in zip(roles, marks, strict=True):
+                chat.append({"role": role, "content": mark})
+            text = self._try(chat)
+            any_mark = re.compile("|".join(marks))
+            in_order = any_mark.findall(text) == marks
+            self._skeletons[roles] = any_mark.split(text) if in_order else None
         return self._skeletons[roles]
 
     def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:

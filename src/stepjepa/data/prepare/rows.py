@@ -345,12 +345,16 @@ class Converter:
         """Steps of an answer with code, which stays as it is, character by character: they are stretches of it, blank lines
         inside a step included, and none is left out for being short."""
         if example.pieces is None:
-            pieces, glue = _cut(_JOIN.join(texts), self._splitter), ""
+            glue = ""
+            pieces = _cut(_JOIN.join(texts), self._splitter)
         else:
-            pieces, glue = [trimmed(text) for text in texts if text.strip()], _JOIN
+            glue = _JOIN
+            pieces = [trimmed(text) for text in texts if text.strip()]
         fitting = fit_lengths(pieces, self.least, drop=False, glue=glue)
+        short = len(pieces) - len(fitting)
         steps = self._with_final(fitting, example.final)
-        return Steps(glue.join(steps), [trimmed(step) for step in steps], len(pieces) - len(fitting))
+        content = glue.join(steps)
+        return Steps(content, [trimmed(step) for step in steps], short)
 
     def _with_final(self, steps: list[str], final: str | None) -> list[str]:
         """The steps with the final answer at the end of the last one."""
