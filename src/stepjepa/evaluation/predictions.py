@@ -247,7 +247,7 @@ def _found(one: Prediction) -> str:
         return quoted(one.gen_answer)
     if len(line) > _HEAD + _END:
         line = f"{line[:_HEAD]} ... {line[-_END:]}"
-    return f"{quoted(one.gen_answer)} in: {line}"
+    return f"{quoted(one.gen_answer)}: {line}"
 
 
 @dataclass

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 _START_SECONDS = 120.0
 _MEMORY = 4 * 2**30  # bytes of address space
+Result = TypeVar("Result")
 
 
 class WorkerError(Exception):
@@ -29,7 +30,7 @@ class WorkerTimeout(WorkerError):
     """The function took too long."""
 
 
-class Worker:
+class Worker(Generic[Result]):
     """Calls a function in another process, which ends with this one.
 
     Args:
@@ -37,12 +38,12 @@ class Worker:
         imports: a module that the process loads when it starts, so that no call's time limit includes it.
     """
 
-    def __init__(self, function: Callable[..., Any], imports: str | None = None):
+    def __init__(self, function: Callable[..., Result], imports: str | None = None):
         named = function.__module__, function.__qualname__
         self._code = f"from {__name__} import serve; serve{(*named, imports)}"
         self._process: subprocess.Popen[str] | None = None
 
-    def call(self, seconds: float, /, **arguments: object) -> Any:
+    def call(self, seconds: float, /, **arguments: object) -> Result:
         """The function's result.
 
         Raises:
