@@ -61,11 +61,6 @@ def test_every_option_of_train_is_shown_once(shown):
         ("--no_lora --adam-beta2 0.9 --trian_file x", "--trian_file", "--train_file?"),
         ("--batch_size 4 --learning-rat x", "--learning-rat", "--learning_rate?"),
         ("--adam_epsilo x", "--adam_epsilo", "--adam_epsilon?"),
-        (
-            "--train_file x --step_separator --labes",
-            "--labes",
-            "--labels?; for a value, write --step_separator=--labes",
-        ),
         ("--no_lora --labes", "--labes", "--labels?"),
         ("--llm_jepa --lbd 1", "--llm_jepa", "--objective llm_jepa?"),
     ],

@@ -7,9 +7,8 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.config.aliases import Answer, alias_settings
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import Answer, StrictParser, alias_settings
 from stepjepa.config.spellings import PUBLISHED, published
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import lora_config

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stepjepa.config.named import given_name
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
+from stepjepa.config.values import given_name
 from stepjepa.data.options import DATA, DataOptions, ReadingOptions
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import (

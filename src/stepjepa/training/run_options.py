@@ -170,6 +170,6 @@ class DoctorOptions:
 
     model_name: str = option("tiny", "Hub id, local folder, or a built-in preset (tiny, mini).", "doctor")
     train_file: str | None = option(
-        None, "File or Hub data set with rows to train on. Default: built-in ones.", "doctor"
+        None, "File or Hub data set with rows to train on. Default: built-in ones.", "doctor", aliases=("data",)
     )
     json: bool = option(False, "Print the result as one JSON object.", "doctor")
