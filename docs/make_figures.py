@@ -18,14 +18,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from stepjepa.analysis.plots import save_figure
-from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
+from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder, read_chat
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
 from stepjepa.data.template import ChatRenderer
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
 from stepjepa.inspect.layout import RowForm, row_records
 from stepjepa.inspect.record import KINDS, RowRecord
-from stepjepa.inspect.rows import token_text, trunk_spans
+from stepjepa.inspect.view import token_text, trunk_spans
 from stepjepa.modeling.extras import predictor_names
 from stepjepa.modeling.load import train_tokenizer
 from stepjepa.objectives.base import objective_of
@@ -72,7 +73,8 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)
-    spans = [trunk_spans(tokenizer(), read_chat(row, renderer, options))]
+    encoder = make_encoder(RowSource([row]), tokenizer(), renderer, options)
+    spans = [trunk_spans(encoder, read_chat(row, renderer, options))]
     size = len(tokenizer())
     (found,) = row_records(
         [store[0]], RowForm((size, size + 1), tuple(predictor_names(2)), size, forward), token_text(tokenizer()), spans

@@ -28,7 +28,7 @@ TOP = (
     "stepjepa.training.config",
     "stepjepa.training.trainer",
     "stepjepa.inspect.view",
-    "stepjepa.inspect.check.run",
+    "stepjepa.inspect.check",
     "stepjepa.errors",
 )
 

@@ -179,9 +179,9 @@ def test_the_matrix(open_page, small):
     page.wait_for_function("mask.view.cells < 16")
 
 
-def test_forms_rows_and_predictors(open_page, command):
+def test_forms_and_rows(open_page, command):
     page, data = open_page(command), read_page(command)
-    forms = data["variants"][0]["forms"]
+    forms = data["forms"]
     assert set(forms) == {"packed", "two_pass", "inline"} and len(forms["packed"]["rows"]) > 1
     for form, label in (("two_pass", "two passes"), ("inline", "inline"), ("packed", "packed")):
         choose(page, label)
@@ -190,8 +190,6 @@ def test_forms_rows_and_predictors(open_page, command):
         assert page.evaluate("document.activeElement.name") == "form"  # the focus stays where it was
     choose(page, "2 of ")
     assert page.inner_text("#counts") == forms["packed"]["rows"][1]["counts"]
-    choose(page, "K = 2")
-    assert page.inner_text("#counts") == data["variants"][1]["forms"]["packed"]["rows"][1]["counts"]
 
 
 def test_themes(open_page, small):

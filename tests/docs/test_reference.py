@@ -47,7 +47,8 @@ def test_a_page_in_full_words(reference):
         in page
     )
     found = options_of(page)
-    assert found["seed"] == ["INT", "`42`", "Seed of what is sampled every epoch. Also `--finetune_seed`."]
+    assert found["num_proc"] == ["INT", "`1`", "Processes that count and tokenise rows."]
+    assert found["labels"][2].endswith("Also `--train_all` for `all`.")
     assert found["objective"][:2] == [
         "regular, llm_jepa, step_jepa, split, semantic_tube, next_latent, multi_token, FILE:NAME",
         "`llm_jepa`",

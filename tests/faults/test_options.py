@@ -78,7 +78,9 @@ def test_a_number_out_of_its_bounds_is_named_with_its_place(tmp_path, capsys):
     assert "run.yaml:2: lbd: lbd is -2.0; it must be at least 0" in refusal(
         capsys, "train", "--config", tmp_path / "run.yaml"
     )
-    assert ": --max_length: max_length is 1; it must be at least 2" in refusal(capsys, "check", "rows.jsonl", "--max_length", 1)
+    assert ": --max_length: max_length is 1; it must be at least 2" in refusal(
+        capsys, "check", "rows.jsonl", "--max_length", 1
+    )
 
 
 # The published command, renamed: its readme's "Custom Training" after `stepjepa train`.

@@ -17,7 +17,7 @@ from stepjepa.data.prepare.code import holds_code
 from stepjepa.data.prepare.formats import RawExample, RawFormat, read_example, recognise
 from stepjepa.data.prepare.rows import Converter
 from stepjepa.data.steps import spans_of_steps
-from stepjepa.inspect.check.texts import TextStatistics
+from stepjepa.inspect.statistics import TextStatistics
 from support.checks import check_format
 from support.rows import lines
 

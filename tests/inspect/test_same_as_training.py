@@ -8,7 +8,7 @@ import pytest
 from stepjepa.data.sources import texts_of
 from stepjepa.forest.visibility import dense_mask
 from stepjepa.inspect.record import FIELDS
-from stepjepa.inspect.rows import show_rows
+from stepjepa.inspect.view import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import encode

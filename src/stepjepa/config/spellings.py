@@ -239,6 +239,7 @@ LEFT: dict[str, Answer] = {
         "examples are packed",
     ),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
+    "seed": Answer("num_proc", "was removed from check: nothing of its report is sampled any more"),
     "resume": Answer(
         "valid_ratio",
         "there is no more interrupted run to resume: a file is written in one go; run the command again",
@@ -259,7 +260,7 @@ LEFT: dict[str, Answer] = {
 def published(*dataclass_types: type) -> dict[str, Alias]:
     """The spellings that lead to options of these dataclasses, to values that they may have; and answers to what left."""
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    left = {name: answer for name, answer in LEFT.items() if not answer.option or answer.option in known}
+    left = {name: answer for name, answer in LEFT.items() if answer.option in {"", *known} and name not in known}
     return left | {
         name: target
         for name, target in PUBLISHED.items()

@@ -17,7 +17,7 @@ import numpy as np
 
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.html import write_page
-from stepjepa.inspect.record import KINDS, RowRecord, letter_colour, token_label
+from stepjepa.inspect.record import KINDS, RowRecord, heading, letter_colour, token_label
 from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
@@ -31,7 +31,7 @@ SOURCE, TARGET = "#0b4a80", "#9a5b00"  # of the two readouts
 _SMALL = 9  # points
 _MASK = 5.5  # inches, side of a mask
 _LABEL = 0.155  # inches between two labels of the mask, and that a token needs for its text
-_MOST_LABELS = 0.85  # of the room next to a mask
+_MOST_LABELS = 30  # at one side of a mask
 _MOST_CELLS = 1600  # of a mask's side; longer rows are thinned
 _STRIP = WIDTH - 0.95  # inches, width of a strip
 _ABOVE = 0.45  # inches above the trunk, for positions and arrows along it
@@ -39,42 +39,37 @@ _BAR = 0.17  # inches, height of a bar without text
 _NAMES = 0.26  # inches, the line for names below a bar
 _MOST_LETTERS = 13
 _LETTER = 0.075  # inches, the width of a letter
-_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # between two positions that are written
+_CAPTION = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
 
 
-def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure:
-    """A figure with a strip and a mask for each row, one below the other.
-
-    Args:
-        rows: (heading, record); at least one.
-        title: of the figure.
+def row_figure(records: Sequence[RowRecord], title: str = "") -> Figure:
+    """A figure with a strip and a mask for each row, at least one, one below the other.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    records = [record for _, record in rows]
     strips = [Strip(record) for record in records]
     title_lines = _wrapped(title, 92)
-    headings = [_wrapped(f"{heading}: {record.counts}".removeprefix(": "), 104) for heading, record in rows]
+    counts = [f"{heading(records, number)}: {record.counts}" for number, record in enumerate(records)]
+    captions = [_wrapped(text.removeprefix(": "), 104) for text in counts]
     kinds = [kind for kind in KINDS if any(kind in record.kinds for record in records)]
+    # All places are in inches from the top, until they are divided by the height.
     top = 0.25 + 0.2 * len(title_lines)
-    foot = 0.45 + 0.2 * -(-len(kinds) // 2)
-    bodies = sum(0.17 * len(lines) + strip.height + _MASK + 1.1 for lines, strip in zip(headings, strips, strict=True))
-    height = top + bodies + foot
+    height = top + 0.65 + 0.1 * len(kinds)
+    for lines, strip in zip(captions, strips, strict=True):
+        height += 0.17 * len(lines) + strip.height + _MASK + 1.1
     figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), dpi=100, facecolor=PAPER)
 
     def write(lines: Sequence[str], at: float, **style: Any) -> None:
-        """Lines of text, `at` inches from the top."""
         figure.text(0.02, 1 - at / height, "\n".join(lines), va="top", parse_math=False, **style)
 
     def axes(left: float, at: float, width: float, tall: float) -> Axes:
-        """Axes at a place in inches, counted from the top left."""
         place = (left / WIDTH, 1 - (at + tall) / height, width / WIDTH, tall / height)
         return figure.add_axes(place, frameon=False, xticks=[], yticks=[])
 
     write(title_lines, 0.12, fontsize=11, color=INK)
-    for record, strip, lines in zip(records, strips, headings, strict=True):
+    for record, strip, lines in zip(records, strips, captions, strict=True):
         write(lines, top, fontsize=_SMALL, color=FAINT)
         top += 0.17 * len(lines) + 0.35
         strip.draw(axes(0.85, top, _STRIP, strip.height))
@@ -82,9 +77,8 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
         _draw_mask(axes(1.4, top, _MASK, _MASK), record)
         top += _MASK + 0.25
     patch = library("matplotlib.patches", "analysis").Patch
-    handles = [patch(facecolor=KINDS[kind].light, edgecolor=FAINT, linewidth=0.5) for kind in kinds]
     figure.legend(
-        handles,
+        [patch(facecolor=KINDS[kind].light, edgecolor=FAINT, linewidth=0.5) for kind in kinds],
         [KINDS[kind].meaning for kind in kinds],
         loc="lower left",
         bbox_to_anchor=(0.01, 0.22 / height),
@@ -96,27 +90,25 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
         labelcolor=INK,
     )
     if any(pair.arrow for record in records for pair in record.pairs):
-        words = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
-        write([words], height - 0.22, fontsize=_SMALL, color=FAINT)
+        write([_CAPTION], height - 0.22, fontsize=_SMALL, color=FAINT)
     return figure
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG or SVG, by the file's name, as `write_page` does.
+    """Write a figure as PNG, as `write_page` does.
 
-    The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
+    The same figure gives the same bytes with the same version of matplotlib.
 
     Args:
-        dpi: pixels an inch of a PNG; 100 makes it 800 wide.
+        dpi: pixels an inch; 100 makes it 800 wide.
 
     Raises:
-        ConfigError: the name ends in neither .png nor .svg, or the file cannot be written; an earlier one is unchanged.
+        ConfigError: the name does not end in .png, or the file cannot be written; an earlier one is unchanged.
     """
-    kind, memory = Path(path).suffix.lower(), io.BytesIO()
-    if kind not in _METADATA:
-        raise ConfigError(f"{path}: figures are written as .png or .svg")
-    with library("matplotlib", "analysis").rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
-        figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
+    if Path(path).suffix.lower() != ".png":
+        raise ConfigError(f"{path}: figures are written as .png")
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
     write_page(memory.getvalue(), path)
 
 
@@ -147,78 +139,74 @@ class Strip:
         self.texts = [""] * len(record)
         if self.unit >= _LABEL:  # else the cells are too narrow for them
             self.texts = [_cell_text(text, kind) for text, kind in zip(record.texts, record.kinds, strict=True)]
-        self.lane_of = [
-            lane
-            for (start, stop), lane in zip(record.sections, self.placed.of_section, strict=True)
-            for _ in range(start, stop)
-        ]
-        bars = [_BAR] * len(self.placed.names)  # inches, height of each lane's bar
-        for lane, text in zip(self.lane_of, self.texts, strict=True):
-            if text:
-                bars[lane] = max(bars[lane], len(text) * 0.085 + 0.12)
-        self.bars, self.tops = bars, list[float]()
-        self.height = _ABOVE
-        for bar in bars:
-            self.tops.append(self.height)
-            self.height += bar + _NAMES
+        longest = max(map(len, self.texts))
+        self.bar = max(_BAR, 0.085 * longest + 0.12) if longest else _BAR  # inches, the height of a bar
+        self.lane_of: list[int] = []
+        for (start, stop), lane in zip(record.sections, self.placed.of_section, strict=True):
+            self.lane_of += [lane] * (stop - start)
+        self.height = self._top(len(self.placed.names))
 
-    def draw(self, axes: Axes) -> None:
-        """Draw into axes that are `height` inches high."""
-        record, placed, tops = self.record, self.placed, self.tops
-        axes.set_xlim(0, placed.width)
-        axes.set_ylim(self.height, 0)
-        axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
-        free = [-1.0] * len(tops)  # where there is room for the next name of a lane
-        for (start, stop), lane in zip(record.sections, placed.of_section, strict=True):
-            self._draw_cells(axes, start, stop, lane)
-            free[lane] = self._draw_name(axes, start, stop, lane, free[lane])
-            if record.attaches[start] >= 0:
-                self._draw_branch(axes, start, lane)
-        for lane, name in enumerate(placed.names):
-            if name not in placed.names[:lane]:
-                middle = tops[lane] + self.bars[lane] / 2
-                axes.text(-0.08 / self.unit, middle, name, fontsize=_SMALL, ha="right", va="center", color=INK)
-        self._draw_readouts(axes)
-        self._draw_positions(axes)
-
-    def _draw_positions(self, axes: Axes) -> None:
-        """Every so many positions of the trunk, above it."""
-        step = next(step for step in _STEPS if step * self.unit > 0.45)
-        style: dict[str, Any] = {"fontsize": _SMALL, "ha": "center", "color": FAINT}
-        for index, position in enumerate(self.record.positions.tolist()):
-            on_trunk = self.lane_of[index] == 0 and self.record.kinds[index] != "padding"
-            if on_trunk and position % step == 0:
-                axes.text(self._middle(index), 0.22, str(position), **style)
+    def _top(self, lane: int) -> float:
+        """Where the bars of a lane begin, in inches."""
+        return _ABOVE + lane * (self.bar + _NAMES)
 
     def _middle(self, index: int) -> float:
         """Where the middle of a token's cell is, in columns."""
         return float(self.placed.columns[index]) + 0.5
 
+    def draw(self, axes: Axes) -> None:
+        """Draw into axes that are `height` inches high."""
+        record, placed = self.record, self.placed
+        axes.set_xlim(0, placed.width)
+        axes.set_ylim(self.height, 0)
+        axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
+        for lane, name in enumerate(placed.names):
+            if name not in placed.names[:lane]:
+                middle = self._top(lane) + self.bar / 2
+                axes.text(-0.08 / self.unit, middle, name, fontsize=_SMALL, ha="right", va="center", color=INK)
+        free = [-1.0] * len(placed.names)  # where there is room for the next name of a lane
+        for (start, stop), lane in zip(record.sections, placed.of_section, strict=True):
+            self._draw_cells(axes, start, stop, lane)
+            free[lane] = self._draw_name(axes, start, stop, lane, free[lane])
+            if record.attaches[start] >= 0:
+                self._draw_branch(axes, start, lane)
+        self._draw_positions(axes)
+        self._draw_readouts(axes)
+
+    def _draw_positions(self, axes: Axes) -> None:
+        """Every so many positions of the trunk, above it."""
+        step = next(step for step in _STEPS if step * self.unit > 0.45)
+        for index, position in enumerate(self.record.positions.tolist()):
+            on_trunk = self.lane_of[index] == 0 and self.record.kinds[index] != "padding"
+            if on_trunk and position % step == 0:
+                axes.text(self._middle(index), 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
+
     def _draw_cells(self, axes: Axes, start: int, stop: int, lane: int) -> None:
         """A box for each token, with its text where there is room."""
-        top, bar = self.tops[lane], self.bars[lane]
-        columns = self.placed.columns[start:stop].tolist()
+        top = self._top(lane)
         colours = [KINDS[kind].light for kind in self.record.kinds[start:stop]]
+        cells = [(self._middle(index) - 0.5, 1) for index in range(start, stop)]
         edge = 0.6 if self.unit > 0.05 else 0
-        cells = [(column, 1) for column in columns]
-        axes.broken_barh(cells, (top, bar), facecolors=colours, edgecolor="white", linewidth=edge)
-        style: dict[str, Any] = {
-            "rotation": 90,
-            "fontsize": _SMALL,
-            "ha": "center",
-            "va": "bottom",
-            "parse_math": False,
-        }
-        for column, colour, text in zip(columns, colours, self.texts[start:stop], strict=True):
-            if text:
-                axes.text(column + 0.5, top + bar - 0.05, text, color=letter_colour(colour), clip_on=True, **style)
+        axes.broken_barh(cells, (top, self.bar), facecolors=colours, edgecolor="white", linewidth=edge)
+        for index, colour in zip(range(start, stop), colours, strict=True):
+            axes.text(
+                self._middle(index),
+                top + self.bar - 0.05,
+                self.texts[index],
+                rotation=90,
+                fontsize=_SMALL,
+                ha="center",
+                va="bottom",
+                color=letter_colour(colour),
+                clip_on=True,
+                parse_math=False,
+            )
 
     def _draw_name(self, axes: Axes, start: int, stop: int, lane: int, free: float) -> float:
         """Write a section's name below it where there is room; where there is room for the next one."""
-        first = self._middle(start) - 0.5
-        last = self._middle(stop - 1) + 0.5
-        top = self.tops[lane]
-        bottom = top + self.bars[lane]
+        first, last = self._middle(start) - 0.5, self._middle(stop - 1) + 0.5
+        top = self._top(lane)
+        bottom = top + self.bar
         axes.plot([first, first], [top, bottom + 0.05], color=INK, linewidth=0.6)
         name = self.record.names[start].removeprefix("trunk: ")
         room = last - first + 0.02 / self.unit
@@ -227,28 +215,24 @@ class Strip:
         width = (len(name) + 1) * _LETTER / self.unit
         if first < free or width > room:
             return free
-        style: dict[str, Any] = {"fontsize": _SMALL, "va": "top", "color": FAINT, "parse_math": False}
-        axes.text(first + 0.04 / self.unit, bottom + 0.03, written(name), **style)
+        place = first + 0.04 / self.unit, bottom + 0.03
+        axes.text(*place, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
         return first + width
 
     def _draw_branch(self, axes: Axes, start: int, lane: int) -> None:
         """A line from the token that a branch is attached to."""
-        examples = self.record.examples.tolist()
-        first = examples.index(examples[start])
-        attach = int(self.record.attaches[start])
-        at = self._middle(first + attach)
-        bottom = self.tops[0] + self.bars[0]
-        middle = self.tops[lane] + self.bars[lane] / 2
-        end = self._middle(start) - 0.5
-        colour = KINDS["predictor"].light
-        axes.plot([at, at, end], [bottom, middle, middle], color=colour, linewidth=1.1)
+        trunk = self.record.examples.tolist().index(self.record.examples[start])
+        attach = self._middle(trunk + int(self.record.attaches[start]))
+        middle = self._top(lane) + self.bar / 2
+        xs = [attach, attach, self._middle(start) - 0.5]
+        axes.plot(xs, [_ABOVE + self.bar, middle, middle], color=KINDS["predictor"].light, linewidth=1.1)
 
     def _draw_readouts(self, axes: Axes) -> None:
         """Triangles at the tokens that are read, and an arrow for each pair."""
         for index, what in self.record.marked.items():
-            top = self.tops[self.lane_of[index]] - 0.03
+            place = [self._middle(index)], [self._top(self.lane_of[index]) - 0.03]
             colour = TARGET if what == "target" else SOURCE
-            axes.plot([self._middle(index)], [top], marker="v", markersize=5, color=colour, clip_on=False)
+            axes.plot(*place, marker="v", markersize=5, color=colour, clip_on=False)
         style = {
             "arrowstyle": "-|>",
             "color": FAINT,
@@ -260,14 +244,23 @@ class Strip:
         }
         for pair in self.record.pairs:
             if pair.arrow:
-                ends = [(self._middle(index), self.tops[self.lane_of[index]] - 0.05) for index in pair.arrow]
-                axes.annotate("", ends[1], xytext=ends[0], arrowprops=style)
+                source, target = [(self._middle(i), self._top(self.lane_of[i]) - 0.05) for i in pair.arrow]
+                axes.annotate("", target, xytext=source, arrowprops=style)
 
 
 def _cell_text(text: str, kind: str) -> str:
     """A token's text as it is written into its cell; of a predictor token its name alone."""
     label = written(token_label(text.strip("<|>") if kind == "predictor" else text))
     return label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 1]}\u2026"
+
+
+class _Label(NamedTuple):
+    """A label next to the mask: the row that it belongs to, and how many tokens it is about."""
+
+    row: float
+    text: str
+    colour: str = INK
+    tokens: int = 1
 
 
 def _draw_mask(axes: Axes, record: RowRecord) -> None:
@@ -289,54 +282,41 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     axes.set_ylim(size, -band)
     axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
 
-    names, readouts = list[_Label](), list[_Label]()
+    names = list[_Label]()
     for start, stop in record.sections:
         name = record.section_name(start).replace("trunk: ", "", 1)
-        names.append(_Label((start + stop) / 2, name, INK, stop - start))
+        names.append(_Label((start + stop) / 2, name, tokens=stop - start))
         if start:
             axes.axhline(start, color=INK, linewidth=0.35, alpha=0.35)
             axes.axvline(start, color=INK, linewidth=0.35, alpha=0.35)
+    readouts = list[_Label]()
     for index, read in sorted(record.readouts.items()):
         for what, pairs in read.items():
-            numbers = ", ".join(
-                f"{pair.example}.{pair.number}" if record.batch > 1 else f"{pair.number}" for pair in pairs
-            )
-            readouts.append(_Label(index + 0.5, f"{what} {numbers}", TARGET if what == "target" else SOURCE, 1))
-    _side_labels(axes, names, size, left=True)
-    _side_labels(axes, readouts, size, left=False)
+            numbers = [f"{pair.example}.{pair.number}" if record.batch > 1 else str(pair.number) for pair in pairs]
+            colour = TARGET if what == "target" else SOURCE
+            readouts.append(_Label(index + 0.5, f"{what} {', '.join(numbers)}", colour))
+    _side_labels(axes, names, (-0.018 * size, -0.05 * size), size, arrowstyle="-")
+    _side_labels(axes, readouts, (size, 0.05 * size), size, arrowstyle="-|>")
 
 
-class _Label(NamedTuple):
-    """A label next to the mask: the row that it belongs to, and how many tokens it is about."""
+def _side_labels(axes: Axes, labels: list[_Label], edge: tuple[float, float], size: int, **arrow: Any) -> None:
+    """Labels next to the mask that do not touch, with lines to their rows; those of most tokens where not all have room.
 
-    row: float
-    text: str
-    colour: str
-    tokens: int
-
-
-def _side_labels(axes: Axes, labels: list[_Label], size: int, left: bool) -> None:
-    """Labels next to the mask that do not touch, with lines to their rows; those of most tokens where not all have room."""
+    Args:
+        edge: of the mask, and how far from it the labels are.
+    """
     distance = _LABEL / _MASK * size
-    room = int(_MOST_LABELS * size / distance)
-    kept = sorted(sorted(labels, key=lambda label: -label.tokens)[:room])
+    kept = sorted(sorted(labels, key=lambda label: -label.tokens)[:_MOST_LABELS])
     places = spread([label.row for label in kept], distance, 0.5 * distance, size - 0.5 * distance)
-    edge, away, side = (-0.018 * size, -0.05 * size, "right") if left else (size, 0.05 * size, "left")
+    at, away = edge
     for label, place in zip(kept, places, strict=True):
-        line = {
-            "arrowstyle": "-" if left else "-|>",
-            "color": label.colour,
-            "linewidth": 0.7,
-            "shrinkA": 1,
-            "shrinkB": 0,
-            "mutation_scale": 7,
-        }
+        line = {"color": label.colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0, "mutation_scale": 7, **arrow}
         axes.annotate(
             written(label.text),
-            (edge, label.row),
-            xytext=(edge + away, place),
+            (at, label.row),
+            xytext=(at + away, place),
             fontsize=_SMALL,
-            ha=side,
+            ha="left" if away > 0 else "right",
             va="center",
             color=label.colour,
             annotation_clip=False,
