@@ -67,11 +67,7 @@ def inspect(capsys, monkeypatch, file):
             {"branch 2": "<predictor_1> «source 2»", "target 2": "So·three. «target 2»"},
             ["; 2 pairs "],
         ),
-        (
-            "--step_jepa --predictor_order descending",
-            {"branch 1": "<predictor_2><predictor_1> «source 1»"},
-            [],
-        ),
+        ("--step_jepa --predictor_order descending", {"branch 1": "<predictor_2><predictor_1> «source 1»"}, []),
         (
             "",  # as `stepjepa train` without an objective
             {

@@ -246,8 +246,7 @@ def test_arguments_that_are_options_name_the_config():
 
 # Near in letters, and of another meaning: no name is better than a wrong one.
 @pytest.mark.parametrize(
-    "name",
-    "dropout temperature ratio test_file min_length warmup data_file loss eval_loss init sft".split(),
+    "name", "dropout temperature ratio test_file min_length warmup data_file loss eval_loss init sft".split()
 )
 def test_no_suggestion_across_meanings(name, capsys):
     assert main(["train", f"--{name}", "1"]) == 2

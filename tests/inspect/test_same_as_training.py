@@ -218,10 +218,7 @@ def test_split_as_it_is_trained_by_default(files, predictors):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"objective": "regular"},
-        {"objective": "split", "target_grad": True, "predictors": 2, "last_token": -2},
-    ],
+    [{"objective": "regular"}, {"objective": "split", "target_grad": True, "predictors": 2, "last_token": -2}],
     ids=str,
 )
 def test_texts(files, options):
