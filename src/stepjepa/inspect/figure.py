@@ -11,7 +11,7 @@ import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,11 +31,10 @@ SOURCE, TARGET = "#0b4a80", "#9a5b00"  # of the two readouts
 _SMALL = 9  # points
 _MASK = 5.5  # inches, side of a mask
 _LABEL = 0.155  # inches between two labels of the mask, and that a token needs for its text
-_MOST_LABELS = 30  # at one side of a mask
 _MOST_CELLS = 1600  # of a mask's side; longer rows are thinned
 _STRIP = WIDTH - 0.95  # inches, width of a strip
 _ABOVE = 0.45  # inches above the trunk, for positions and arrows along it
-_BAR = 0.17  # inches, height of a bar without text
+_BAR, _TALL = 0.17, 1.2  # inches, height of a bar without text and with it
 _NAMES = 0.26  # inches, the line for names below a bar
 _MOST_LETTERS = 13
 _LETTER = 0.075  # inches, the width of a letter
@@ -49,7 +48,6 @@ def row_figure(records: Sequence[RowRecord], title: str = "") -> Figure:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    strips = [Strip(record) for record in records]
     title_lines = _wrapped(title, 92)
     counts = [f"{heading(records, number)}: {record.counts}" for number, record in enumerate(records)]
     captions = [_wrapped(text.removeprefix(": "), 104) for text in counts]
@@ -57,8 +55,8 @@ def row_figure(records: Sequence[RowRecord], title: str = "") -> Figure:
     # All places are in inches from the top, until they are divided by the height.
     top = 0.25 + 0.2 * len(title_lines)
     height = top + 0.65 + 0.1 * len(kinds)
-    for lines, strip in zip(captions, strips, strict=True):
-        height += 0.17 * len(lines) + strip.height + _MASK + 1.1
+    for record, lines in zip(records, captions, strict=True):
+        height += 0.17 * len(lines) + strip_height(record) + _MASK + 1.1
     figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), dpi=100, facecolor=PAPER)
 
     def write(lines: Sequence[str], at: float, **style: Any) -> None:
@@ -69,11 +67,11 @@ def row_figure(records: Sequence[RowRecord], title: str = "") -> Figure:
         return figure.add_axes(place, frameon=False, xticks=[], yticks=[])
 
     write(title_lines, 0.12, fontsize=11, color=INK)
-    for record, strip, lines in zip(records, strips, captions, strict=True):
+    for record, lines in zip(records, captions, strict=True):
         write(lines, top, fontsize=_SMALL, color=FAINT)
         top += 0.17 * len(lines) + 0.35
-        strip.draw(axes(0.85, top, _STRIP, strip.height))
-        top += strip.height + 0.5
+        draw_strip(axes(0.85, top, _STRIP, strip_height(record)), record)
+        top += strip_height(record) + 0.5
         _draw_mask(axes(1.4, top, _MASK, _MASK), record)
         top += _MASK + 0.25
     patch = library("matplotlib.patches", "analysis").Patch
@@ -126,141 +124,77 @@ def written(text: str) -> str:
     )
 
 
-class Strip:
-    """The row's segments by position (`record.Lanes`), what hangs where, and what is read.
-
-    Attributes:
-        height: inches.
-    """
-
-    def __init__(self, record: RowRecord):
-        self.record, self.placed = record, record.lanes
-        self.unit = _STRIP / self.placed.width  # inches a column
-        self.texts = [""] * len(record)
-        if self.unit >= _LABEL:  # else the cells are too narrow for them
-            self.texts = [_cell_text(text, kind) for text, kind in zip(record.texts, record.kinds, strict=True)]
-        longest = max(map(len, self.texts))
-        self.bar = max(_BAR, 0.085 * longest + 0.12) if longest else _BAR  # inches, the height of a bar
-        self.lane_of: list[int] = []
-        for (start, stop), lane in zip(record.sections, self.placed.of_section, strict=True):
-            self.lane_of += [lane] * (stop - start)
-        self.height = self._top(len(self.placed.names))
-
-    def _top(self, lane: int) -> float:
-        """Where the bars of a lane begin, in inches."""
-        return _ABOVE + lane * (self.bar + _NAMES)
-
-    def _middle(self, index: int) -> float:
-        """Where the middle of a token's cell is, in columns."""
-        return float(self.placed.columns[index]) + 0.5
-
-    def draw(self, axes: Axes) -> None:
-        """Draw into axes that are `height` inches high."""
-        record, placed = self.record, self.placed
-        axes.set_xlim(0, placed.width)
-        axes.set_ylim(self.height, 0)
-        axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
-        for lane, name in enumerate(placed.names):
-            if name not in placed.names[:lane]:
-                middle = self._top(lane) + self.bar / 2
-                axes.text(-0.08 / self.unit, middle, name, fontsize=_SMALL, ha="right", va="center", color=INK)
-        free = [-1.0] * len(placed.names)  # where there is room for the next name of a lane
-        for (start, stop), lane in zip(record.sections, placed.of_section, strict=True):
-            self._draw_cells(axes, start, stop, lane)
-            free[lane] = self._draw_name(axes, start, stop, lane, free[lane])
-            if record.attaches[start] >= 0:
-                self._draw_branch(axes, start, lane)
-        self._draw_positions(axes)
-        self._draw_readouts(axes)
-
-    def _draw_positions(self, axes: Axes) -> None:
-        """Every so many positions of the trunk, above it."""
-        step = next(step for step in _STEPS if step * self.unit > 0.45)
-        for index, position in enumerate(self.record.positions.tolist()):
-            on_trunk = self.lane_of[index] == 0 and self.record.kinds[index] != "padding"
-            if on_trunk and position % step == 0:
-                axes.text(self._middle(index), 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
-
-    def _draw_cells(self, axes: Axes, start: int, stop: int, lane: int) -> None:
-        """A box for each token, with its text where there is room."""
-        top = self._top(lane)
-        colours = [KINDS[kind].light for kind in self.record.kinds[start:stop]]
-        cells = [(self._middle(index) - 0.5, 1) for index in range(start, stop)]
-        edge = 0.6 if self.unit > 0.05 else 0
-        axes.broken_barh(cells, (top, self.bar), facecolors=colours, edgecolor="white", linewidth=edge)
-        for index, colour in zip(range(start, stop), colours, strict=True):
-            axes.text(
-                self._middle(index),
-                top + self.bar - 0.05,
-                self.texts[index],
-                rotation=90,
-                fontsize=_SMALL,
-                ha="center",
-                va="bottom",
-                color=letter_colour(colour),
-                clip_on=True,
-                parse_math=False,
-            )
-
-    def _draw_name(self, axes: Axes, start: int, stop: int, lane: int, free: float) -> float:
-        """Write a section's name below it where there is room; where there is room for the next one."""
-        first, last = self._middle(start) - 0.5, self._middle(stop - 1) + 0.5
-        top = self._top(lane)
-        bottom = top + self.bar
-        axes.plot([first, first], [top, bottom + 0.05], color=INK, linewidth=0.6)
-        name = self.record.names[start].removeprefix("trunk: ")
-        room = last - first + 0.02 / self.unit
-        if lane:  # the names below the trunk are numbers, with all the room to the next one
-            name, room = name.split(" ")[-1], float("inf")
-        width = (len(name) + 1) * _LETTER / self.unit
-        if first < free or width > room:
-            return free
-        place = first + 0.04 / self.unit, bottom + 0.03
-        axes.text(*place, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
-        return first + width
-
-    def _draw_branch(self, axes: Axes, start: int, lane: int) -> None:
-        """A line from the token that a branch is attached to."""
-        trunk = self.record.examples.tolist().index(self.record.examples[start])
-        attach = self._middle(trunk + int(self.record.attaches[start]))
-        middle = self._top(lane) + self.bar / 2
-        xs = [attach, attach, self._middle(start) - 0.5]
-        axes.plot(xs, [_ABOVE + self.bar, middle, middle], color=KINDS["predictor"].light, linewidth=1.1)
-
-    def _draw_readouts(self, axes: Axes) -> None:
-        """Triangles at the tokens that are read, and an arrow for each pair."""
-        for index, what in self.record.marked.items():
-            place = [self._middle(index)], [self._top(self.lane_of[index]) - 0.03]
-            colour = TARGET if what == "target" else SOURCE
-            axes.plot(*place, marker="v", markersize=5, color=colour, clip_on=False)
-        style = {
-            "arrowstyle": "-|>",
-            "color": FAINT,
-            "linewidth": 0.8,
-            "connectionstyle": "arc3,rad=-0.12",
-            "shrinkA": 2,
-            "shrinkB": 4,
-            "mutation_scale": min(8, 72 * self.unit),
-        }
-        for pair in self.record.pairs:
-            if pair.arrow:
-                source, target = [(self._middle(i), self._top(self.lane_of[i]) - 0.05) for i in pair.arrow]
-                axes.annotate("", target, xytext=source, arrowprops=style)
+def _bar(record: RowRecord) -> float:
+    """The height of a lane's bar in inches: that of its tokens' texts where the cells are wide enough for them."""
+    return _TALL if _STRIP / record.lanes.width >= _LABEL else _BAR
 
 
-def _cell_text(text: str, kind: str) -> str:
-    """A token's text as it is written into its cell; of a predictor token its name alone."""
+def strip_height(record: RowRecord) -> float:
+    """The height that `draw_strip` needs, in inches."""
+    return _ABOVE + len(record.lanes.names) * (_bar(record) + _NAMES)
+
+
+def draw_strip(axes: Axes, record: RowRecord) -> None:
+    """Draw the row's segments by position (`record.Lanes`), what hangs where, and what is read."""
+    lanes, bar = record.lanes, _bar(record)
+    unit = _STRIP / lanes.width  # inches a column
+    tops = [_ABOVE + lane * (bar + _NAMES) for lane in range(len(lanes.names))]
+    middles = (lanes.columns + 0.5).tolist()  # of the tokens' cells, in columns
+    axes.set_xlim(0, lanes.width)
+    axes.set_ylim(strip_height(record), 0)
+    axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
+    for name, top in reversed(list(zip(lanes.names, tops, strict=True))):
+        if name not in lanes.names[: tops.index(top)]:
+            axes.text(-0.08 / unit, top + bar / 2, name, fontsize=_SMALL, ha="right", va="center", color=INK)
+
+    top_of = list[float]()  # of each token's bar
+    free = dict.fromkeys(tops, -1.0)  # where there is room for the next name below a bar
+    for (start, stop), lane in zip(record.sections, lanes.of_section, strict=True):
+        top = tops[lane]
+        top_of += [top] * (stop - start)
+        first, last = middles[start] - 0.5, middles[stop - 1] + 0.5
+        colours = [KINDS[kind].light for kind in record.kinds[start:stop]]
+        cells = [(middle - 0.5, 1) for middle in middles[start:stop]]
+        axes.broken_barh(cells, (top, bar), facecolors=colours, edgecolor="white", linewidth=min(0.6, 10 * unit))
+        axes.plot([first, first], [top, top + bar + 0.05], color=INK, linewidth=0.6)
+        # Names below the trunk are numbers, with all the room to the next one.
+        name = record.names[start].removeprefix("trunk: ") if lane == 0 else record.names[start].split(" ")[-1]
+        end = first + (len(name) + 1) * _LETTER / unit
+        if first >= free[top] and (lane or end <= last + 0.02 / unit):
+            place = first + 0.04 / unit, top + bar + 0.03
+            axes.text(*place, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
+            free[top] = end
+        if record.attaches[start] >= 0:  # a line from the token that a branch hangs off
+            trunk = record.examples.tolist().index(record.examples[start])
+            attach = middles[trunk + int(record.attaches[start])]
+            xs, middle = [attach, attach, first], top + bar / 2
+            axes.plot(xs, [_ABOVE + bar, middle, middle], color=KINDS["predictor"].light, linewidth=1.1)
+
+    step = next(step for step in _STEPS if step * unit > 0.45)
+    for index, (middle, top) in enumerate(zip(middles, top_of, strict=True)):
+        kind, position = record.kinds[index], int(record.positions[index])
+        if bar == _TALL:
+            _write_token(axes, record.texts[index], kind, (middle, top + bar - 0.05))
+        if top == _ABOVE and kind != "padding" and position % step == 0:
+            axes.text(middle, 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
+    for index, what in record.marked.items():
+        colour = TARGET if what == "target" else SOURCE
+        axes.plot([middles[index]], [top_of[index] - 0.03], marker="v", markersize=5, color=colour, clip_on=False)
+    style = {"arrowstyle": "-|>", "color": FAINT, "linewidth": 0.8, "connectionstyle": "arc3,rad=-0.12"}
+    style |= {"shrinkA": 2, "shrinkB": 4, "mutation_scale": min(8, 72 * unit)}
+    for pair in record.pairs:
+        if pair.arrow:
+            source, target = [(middles[index], top_of[index] - 0.05) for index in pair.arrow]
+            axes.annotate("", target, xytext=source, arrowprops=style)
+
+
+def _write_token(axes: Axes, text: str, kind: str, place: tuple[float, float]) -> None:
+    """Write a token's text upright into its cell; of a predictor token its name alone."""
     label = written(token_label(text.strip("<|>") if kind == "predictor" else text))
-    return label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 1]}\u2026"
-
-
-class _Label(NamedTuple):
-    """A label next to the mask: the row that it belongs to, and how many tokens it is about."""
-
-    row: float
-    text: str
-    colour: str = INK
-    tokens: int = 1
+    if len(label) > _MOST_LETTERS:
+        label = f"{label[: _MOST_LETTERS - 1]}\u2026"
+    style: dict[str, Any] = {"rotation": 90, "fontsize": _SMALL, "ha": "center", "va": "bottom", "clip_on": True}
+    axes.text(*place, label, color=letter_colour(KINDS[kind].light), parse_math=False, **style)
 
 
 def _draw_mask(axes: Axes, record: RowRecord) -> None:
@@ -282,46 +216,40 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     axes.set_ylim(size, -band)
     axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
 
-    names = list[_Label]()
+    names, readouts = list[tuple[float, str, str]](), list[tuple[float, str, str]]()
     for start, stop in record.sections:
-        name = record.section_name(start).replace("trunk: ", "", 1)
-        names.append(_Label((start + stop) / 2, name, tokens=stop - start))
+        names.append(((start + stop) / 2, record.section_name(start).replace("trunk: ", "", 1), INK))
         if start:
             axes.axhline(start, color=INK, linewidth=0.35, alpha=0.35)
             axes.axvline(start, color=INK, linewidth=0.35, alpha=0.35)
-    readouts = list[_Label]()
     for index, read in sorted(record.readouts.items()):
         for what, pairs in read.items():
             numbers = [f"{pair.example}.{pair.number}" if record.batch > 1 else str(pair.number) for pair in pairs]
             colour = TARGET if what == "target" else SOURCE
-            readouts.append(_Label(index + 0.5, f"{what} {', '.join(numbers)}", colour))
-    _side_labels(axes, names, (-0.018 * size, -0.05 * size), size, arrowstyle="-")
-    _side_labels(axes, readouts, (size, 0.05 * size), size, arrowstyle="-|>")
+            readouts.append((index + 0.5, f"{what} {', '.join(numbers)}", colour))
+    _side_labels(axes, names, size, -band, ha="right")
+    _side_labels(axes, readouts, size, size, ha="left")
 
 
-def _side_labels(axes: Axes, labels: list[_Label], edge: tuple[float, float], size: int, **arrow: Any) -> None:
-    """Labels next to the mask that do not touch, with lines to their rows; those of most tokens where not all have room.
-
-    Args:
-        edge: of the mask, and how far from it the labels are.
-    """
+def _side_labels(axes: Axes, labels: list[tuple[float, str, str]], size: int, edge: float, ha: str) -> None:
+    """Labels (row, text, colour) next to the mask that do not touch, with lines to their rows; some where not all have
+    room."""
     distance = _LABEL / _MASK * size
-    kept = sorted(sorted(labels, key=lambda label: -label.tokens)[:_MOST_LABELS])
-    places = spread([label.row for label in kept], distance, 0.5 * distance, size - 0.5 * distance)
-    at, away = edge
-    for label, place in zip(kept, places, strict=True):
-        line = {"color": label.colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0, "mutation_scale": 7, **arrow}
+    kept = labels[:: 1 + int(len(labels) * distance / size)]
+    places = spread([row for row, _, _ in kept], distance, 0.5 * distance, size - 0.5 * distance)
+    text_edge = edge + (0.05 if ha == "left" else -0.05) * size
+    for (row, text, colour), place in zip(kept, places, strict=True):
         axes.annotate(
-            written(label.text),
-            (at, label.row),
-            xytext=(at + away, place),
+            written(text),
+            (edge, row),
+            xytext=(text_edge, place),
             fontsize=_SMALL,
-            ha="left" if away > 0 else "right",
+            ha=ha,
             va="center",
-            color=label.colour,
+            color=colour,
             annotation_clip=False,
             parse_math=False,
-            arrowprops=line,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
         )
 
 
