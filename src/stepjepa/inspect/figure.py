@@ -151,24 +151,40 @@ def draw_strip(axes: Axes, record: RowRecord) -> None:
     free = dict.fromkeys(tops, -1.0)  # where there is room for the next name below a bar
     for (start, stop), lane in zip(record.sections, lanes.of_section, strict=True):
         top = tops[lane]
+        bottom = top + bar
+        first = middles[start] - 0.5
+        last = middles[stop - 1] + 0.5
         top_of += [top] * (stop - start)
-        first, last = middles[start] - 0.5, middles[stop - 1] + 0.5
         colours = [KINDS[kind].light for kind in record.kinds[start:stop]]
         cells = [(middle - 0.5, 1) for middle in middles[start:stop]]
-        axes.broken_barh(cells, (top, bar), facecolors=colours, edgecolor="white", linewidth=min(0.6, 10 * unit))
-        axes.plot([first, first], [top, top + bar + 0.05], color=INK, linewidth=0.6)
-        # Names below the trunk are numbers, with all the room to the next one.
-        name = record.names[start].removeprefix("trunk: ") if lane == 0 else record.names[start].split(" ")[-1]
+        axes.broken_barh(
+            cells,
+            (top, bar),
+            facecolors=colours,
+            edgecolor="white",
+            linewidth=min(0.6, 10 * unit),
+        )
+        axes.plot([first, first], [top, bottom + 0.05], color=INK, linewidth=0.6)
+
+        name = record.names[start].removeprefix("trunk: ")
+        room = last + 0.02 / unit
+        if lane:
+            # Names below the trunk are numbers, with all the room to the next one.
+            name = name.split(" ")[-1]
+            room = float("inf")
         end = first + (len(name) + 1) * _LETTER / unit
-        if first >= free[top] and (lane or end <= last + 0.02 / unit):
-            place = first + 0.04 / unit, top + bar + 0.03
-            axes.text(*place, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
+        if first >= free[top] and end <= room:
+            left = first + 0.04 / unit
+            axes.text(left, bottom + 0.03, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
             free[top] = end
-        if record.attaches[start] >= 0:  # a line from the token that a branch hangs off
+
+        if record.attaches[start] >= 0:
+            # A line from the token that a branch hangs off.
             trunk = record.examples.tolist().index(record.examples[start])
             attach = middles[trunk + int(record.attaches[start])]
-            xs, middle = [attach, attach, first], top + bar / 2
-            axes.plot(xs, [_ABOVE + bar, middle, middle], color=KINDS["predictor"].light, linewidth=1.1)
+            middle = top + bar / 2
+            colour = KINDS["predictor"].light
+            axes.plot([attach, attach, first], [_ABOVE + bar, middle, middle], color=colour, linewidth=1.1)
 
     step = next(step for step in _STEPS if step * unit > 0.45)
     for index, (middle, top) in enumerate(zip(middles, top_of, strict=True)):
@@ -180,8 +196,15 @@ def draw_strip(axes: Axes, record: RowRecord) -> None:
     for index, what in record.marked.items():
         colour = TARGET if what == "target" else SOURCE
         axes.plot([middles[index]], [top_of[index] - 0.03], marker="v", markersize=5, color=colour, clip_on=False)
-    style = {"arrowstyle": "-|>", "color": FAINT, "linewidth": 0.8, "connectionstyle": "arc3,rad=-0.12"}
-    style |= {"shrinkA": 2, "shrinkB": 4, "mutation_scale": min(8, 72 * unit)}
+    style = {
+        "arrowstyle": "-|>",
+        "color": FAINT,
+        "linewidth": 0.8,
+        "connectionstyle": "arc3,rad=-0.12",
+        "shrinkA": 2,
+        "shrinkB": 4,
+        "mutation_scale": min(8, 72 * unit),
+    }
     for pair in record.pairs:
         if pair.arrow:
             source, target = [(middles[index], top_of[index] - 0.05) for index in pair.arrow]

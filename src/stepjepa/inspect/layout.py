@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -187,19 +187,28 @@ class _LaidOut(NamedTuple):
 
     def _pair(self, number: int, pair: Pair, placed: Pair) -> RowPair:
         """A pair of the example; `placed` is the same pair on the forest's segments."""
-        source, target = self._states(placed.source), self._states(placed.target)
+        source = self._states(placed.source)
+        target = self._states(placed.target)
         views = self._views(pair, source[0].token, target[0].token)
+        names = VectorNames("", "", "") if views else self.form.vector_names
+        row_pair = RowPair(
+            self.number,
+            number,
+            _vector(names.source, source),
+            _vector(names.target, target),
+            views=views,
+            kind=names.kind,
+            weight=pair.weight,
+        )
         if views:
             ends = ("source", source[-1].token), ("target", target[-1].token)
-            return RowPair(self.number, number, _vector("", source), _vector("", target), ends, views, "", pair.weight)
-        names = self.form.vector_names
-        sides = _vector(names.source, source), _vector(names.target, target)
-        bounds = [*sides[1].terms[:1], *sides[1].terms[-1:]]  # of what was sampled
+            return replace(row_pair, ends=ends)
+        bounds = [*row_pair.target.terms[:1], *row_pair.target.terms[-1:]]  # of what was sampled
         if bounds:
-            bounds += sides[0].terms[-1:]
+            bounds += row_pair.source.terms[-1:]
         sampled = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
         total = _vector(names.total, [*source, *target]) if names.total else None
-        return RowPair(self.number, number, *sides, sampled, None, names.kind, pair.weight, total)
+        return replace(row_pair, ends=sampled, total=total)
 
     def _states(self, read: Read) -> list[Readout]:
         """The states that are summed for one side of a pair."""
@@ -212,19 +221,30 @@ class _LaidOut(NamedTuple):
     def _views(self, pair: Pair, source: int, target: int) -> Views | None:
         """The views of a pair whose first states are `source` and `target`; None for sums of states."""
         segment = self.example.segment(pair.target)
-        if not segment or len(pair.source.terms) + len(pair.target.terms) > 2:
+        if not segment:
             return None
-        trunk = np.flatnonzero(~self.inserted[: self.forest.trunk_length]) + self.start
-        on_trunk = trunk.tolist()  # where each token of the trunk is
-        places = [(part.kind, self.start + part.start, self.start + part.stop) for part in self.forest.parts]
-        sources = [(begin, stop) for kind, begin, stop in places if kind == "source" and begin <= source < stop]
-        source_segment = sources[0] if sources else None
+        if len(pair.source.terms) > 1 or len(pair.target.terms) > 1:
+            return None
+        tokens = ~self.inserted[: self.forest.trunk_length]
+        on_trunk = (np.flatnonzero(tokens) + self.start).tolist()  # where each token of the trunk is
+        source_segment = None
+        for part in self.forest.parts:
+            begin = self.start + part.start
+            stop = self.start + part.stop
+            if part.kind == "source" and begin <= source < stop:
+                source_segment = begin, stop
         end = self.example.sees(pair.source)
-        source_end = source_segment[1] - 1 if end < 0 and source_segment else on_trunk[end]
+        standalone = end < 0
+        source_end = on_trunk[end]
+        if standalone and source_segment:
+            source_end = source_segment[1] - 1
+        original = None
         view = self.example.view_on_trunk(pair.target)
-        original = (on_trunk[view.start], on_trunk[view.stop - 1] + 1) if view else None
+        if view:
+            original = on_trunk[view.start], on_trunk[view.stop - 1] + 1
         begin = target - pair.target.terms[0].token
-        return Views(source_end, source_segment, original, (begin, begin + segment.length), standalone=end < 0)
+        copy = begin, begin + segment.length
+        return Views(source_end, source_segment, original, copy, standalone)
 
     def names(self) -> list[str]:
         """A name for each token."""
@@ -304,10 +324,19 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
 
 def packing_line(examples: Sequence[Example], records: Sequence[RowRecord], forward: str) -> str:
     """How many rows and positions a batch takes as it is laid out in `records`."""
-    name, rows = {"packed": "packing", "two_pass": "two passes"}.get(forward, forward), len(records)
-    if forward == "two_pass":  # the one record holds a row for every chat and every view
-        rows = len(examples) + sum(len(example.segments) for example in examples)
-    positions = sum(len(record) for record in records)
-    padding = sum(record.kinds.count("padding") for record in records)
-    filled = f"{padding:,} of them padding ({padding / positions:.1%})" if padding else "no padding"
-    return f"{name}: {counted(len(examples), 'example')} in {counted(rows, 'row')}, {positions:,} positions, {filled}"
+    names = {"packed": "packing", "two_pass": "two passes"}
+    name = names.get(forward, forward)
+    rows = len(records)
+    if forward == "two_pass":
+        # The one record holds a row for every chat and every view.
+        views = [len(example.segments) for example in examples]
+        rows = len(examples) + sum(views)
+    positions = sum(map(len, records))
+    padding = 0
+    for record in records:
+        padding += record.kinds.count("padding")
+    filled = "no padding"
+    if padding:
+        filled = f"{padding:,} of them padding ({padding / positions:.1%})"
+    batch = f"{counted(len(examples), 'example')} in {counted(rows, 'row')}"
+    return f"{name}: {batch}, {positions:,} positions, {filled}"

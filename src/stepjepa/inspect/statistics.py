@@ -364,11 +364,13 @@ def _full_lengths(encoder: RowEncoder, rows: Sequence[PlacedRow], encoded: Encod
     lengths = encoded.store.lengths.astype(np.int64)
     longest = encoder.options.max_length
     stops = np.cumsum(encoded.counts).tolist()
-    counts = zip(rows, encoded.counts, stops, strict=True)
-    cut = [row for row, examples, stop in counts if not examples or lengths[stop - 1] >= longest]
-    settings = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
-    unlimited = RowEncoder(encoder.name, encoder.tokenizer, encoder.renderer, settings, streams=False)
-    return np.concatenate([lengths[lengths < longest], unlimited(cut).store.lengths])
+    cut = []
+    for row, examples, stop in zip(rows, encoded.counts, stops, strict=True):
+        if not examples or lengths[stop - 1] >= longest:
+            cut.append(row)
+    uncut = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
+    again = replace(encoder, options=uncut)(cut)
+    return np.concatenate([lengths[lengths < longest], again.store.lengths])
 
 
 class TextReader:

@@ -248,12 +248,19 @@ def shown_positions(record: RowRecord, room: int) -> list[int]:
     everything = range(len(record))
     if len(record) <= room:
         return list(everything)
-    needed = {*record.readouts, *(pair.views.source_end for pair in record.pairs if pair.views)}
-    needed |= {index for index, kind in enumerate(record.kinds) if kind == "predictor"}
-    needed |= {edge for start, stop in record.sections for edge in (start, stop - 1)}
-    rest = [index for index in everything if index not in needed]
+    needed = set(record.readouts)
+    for pair in record.pairs:
+        if pair.views:
+            needed.add(pair.views.source_end)
+    for index, kind in enumerate(record.kinds):
+        if kind == "predictor":
+            needed.add(index)
+    for start, stop in record.sections:
+        needed |= {start, stop - 1}
     kept = _thinned(sorted(needed), min(room, len(needed)))
-    return sorted([*kept, *_thinned(rest, room - len(kept))])
+    rest = [index for index in everything if index not in needed]
+    more = _thinned(rest, room - len(kept))
+    return sorted([*kept, *more])
 
 
 def _thinned(indices: Sequence[int], count: int) -> list[int]:
