@@ -24,9 +24,9 @@ from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
 from stepjepa.data.template import ChatRenderer
 from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, draw_strip, strip_height
-from stepjepa.inspect.layout import RowForm, row_records
+from stepjepa.inspect.layout import RowForm, row_records, token_text
 from stepjepa.inspect.record import KINDS, RowRecord
-from stepjepa.inspect.view import token_text, trunk_spans
+from stepjepa.inspect.view import trunk_spans
 from stepjepa.modeling.extras import predictor_names
 from stepjepa.modeling.load import train_tokenizer
 from stepjepa.objectives.base import objective_of

@@ -163,8 +163,8 @@ def test_help(capsys):
 @pytest.mark.parametrize(
     ("name", "words", "expected"),
     [
-        ("file", "f --seed 2", {"seed": 2, "file": "f"}),
-        ("file", "--seed=2 f", {"seed": 2, "file": "f"}),
+        ("file", "f --num_proc 2", {"num_proc": 2, "file": "f"}),
+        ("file", "--num_proc=2 f", {"num_proc": 2, "file": "f"}),
         ("file", "--json f", {"json": True, "file": "f"}),
         ("file", "--json false f", {"json": False, "file": "f"}),
         ("file", "--no_json f", {"json": False, "file": "f"}),

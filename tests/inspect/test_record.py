@@ -7,9 +7,8 @@ import pytest
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Term
 from stepjepa.data.types import Span as Tokens
-from stepjepa.inspect.layout import packing_line, row_records
+from stepjepa.inspect.layout import packing_line, row_records, token_text
 from stepjepa.inspect.record import KINDS, Readout
-from stepjepa.inspect.view import token_text
 from stepjepa.modeling.load import train_tokenizer
 from support.models import Views, paired
 from support.pages import stepped_example

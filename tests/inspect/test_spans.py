@@ -8,8 +8,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Example
-from stepjepa.inspect.layout import NamedSpan, trunk_names
-from stepjepa.inspect.view import token_text, trunk_spans
+from stepjepa.inspect.layout import NamedSpan, token_text, trunk_names
+from stepjepa.inspect.view import trunk_spans
 from stepjepa.modeling.load import train_tokenizer
 from support.encoding import settings_of, views_of
 from support.records import row_record

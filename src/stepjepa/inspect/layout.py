@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from stepjepa.data.tokens import byte_letters
 from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read
 from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views, edges_of
@@ -340,3 +341,21 @@ def packing_line(examples: Sequence[Example], records: Sequence[RowRecord], forw
         filled = f"{padding:,} of them padding ({padding / positions:.1%})"
     batch = f"{counted(len(examples), 'example')} in {counted(rows, 'row')}"
     return f"{name}: {batch}, {positions:,} positions, {filled}"
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
+    r"""A function from a token id to its text; bytes that are no complete character are written ``\xf0``."""
+    letters = byte_letters()  # of byte-level tokenizers
+
+    def text(index: int) -> str:
+        piece = tokenizer.convert_ids_to_tokens(index)
+        if piece is None:
+            return f"<id {index}>"
+        decoded = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if "\ufffd" in decoded and all(letter in letters for letter in piece):
+            return "".join(f"\\x{letters[c]:02x}" if letters[c] > 126 else chr(letters[c]) for c in piece)
+        if str(piece).startswith("\u2581") and not decoded.startswith(" "):
+            return f" {decoded}"  # SentencePiece's decoder drops the first space of a text
+        return str(piece) if decoded == "" or "\ufffd" in decoded else decoded
+
+    return text

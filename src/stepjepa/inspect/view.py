@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -16,11 +16,11 @@ from stepjepa.config.parser import build
 from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource, is_stream, texts_of
-from stepjepa.data.tokens import byte_letters, token_span
+from stepjepa.data.tokens import token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError, no_rows
 from stepjepa.inspect.html import form_data, page_data, page_html, write_page
-from stepjepa.inspect.layout import NamedSpan, RowForm, packing_line, row_records
+from stepjepa.inspect.layout import NamedSpan, RowForm, packing_line, row_records, token_text
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
@@ -455,21 +455,3 @@ def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]
             if first < stop:
                 spans.append(NamedSpan(name, first, stop))
     return tuple(spans)
-
-
-def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
-    r"""A function from a token id to its text; bytes that are no complete character are written ``\xf0``."""
-    letters = byte_letters()  # of byte-level tokenizers
-
-    def text(index: int) -> str:
-        piece = tokenizer.convert_ids_to_tokens(index)
-        if piece is None:
-            return f"<id {index}>"
-        decoded = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        if "\ufffd" in decoded and all(letter in letters for letter in piece):
-            return "".join(f"\\x{letters[c]:02x}" if letters[c] > 126 else chr(letters[c]) for c in piece)
-        if str(piece).startswith("\u2581") and not decoded.startswith(" "):
-            return f" {decoded}"  # SentencePiece's decoder drops the first space of a text
-        return str(piece) if decoded == "" or "\ufffd" in decoded else decoded
-
-    return text
