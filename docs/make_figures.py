@@ -18,14 +18,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from stepjepa.analysis.plots import save_figure
-from stepjepa.data.encode import EncodeOptions, encode_dataset, read_chat
+from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder, read_chat
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
 from stepjepa.data.template import ChatRenderer
-from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, Strip
-from stepjepa.inspect.layout import RowForm, row_records
+from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, draw_strip, strip_height
+from stepjepa.inspect.layout import RowForm, row_records, token_text
 from stepjepa.inspect.record import KINDS, RowRecord
-from stepjepa.inspect.rows import token_text, trunk_spans
+from stepjepa.inspect.view import trunk_spans
 from stepjepa.modeling.extras import predictor_names
 from stepjepa.modeling.load import train_tokenizer
 from stepjepa.objectives.base import objective_of
@@ -72,7 +73,8 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)]
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)
-    spans = [trunk_spans(tokenizer(), read_chat(row, renderer, options))]
+    encoder = make_encoder(RowSource([row]), tokenizer(), renderer, options)
+    spans = [trunk_spans(encoder, read_chat(row, renderer, options))]
     size = len(tokenizer())
     (found,) = row_records(
         [store[0]], RowForm((size, size + 1), tuple(predictor_names(2)), size, forward), token_text(tokenizer()), spans
@@ -117,18 +119,18 @@ def forest_figure() -> Figure:
 def forwards_figure() -> Figure:
     """The same chat under the three forwards: where tokens stand, and who sees whom."""
     rows = [(name, words, record(name)) for name, words in FORWARDS]
-    heights = [max(Strip(row).height, 2.3) + 0.75 for _, _, row in rows]
+    heights = [max(strip_height(row), 2.3) + 0.75 for _, _, row in rows]
     total = sum(heights) + 0.55
     figure = Figure(figsize=(WIDTH, total), dpi=100, facecolor=PAPER)
     top = 0.1
     for (name, words, row), height in zip(rows, heights, strict=True):
         figure.text(0.02, 1 - top / total, f"{name}: {words}", va="top", fontsize=11, color=INK)
-        tall = Strip(row).height
+        tall = strip_height(row)
         strip = figure.add_axes((0.95 / WIDTH, 1 - (top + 0.35 + tall) / total, 4.2 / WIDTH, tall / total))
         strip.spines[:].set_visible(False)
         strip.set_xticks([])
         strip.set_yticks([])
-        Strip(row).draw(strip)
+        draw_strip(strip, row)
         mask = figure.add_axes((5.5 / WIDTH, 1 - (top + 0.4 + 2.3) / total, 2.3 / WIDTH, 2.3 / total))
         draw_mask(mask, row)
         top += height

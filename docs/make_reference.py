@@ -14,6 +14,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
+from stepjepa.cli import commands
 from stepjepa.cli.main import COMMANDS
 from stepjepa.config.option import MISSING, Option
 from stepjepa.config.parser import HelpShown, StrictParser
@@ -27,7 +28,7 @@ TOP = (
     "stepjepa.training.config",
     "stepjepa.training.trainer",
     "stepjepa.inspect.view",
-    "stepjepa.inspect.check.run",
+    "stepjepa.inspect.check",
     "stepjepa.errors",
 )
 
@@ -91,11 +92,10 @@ def api_pages() -> dict[str, str]:
 def parsers() -> dict[str, StrictParser]:
     """Every command's parser: the one that prints `stepjepa COMMAND --help`."""
     found: dict[str, StrictParser] = {}
-    asked = {name: (f"stepjepa.cli.{name}", ["--help"]) for name in COMMANDS}
-    for command, (module, words) in asked.items():
+    for command in COMMANDS:
         with contextlib.redirect_stdout(io.StringIO()):
             try:
-                importlib.import_module(module).run(words)
+                getattr(commands, command)(["--help"])
             except HelpShown as shown:
                 found[command] = shown.parser
     return found

@@ -153,9 +153,9 @@ def test_the_matrix(open_page, small):
     page.wait_for_function("mask.view.cells < 16")
 
 
-def test_forms_rows_and_predictors(open_page, command):
+def test_forms_and_rows(open_page, command):
     page, data = open_page(command), read_page(command)
-    forms = data["variants"][0]["forms"]
+    forms = data["forms"]
     assert set(forms) == {"packed", "two_pass", "inline"} and len(forms["packed"]["rows"]) > 1
     for form, label in (("two_pass", "two passes"), ("inline", "inline"), ("packed", "packed")):
         choose(page, label)
@@ -164,8 +164,6 @@ def test_forms_rows_and_predictors(open_page, command):
         assert page.evaluate("document.activeElement.name") == "form"  # the focus stays where it was
     choose(page, "2 of ")
     assert page.inner_text("#counts") == forms["packed"]["rows"][1]["counts"]
-    choose(page, "K = 2")
-    assert page.inner_text("#counts") == data["variants"][1]["forms"]["packed"]["rows"][1]["counts"]
 
 
 # Its promises: the rule, hostile text, no network, every width, everybody
@@ -187,7 +185,7 @@ def test_what_the_page_says_agrees_with_the_rule(open_page, command):
     wrong = page.evaluate(
         """() => {
             let wrong = 0, asked = 0;
-            const forms = DATA.variants.flatMap((variant) => Object.values(variant.forms));
+            const forms = Object.values(DATA.forms);
             for (const row of forms.flatMap((form) => form.rows.map((raw) => new Row(raw)))) {
                 for (let q = 0; q < row.length; q++) for (let k = 0; k < row.length; k++, asked++) {
                     if (row.why(q, k)[0] !== row.sees(q, k)) wrong++;

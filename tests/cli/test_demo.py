@@ -48,8 +48,6 @@ def test_demo(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     assert main(["demo", "--output_dir", str(tmp_path / "mine")]) == 2
     assert "the folder is not empty (thesis.txt)" in capsys.readouterr().err
-    assert main(["demo", "--lbd", "0.5"]) == 2
-    assert "write --set arms.step_jepa.lbd=VALUE" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -67,11 +67,7 @@ def inspect(capsys, monkeypatch, file):
             {"branch 2": "<predictor_1> «source 2»", "target 2": "So·three. «target 2»"},
             ["; 2 pairs "],
         ),
-        (
-            "--step_jepa --predictor_order descending",
-            {"branch 1": "<predictor_2><predictor_1> «source 1»"},
-            [],
-        ),
+        ("--step_jepa --predictor_order descending", {"branch 1": "<predictor_2><predictor_1> «source 1»"}, []),
         (
             "",  # as `stepjepa train` without an objective
             {
@@ -209,15 +205,6 @@ def test_what_is_sampled_of_later_rows_is_training_s(inspect):
     assert cells(alone, "target 1") == cells(together, "1 target 1")
 
 
-def test_several_predictors(inspect):
-    out = inspect("--step_jepa --predictors 0 2 2", width=140)
-    assert "step_jepa, K = 0, 2, packed" in " ".join(out.split())
-    assert any(line.startswith("K = 0") and "K = 2" in line for line in out.splitlines())
-    assert "K = 2: packing: 1 example" in out
-    assert out.count("predictor token") == 1
-    assert inspect("--step_jepa --predictors 2") == inspect("--step_jepa --predictors=2")
-
-
 def test_a_page_and_a_picture(inspect, tmp_path):
     page, png = tmp_path / "new" / "page.html", tmp_path / "row.png"
     out = inspect("--step_jepa --html", page, "--png", png)
@@ -236,21 +223,20 @@ def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
     page = tmp_path / "page.html"
     inspect("--step_jepa --step_pairs all --html", page)
     data = read_page(page)
-    (variant,) = data["variants"]
-    assert "forward=inline holds one pair" in variant["whyNot"]["inline"]
-    (note,) = variant["forms"]["two_pass"]["notes"]
+    assert "forward=inline holds one pair" in data["whyNot"]["inline"]
+    (note,) = data["forms"]["two_pass"]["notes"]
     assert note.startswith("forward two_pass: every segment is a row of its own")
-    assert variant["forms"]["packed"]["notes"] == []
+    assert data["forms"]["packed"]["notes"] == []
     assert "row 0 (" in data["title"] and not data["title"].endswith("packed")
     inspect("--step_jepa --overwrite --forward two_pass --html", page)
-    assert read_page(page)["variants"][0]["shown"] == "two_pass" and "packed" in read_page(page)["variants"][0]["forms"]
+    assert read_page(page)["shown"] == "two_pass" and "packed" in read_page(page)["forms"]
     inspect("--objective regular --overwrite --html", page)
-    assert set(read_page(page)["variants"][0]["whyNot"]) == {"two_pass", "inline"}
+    assert set(read_page(page)["whyNot"]) == {"two_pass", "inline"}
     monkeypatch.setattr(view, "MOST_TOKENS", 30)
     inspect("--step_jepa --overwrite --html", page)
-    (variant,) = read_page(page)["variants"]
-    assert "--forward two_pass shows it" in variant["whyNot"]["two_pass"]
-    assert list(variant["forms"]) == ["packed", "inline"]
+    data = read_page(page)
+    assert "--forward two_pass shows it" in data["whyNot"]["two_pass"]
+    assert list(data["forms"]) == ["packed", "inline"]
 
 
 def test_hostile_text(inspect, tmp_path):
@@ -270,7 +256,8 @@ def test_hostile_text(inspect, tmp_path):
         ("--row 2", "line 3: 'messages' is not a non-empty list"),
         ("--rows_packed 0", "rows_packed is 0; it must be at least 1"),
         ("--max_length 5", "line 1: the prompt has"),
-        ("--predictors 1 -1", "predictors is -1"),
+        ("--predictors -1", "predictors is -1"),
+        ("--predictors 1 2", "unexpected argument '2' after '--predictors 1'"),
         ("--predictors two", "a whole number"),
         ("--lbd 1", "unknown flag --lbd"),
         ("--run_model", "stepjepa analyze FILE --models RUN reads"),
@@ -293,10 +280,6 @@ def test_what_cannot_be_drawn(inspect, tmp_path, options, words):
 def test_files_that_cannot_be_used(tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    for words, said in (
-        ([str(empty)], "empty"),
-        ([str(tmp_path / "none.jsonl")], "no such file"),
-        ([], "inspect FILE"),
-    ):
-        assert main(["inspect", *words]) == 2
+    for words, said in (([empty], "empty"), ([tmp_path / "none.jsonl"], "no such file"), ([], "inspect FILE")):
+        assert main(["inspect", *map(str, words)]) == 2
         assert said in capsys.readouterr().err

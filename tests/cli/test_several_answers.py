@@ -120,26 +120,16 @@ def test_from_python(evaluate, home, tmp_path):
     ("flags", "said"),
     [
         ("--metric code_execution", "metric code_execution: running what a model writes was removed; use tasks of the"),
-        ("--metric exact --samples_per_question 3", "--samples_per_question 3: all answers to a question would be the same"),
+        (
+            "--metric exact --samples_per_question 3",
+            "--samples_per_question 3: all answers to a question would be the same",
+        ),
         ("--metric exact --samples_per_question 0", "samples_per_question is 0"),
-        ("--metric exact --metric_options {\"k\":1}", "no option 'k' of exact"),
+        ('--metric exact --metric_options {"k":1}', "no option 'k' of exact"),
     ],
-)  # fmt: skip
+)
 def test_what_is_asked_for_is_checked_first(home, tmp_path, monkeypatch, capsys, flags, said):
-    if said:
-        monkeypatch.setattr(place, "load_model", None)  # nothing is loaded
-    words = [
-        "evaluate",
-        str(home / "a"),
-        str(home / "rows.jsonl"),
-        *flags.split(),
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-    assert main(words) == (2 if said else 0)
-    message = capsys.readouterr().err
-    assert said in message and "Traceback" not in message
-    if said:
-        assert len(message.splitlines()) == 1 and not list(tmp_path.iterdir())
-    else:
-        assert "note     --allow_code_execution has no effect without --metric code_execution" in message
+    monkeypatch.setattr(place, "load_model", None)  # nothing is loaded
+    words = ["evaluate", home / "a", home / "rows.jsonl", *flags.split(), "--output_dir", tmp_path / "out"]
+    message = printed(capsys, words, 2)
+    assert said in message and len(message.splitlines()) == 1 and not list(tmp_path.iterdir())

@@ -79,15 +79,7 @@ def test_targets_from_another_column(train, tmp_path):
     without = "6 without a pair (plain language modelling): no text in the column of the target views"
     assert f"{without} (first: {data} line 3: column 'plan' is null)" in text
     streamed = train(
-        *flags,
-        "--streaming",
-        "--shuffle_buffer",
-        "8",
-        "--views",
-        "standalone",
-        "--readout_layer",
-        "1",
-        output="stream",
+        *flags, "--streaming", "--shuffle_buffer", "8", "--views", "standalone", "--readout_layer", "1", output="stream"
     )
     assert "layer 1, target from plan, views standalone" in streamed
     refused = train("--jepa_target_column", "plans", "--streaming", "--shuffle_buffer", "8", status=2, output="refused")

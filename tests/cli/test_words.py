@@ -1,4 +1,4 @@
-"""Words that users of TRL and Hugging Face type: flags, YAML keys, `help`, `version`, --quiet."""
+"""Words that users bring: of TRL and Hugging Face, `help`, `version`, --quiet, and those that left."""
 
 import logging
 import warnings
@@ -7,9 +7,8 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.config.aliases import Answer, alias_settings
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import StrictParser, alias_settings
 from stepjepa.config.spellings import PUBLISHED, published
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.lora import lora_config
@@ -21,59 +20,15 @@ from support.rows import write
 ALL = (RunOptions, JEPAOptions, TrainerOptions)
 
 
-@pytest.fixture
-def parser():
-    return StrictParser(ALL, aliases=published(*ALL))
-
-
-TRL = (
-    "--model_name_or_path m --dataset_name d:main --dataset_train_split t --dataset_test_split v --use_peft --lora_r 8"
-)
-TRL += " --lora_target_modules all-linear --max_seq_length 512 --lr 1e-4 --epochs 2 --assistant_only_loss"
-OURS = "--model_name m --train_file d:main --dataset_split t --eval_split v --lora --lora_rank 8"
-OURS += (
-    " --lora_target_modules all-linear --max_length 512 --learning_rate 1e-4 --num_train_epochs 2 --labels assistant"
-)
-
-
-def test_words_that_mean_the_same(parser, tmp_path):
-    assert parser.values(TRL.split()) == parser.values(OURS.split())
-    file = tmp_path / "trl.yaml"
-    file.write_text("dataset_name: d\nuse_peft: true\nlora_r: 8\nassistant_only_loss: False\nepochs: 2\n")
-    found = parser.values(["--config", str(file)])
-    assert found == {"train_file": ["d"], "lora": True, "lora_rank": 8, "labels": "all", "num_train_epochs": 2.0}
-    assert parser.values(["--assistant_only_loss", "True"]) == {"labels": "assistant"}
-    assert parser.values(["--no_use_peft"]) == {"lora": False}
-    assert lora_config(8, targets=["all-linear"]).target_modules == lora_config(8).target_modules
-    with pytest.raises(ConfigError, match="lora_r sets lora_rank to 8, but lora_rank sets it to 4"):
-        stepjepa.train(use_peft=True, lora_r=8, lora_rank=4)
-    # Each leads to options that exist, in the commands that have them.
+def test_every_word_leads_to_an_option_in_the_commands_that_have_it():
     known = {name for dtype in (*ALL, JEPAConfig) for name in options_of(dtype)}
     assert {name for target in PUBLISHED.values() for name, _ in alias_settings(target)} <= known
     assert "packing" in published(*ALL) and "use_peft" not in published(JEPAOptions)
-
-
-ANSWERS = [name for name, target in PUBLISHED.items() if isinstance(target, Answer)]
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_words_that_are_answered(name, tmp_path, capsys):
-    assert main(["train", f"--{name}", "other", "--output_dir", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"stepjepa train: error: --{name}: ")
-    assert f"--{PUBLISHED[name].option}" in line or "{option}" not in PUBLISHED[name].text
-    file = tmp_path / "trl.yaml"
-    file.write_text(f"lora: true\n{name}: other\n")
-    assert main(["train", "--config", str(file)]) == 2
-    assert f"error: {file}:2: {name}: " in capsys.readouterr().err
-    assert {"packing", "completion_only_loss"} <= set(ANSWERS)
-
-
-def test_mistakes_in_words(capsys):
-    assert main(["train", "--assistant_only_loss=maybe"]) == 2
-    assert "expected one of true, false, got 'maybe'" in capsys.readouterr().err
-    assert main(["train", "--use_peft", "--no_lora"]) == 2
-    assert "--use_peft sets lora to True, but --no_lora sets it to False" in capsys.readouterr().err
+    assert lora_config(8, targets=["all-linear"]).target_modules == lora_config(8).target_modules
+    parser = StrictParser(ALL, aliases=published(*ALL))
+    assert parser.values(["--no_use_peft"]) == {"lora": False}
+    with pytest.raises(ConfigError, match="lora_r sets lora_rank to 8, but lora_rank sets it to 4"):
+        stepjepa.train(use_peft=True, lora_r=8, lora_rank=4)
 
 
 def test_help_and_version_as_commands(capsys):
@@ -89,12 +44,6 @@ def test_help_and_version_as_commands(capsys):
         assert f"unknown command {word!r}; did you mean 'train'?" in capsys.readouterr().err
     assert main(["dpo", "--help"]) == 2
     assert "did you mean" not in capsys.readouterr().err
-
-
-def test_completion_is_answered(capsys):
-    assert main(["--print-completion", "bash"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("stepjepa: error: --print-completion: ") and "removed" in line
 
 
 def test_quiet_commands_print_errors_and_results(tmp_path, capfd):
@@ -131,3 +80,48 @@ def test_only_results_from_python(capsys, caplog):
     assert [one.getMessage() for one in caplog.records] == ["an error"]
     log.warning("a warning")
     assert len(caplog.records) == 2
+
+
+# Flags, commands and metrics that left are answered in one line that names what replaces them.
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (
+            "analyze --energy solutions.jsonl --model_name run --best_of 8",
+            "--energy: energies of solutions were removed",
+        ),
+        ("analyze solutions.jsonl --model_name run --energy", "--energy: energies of solutions were removed"),
+        ("analyze rows.jsonl --models run --map_layers 1", "--map_layers: the linear map was removed from analyze"),
+        ("evaluate run rows.jsonl --metric exact --allow_code_execution", "evaluate RUN --harness mbpp,humaneval"),
+        ("train --train_file rows.jsonl --allow_code_execution", "--allow_code_execution: running what a model writes"),
+        ("train --train_file rows.jsonl --data_cache cache", "in N processes with --dataset_num_proc N"),
+        ("prepare rows.jsonl --engine ray", "--engine: work in a Ray cluster was removed here"),
+        ("generate rows.jsonl --ray_replicas 2", "serve copies of the model (vllm serve)"),
+        ("evaluate run rows.jsonl --metric exact --data_parallel_size 2", "vllm serve --data-parallel-size N"),
+        ("score solutions.jsonl --model_path run", "score: energies of solutions were removed"),
+        ("--print-completion bash", "--print-completion: shell completion was removed"),
+        ("demo --lbd 0.5", "--lbd: write --set arms.step_jepa.lbd=VALUE"),
+    ],
+)
+def test_what_left_is_answered(command, answer, capsys):
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err.strip()
+    assert answer in error and error.count("\n") == 0
+
+
+def test_an_older_resolved_yaml_still_repeats_its_run(tmp_path):
+    """It holds every option with its value, those that left with their defaults too."""
+    file = tmp_path / "resolved.yaml"
+    file.write_text("lbd: 0.5\nallow_code_execution: false\ndata_cache: null\nengine: processes\n")
+    parser = StrictParser((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig))
+    assert parser.values(["--config", str(file)]) == {"lbd": 0.5}
+    file.write_text("allow_code_execution: true\n")
+    with pytest.raises(
+        ConfigError, match="resolved.yaml:1: allow_code_execution: running what a model writes was removed"
+    ):
+        parser.values(["--config", str(file)])
+
+
+def test_python_gives_the_same_answer():
+    with pytest.raises(ConfigError, match="^energy: energies of solutions were removed"):
+        stepjepa.analyze(energy=True, solutions="solutions.jsonl", model_name="run")

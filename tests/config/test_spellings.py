@@ -12,12 +12,17 @@ import pytest
 import transformers
 
 import stepjepa
+from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.cli.main import main
-from stepjepa.config.option import options_of
+from stepjepa.config.gone import GONE
+from stepjepa.config.option import check_fields, options_of
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
+from stepjepa.data.options import StepsOptions
+from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.errors import ConfigError
+from stepjepa.study.spec import ProblemRows
 from stepjepa.training.config import JEPAConfig, check_arguments
 from stepjepa.training.options import RunOptions, inherited_names
 from stepjepa.training.trainer import JEPATrainer
@@ -80,102 +85,82 @@ tokenizer
 # Those that a `JEPATrainer` hands to `transformers.Trainer`.
 FROM_TRAINER = "compute_metrics callbacks optimizers optimizer_cls_and_kwargs".split()
 
-# What a name that is no option here stands for: what it sets, or a word of its answer.
-MEANINGS = {
-    # of transformers
+# What a name that is no option here stands for: what it sets,
+MEANINGS: dict[str, object] = {
     "warmup_ratio 0.1": {"warmup_steps": 0.1},
-    "warmup_ratio 1": "below 1",
     "evaluation_strategy steps": {"eval_strategy": "steps"},
     "per_gpu_train_batch_size 4": {"per_device_train_batch_size": 4},
     "per_gpu_eval_batch_size 4": {"per_device_eval_batch_size": 4},
     "no_cuda true": {"use_cpu": True},
-    "use_mps_device true": {},
-    "use_mps_device false": "--use_cpu",
     "adafactor true": {"optim": "adafactor"},
-    "adafactor false": {},
     "group_by_length true": {"train_sampling_strategy": "group_by_length"},
     "torchdynamo inductor": {"torch_compile_backend": "inductor"},
     "xpu_backend gloo": {"ddp_backend": "gloo"},
     "push_to_hub_model_id a/b": {"hub_model_id": "a/b"},
     "push_to_hub_token x": {"hub_token": "x"},
-    "push_to_hub_organization a": "--hub_model_id",
-    "save_safetensors true": {},
-    "save_safetensors false": "safetensors only",
-    "include_tokens_per_second true": {},
-    "include_inputs_for_metrics true": "compute_metrics",
-    "logging_dir logs": "TENSORBOARD_LOGGING_DIR",
-    "fp16_backend auto": {},
-    "fp16_backend apex": "--bf16",
-    "half_precision_backend apex": "--bf16",
-    "fp16_opt_level O2": "--bf16",
-    "jit_mode_eval true": "--torch_compile",
-    "use_ipex true": "--torch_compile",
-    "tpu_num_cores 8": "GPUs",
-    "tpu_metrics_debug true": "GPUs",
-    "sharded_ddp simple": "--fsdp",
-    "mp_parameters x": "--fsdp",
-    "fsdp_min_num_params 100": "min_num_params",
-    "fsdp_transformer_layer_cls_to_wrap Layer": "transformer_layer_cls_to_wrap",
-    "dispatch_batches true": "--accelerator_config",
-    "split_batches true": "--accelerator_config",
-    "past_index 0": "no state",
-    "use_legacy_prediction_loop true": "one loop",
-    "ray_scope all": "stepjepa study",
-    # of TRL
     "model_name_or_path m": {"model_name": "m"},
-    "model_revision main": "hf download",
     "torch_dtype bfloat16": {"dtype": "bfloat16"},
-    "model_init_kwargs {}": "--attn_implementation",
     "chat_template_path a.jinja": {"chat_template": "a.jinja"},
-    "eos_token <|im_end|>": "--chat_template",
-    "pad_token <pad>": "padding",
     "dataset_name d": {"train_file": ["d"]},
-    "dataset_config main": "NAME:CONFIG",
-    "datasets x": "--mixing_weights",
     "dataset_train_split t": {"dataset_split": "t"},
     "dataset_test_split t": {"eval_split": "t"},
-    "test_split_size 0.1": "--valid_ratio",
     "dataset_streaming true": {"streaming": True},
-    "dataset_text_field text": {},
-    "dataset_text_field body": "the column text",
-    "dataset_kwargs {}": "read as they are",
-    "dataset_batch_size 10": "--dataset_num_proc",
-    "shuffle_dataset true": {},
-    "shuffle_dataset false": "sequential",
     "max_seq_length 512": {"max_length": 512},
-    "truncation_mode keep_start": {},
-    "truncation_mode keep_end": "on the right only",
-    "num_of_sequences 10": "none is joined",
-    "chars_per_token 3": "none is joined",
-    "packing true": "packed",
-    "packing_strategy bfd": "packed",
-    "eval_packing true": "packed",
-    "padding_free true": "packed",
-    "pad_to_multiple_of 8": "packed",
-    "completion_only_loss true": "--labels",
     "assistant_only_loss true": {"labels": "assistant"},
     "assistant_only_loss false": {"labels": "all"},
-    "loss_type nll": {},
-    "loss_type dft": "--gamma",
-    "router_aux_loss_coef 0.01": "--gamma * LM",
-    "activation_offloading true": "--gradient_checkpointing",
     "use_liger true": {"use_liger_kernel": True},
-    "gradient_checkpointing_use_reentrant false": "--gradient_checkpointing_kwargs",
-    "ignore_bias_buffers true": "--ddp_broadcast_buffers",
     "use_peft true": {"lora": True},
     "lora_r 8": {"lora_rank": 8},
-    "lora_task_type CAUSAL_LM": {},
-    "lora_task_type SEQ_CLS": "causal language models",
-    "lora_target_parameters x": "--lora_target_modules",
-    "lora_modules_to_save lm_head": "--train_tokens",
-    "use_rslora true": "peft_config",
-    "use_dora true": "peft_config",
-    "bnb_4bit_quant_type nf4": {},
-    "bnb_4bit_quant_type fp4": "--load_in_4bit",
-    "use_bnb_nested_quant false": "--load_in_4bit",
-    "bnb_4bit_quant_storage uint8": "--load_in_4bit",
 }
-
+# nothing,
+IDLE = """use_mps_device=true adafactor=false save_safetensors=true include_tokens_per_second=true fp16_backend=auto
+dataset_text_field=text shuffle_dataset=true truncation_mode=keep_start loss_type=nll lora_task_type=CAUSAL_LM
+bnb_4bit_quant_type=nf4"""
+# or an error with these words.
+ANSWERS = {
+    "--use_cpu": "use_mps_device=false",
+    "--hub_model_id": "push_to_hub_organization=a",
+    "safetensors only": "save_safetensors=false",
+    "compute_metrics": "include_inputs_for_metrics=true",
+    "TENSORBOARD_LOGGING_DIR": "logging_dir=logs",
+    "--bf16": "fp16_backend=apex half_precision_backend=apex fp16_opt_level=O2",
+    "--torch_compile": "jit_mode_eval=true use_ipex=true",
+    "GPUs": "tpu_num_cores=8 tpu_metrics_debug=true",
+    "--fsdp": "sharded_ddp=simple mp_parameters=x",
+    "min_num_params": "fsdp_min_num_params=100",
+    "transformer_layer_cls_to_wrap": "fsdp_transformer_layer_cls_to_wrap=Layer",
+    "--accelerator_config": "dispatch_batches=true split_batches=true",
+    "no state": "past_index=0",
+    "one loop": "use_legacy_prediction_loop=true",
+    "stepjepa study": "ray_scope=all",
+    "hf download": "model_revision=main",
+    "--attn_implementation": "model_init_kwargs={}",
+    "--chat_template": "eos_token=<|im_end|>",
+    "padding": "pad_token=<pad>",
+    "NAME:CONFIG": "dataset_config=main",
+    "--mixing_weights": "datasets=x",
+    "--valid_ratio": "test_split_size=0.1",
+    "the column text": "dataset_text_field=body",
+    "read as they are": "dataset_kwargs={}",
+    "--dataset_num_proc": "dataset_batch_size=10",
+    "sequential": "shuffle_dataset=false",
+    "on the right only": "truncation_mode=keep_end",
+    "none is joined": "num_of_sequences=10 chars_per_token=3",
+    "packed": "packing=true packing_strategy=bfd eval_packing=true padding_free=true pad_to_multiple_of=8",
+    "--labels": "completion_only_loss=true",
+    "--gamma": "loss_type=dft",
+    "--gamma * LM": "router_aux_loss_coef=0.01",
+    "--gradient_checkpointing": "activation_offloading=true",
+    "--gradient_checkpointing_kwargs": "gradient_checkpointing_use_reentrant=false",
+    "--ddp_broadcast_buffers": "ignore_bias_buffers=true",
+    "causal language models": "lora_task_type=SEQ_CLS",
+    "--lora_target_modules": "lora_target_parameters=x",
+    "--train_tokens": "lora_modules_to_save=lm_head",
+    "peft_config": "use_rslora=true use_dora=true",
+    "--load_in_4bit": "bnb_4bit_quant_type=fp4 use_bnb_nested_quant=false bnb_4bit_quant_storage=uint8",
+}
+MEANINGS |= {case.replace("=", " "): {} for case in IDLE.split()}
+MEANINGS |= {case.replace("=", " "): words for words, cases in ANSWERS.items() for case in cases.split()}
 
 # What a `JEPAConfig` refuses, alone or here.
 NOT_ALONE = {"streaming", "use_liger_kernel", "chat_template", "ddp_backend"}
@@ -262,8 +247,7 @@ def test_arguments_that_are_options_name_the_config():
 
 # Near in letters, and of another meaning: no name is better than a wrong one.
 @pytest.mark.parametrize(
-    "name",
-    "dropout temperature ratio test_file min_length warmup data_file loss eval_loss init sft".split(),
+    "name", "dropout temperature ratio test_file min_length warmup data_file loss eval_loss init sft".split()
 )
 def test_no_suggestion_across_meanings(name, capsys):
     assert main(["train", f"--{name}", "1"]) == 2
@@ -273,20 +257,34 @@ def test_no_suggestion_across_meanings(name, capsys):
 
 def test_what_a_slip_is():
     known = ["warmup_steps", "lbd_warmup_ratio", "eval_file", "train.jsonl", "llm_jepa", "model_name"]
-    slips = {
-        "warmup_step": 0,
-        "wramup_steps": 0,
-        "lbd-warmup-ratios": 1,
-        "evalfile": 2,
-        "trian.jsonl": 3,
-        "Model_Name": 5,
-    }
-    assert {name: nearest(name, known) for name in slips} == {name: known[index] for name, index in slips.items()}
-    assert not any(
-        nearest(name, known) for name in ("warmup_ratio", "train_file", "test.jsonl", "jepa", "model", "", "_")
-    )
+    slips = "warmup_step wramup_steps lbd-warmup-ratios evalfile trian.jsonl Model_Name".split()
+    assert [nearest(name, known) for name in slips] == [known[index] for index in (0, 0, 1, 2, 3, 5)]
+    others = ("warmup_ratio", "train_file", "test.jsonl", "jepa", "model", "", "_")
+    assert not any(nearest(name, known) for name in others)
 
 
 def test_the_names_of_training_arguments_are_known_without_their_library():
     assert inherited_names() >= set(options_of(transformers.TrainingArguments))
     assert not inherited_names() - {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+
+
+# Values that an option no longer takes are answered with what replaces them, as a flag and from Python.
+TAKERS = (PrepareOptions, StepsOptions, AnalyzeOptions, ProblemRows)
+CASES = [
+    (kind, option, value) for kind in TAKERS for option in GONE if option in options_of(kind) for value in GONE[option]
+]
+
+
+def test_every_option_of_the_table_is_an_option():
+    assert {option for _, option, _ in CASES} == set(GONE)
+
+
+@pytest.mark.parametrize(("kind", "option", "value"), CASES)
+def test_the_answer_names_what_replaces_the_value(kind, option, value):
+    with pytest.raises(ConfigError) as by_flag:
+        StrictParser(kind).values([f"--{option}", value])
+    with pytest.raises(ConfigError) as from_python:
+        check_fields(kind(**{option: [value] if options_of(kind)[option].many else value}), kind)
+    for error in (by_flag, from_python):
+        assert f"{value} is gone; {GONE[option][value]}" in str(error.value)
+        assert "\n" not in str(error.value)

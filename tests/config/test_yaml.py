@@ -119,14 +119,8 @@ def test_a_key_or_value_that_does_not_fit(line, text, write):
             "run.yaml:3: the key 'lbd' occurs twice, first in run.yaml:1; keep one of them",
         ),
         ("kwargs:\n  a: 1\n  a: 1\n", "run.yaml:3: the key 'a' occurs twice, first in run.yaml:2; keep one of them"),
-        (
-            "- lbd\n- 1\n",
-            "run.yaml:1: options: expected a mapping of names to values, got the list [lbd, 1]",
-        ),
-        (
-            "\njust words\n",
-            "run.yaml:2: options: expected a mapping of names to values, got 'just words'",
-        ),
+        ("- lbd\n- 1\n", "run.yaml:1: options: expected a mapping of names to values, got the list [lbd, 1]"),
+        ("\njust words\n", "run.yaml:2: options: expected a mapping of names to values, got 'just words'"),
         ("lbd: 1\n---\nlbd: 2\n", "run.yaml:2: not valid YAML: but found another document"),
         ("lbd: 1\n\tlora: true\n", "run.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
         (b"lbd: \xff\xfe\n", "run.yaml: cannot be read as a UTF-8 text file ("),

@@ -194,7 +194,7 @@ def case_rows(rng: random.Random, home: Path, folder: Path) -> list[str]:
     splitter, out = ["--step_splitter", rng.choice(SPLITTERS)], in_folder(folder, "out.jsonl", rng)
     short = ["--max_steps", "1", "--batch_size", "2", "--save_strategy", "no"]
     commands: list[tuple[int, list[str]]] = [
-        (3, ["check", str(file), *splitter, *rng.choice((["--json"], ["--show", "2"], ["--show", "2"]))]),
+        (3, ["check", str(file), *splitter, *rng.choice((["--json"], [], []))]),
         (2, ["check", str(file), *tiny, *objective, *splitter]),
         (2, ["inspect", str(file), *tiny, *objective, "--row", str(rng.randrange(3))]),
         (2, ["prepare", str(file), *splitter, "--output_file", out, *rng.choice(([], [], ["--valid_ratio", "0.5"]))]),

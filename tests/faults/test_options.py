@@ -71,6 +71,16 @@ def test_the_defaults_that_help_shows_are_those_of_a_run():
         stepjepa.train(train_file=["x"], learning_rat=1.0)
 
 
+def test_a_number_out_of_its_bounds_is_named_with_its_place(tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("seed: 1\nlbd: -2\n")
+    assert "run.yaml:2: lbd: lbd is -2.0; it must be at least 0" in refusal(
+        capsys, "train", "--config", tmp_path / "run.yaml"
+    )
+    assert ": --max_length: max_length is 1; it must be at least 2" in refusal(
+        capsys, "check", "rows.jsonl", "--max_length", 1
+    )
+
+
 # The published command, renamed: its readme's "Custom Training" after `stepjepa train`.
 PUBLISHED = """--train_file rows.jsonl --model_name tiny --output_dir run --lora --lora_rank 16 --lbd 0.1 --gamma 1.0
 --jepa_loss_type cosine --num_epochs 3 --batch_size 4 --grad_accum 4""".split()

@@ -15,7 +15,7 @@ from stepjepa.data.blocks import answer_of, holds_code
 from stepjepa.data.prepare import PrepareOptions, prepare
 from stepjepa.data.prepare.rows import Converter, RawExample, RawFormat, read_example, recognise
 from stepjepa.data.steps import spans_of_steps
-from stepjepa.inspect.check.texts import TextStatistics
+from stepjepa.inspect.statistics import TextStatistics
 from support.checks import check_format
 from support.rows import lines
 

@@ -11,8 +11,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError, attempted
-from stepjepa.inspect.check.reader import TextReader
-from stepjepa.inspect.check.tokens import read_tokens
+from stepjepa.inspect.check import read_tokens
+from stepjepa.inspect.statistics import TextReader
 from stepjepa.training.options import JEPAOptions
 from support.checks import check_format, warned
 from support.encoding import settings_of

@@ -31,7 +31,7 @@ def test_spread():
 @pytest.mark.parametrize("form", ["packed", "two_pass", "inline"])
 def test_a_row_in_every_form(tmp_path, form):
     record = row_record([stepped_example(15, 1)], 2, lambda index: f" $w{index}$", vocabulary=97, forward=form)
-    figure = row_figure([("", record)], "a $title_{")
+    figure = row_figure([record], "a $title_{")
     texts = texts_of(figure)
     assert "a $title_{" in texts and "source 1" in texts and "target 1" in texts and "trunk" in texts
     assert ("branches" in texts) == (form == "packed") and ("sources" in texts) == (form == "two_pass")
@@ -45,7 +45,7 @@ def test_the_mask_is_the_record_s_and_nothing_global_is_changed(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
     before = dict(dict.items(matplotlib.rcParams))
     record = row_record([stepped_example(20, 1)], 2, str, vocabulary=97)
-    figure = row_figure([("", record)])
+    figure = row_figure([record])
     assert dict(dict.items(matplotlib.rcParams)) == before
     pictures = [image.get_array() for axes in figure.axes for image in axes.images]
     (picture,) = (found for found in pictures if found.shape[:2] == (len(record), len(record)))
@@ -57,9 +57,9 @@ def test_the_mask_is_the_record_s_and_nothing_global_is_changed(monkeypatch):
 
 def test_tokens_are_written_where_they_fit():
     short = row_record([stepped_example(15, 1, 1)], 1, lambda index: f"w{index}", vocabulary=97)
-    assert {"w3", "predictor_1"} <= set(texts_of(row_figure([("", short)])))
+    assert {"w3", "predictor_1"} <= set(texts_of(row_figure([short])))
     long = row_record([stepped_example(90, 1, 1)], 1, lambda index: f"w{index}", vocabulary=97)
-    assert not any(text.startswith("w") and text[1:].isdigit() for text in texts_of(row_figure([("", long)])))
+    assert not any(text.startswith("w") and text[1:].isdigit() for text in texts_of(row_figure([long])))
 
 
 def test_control_characters_and_missing_letters(tmp_path):
@@ -67,7 +67,7 @@ def test_control_characters_and_missing_letters(tmp_path):
     record = row_record([stepped_example(15, 1, 1)], 1, lambda index: texts[index % 4], vocabulary=97)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        save_figure(row_figure([("", record)], "\x00\x1b"), tmp_path / "row.png", dpi=50)
+        save_figure(row_figure([record], "\x00\x1b"), tmp_path / "row.png", dpi=50)
     assert (tmp_path / "row.png").stat().st_size > 1000
 
 

@@ -13,7 +13,7 @@ from stepjepa.data.sources import texts_of
 from stepjepa.inspect.html import page_html, row_data, script_json
 from stepjepa.inspect.layout import row_records
 from stepjepa.inspect.record import FIELDS, token_label
-from stepjepa.inspect.rows import show_rows
+from stepjepa.inspect.view import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.training.options import JEPAOptions
 from support.pages import Reader, made_up_page, read_page, records, seen_matrix, stepped_example
@@ -47,14 +47,13 @@ def test_the_page_holds_the_records(file, tmp_path, options, forms):
     """Those of `test_same_as_training`, in every form that the options allow."""
     words = [f"--{name}={value}" for name, value in options.items()]
     page = page_of(file, tmp_path / "page.html", *words, "--rows_packed=2")
-    (variant,) = page["variants"]
-    assert tuple(variant["forms"]) == forms and set(variant["whyNot"]) == {"packed", "two_pass", "inline"} - set(forms)
+    assert tuple(page["forms"]) == forms and set(page["whyNot"]) == {"packed", "two_pass", "inline"} - set(forms)
     tokenizer = load_tokenizer("tiny", texts_of([file]))
     for form in forms:
         method = JEPAOptions(**options, forward=form)
         method.check()
         records = show_rows(file, 0, tokenizer, method, 42, 2).records
-        for row, record in zip(variant["forms"][form]["rows"], records, strict=True):
+        for row, record in zip(page["forms"][form]["rows"], records, strict=True):
             texts = {}
             assert row | {"tokens": []} == json.loads(json.dumps(row_data(record, texts) | {"tokens": []}))
             assert [page["texts"][token] for token in row["tokens"]] == [token_label(text) for text in record.texts]

@@ -8,7 +8,7 @@ import pytest
 from stepjepa.data.sources import texts_of
 from stepjepa.forest.visibility import dense_mask
 from stepjepa.inspect.record import FIELDS
-from stepjepa.inspect.rows import show_rows
+from stepjepa.inspect.view import show_rows
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import encode
@@ -219,10 +219,7 @@ def test_split_as_it_is_trained_by_default(files, predictors):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"objective": "regular"},
-        {"objective": "split", "target_grad": True, "predictors": 2, "last_token": -2},
-    ],
+    [{"objective": "regular"}, {"objective": "split", "target_grad": True, "predictors": 2, "last_token": -2}],
     ids=str,
 )
 def test_texts(files, options):

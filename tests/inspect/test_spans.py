@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from stepjepa.data.encode import CheckedChat, encode_dataset, read_chat
+from stepjepa.data.encode import encode_dataset, make_encoder, read_chat
+from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Example
-from stepjepa.inspect.layout import NamedSpan, trunk_names
-from stepjepa.inspect.rows import token_text, trunk_spans
+from stepjepa.inspect.layout import NamedSpan, token_text, trunk_names
+from stepjepa.inspect.view import trunk_spans
 from stepjepa.modeling.load import train_tokenizer
 from support.encoding import settings_of, views_of
 from support.records import row_record
@@ -21,16 +22,13 @@ def tokenizer():
     return train_tokenizer(["First we add 2 and 3.\n\nThen we double it.\n\nSo 10. What is it?"], 320)
 
 
-def read_without_steps(renderer, messages):
-    return CheckedChat(messages, [], None, rendered=renderer.render(messages))
-
-
 def encoded(tokenizer, messages, splitter):
     renderer = ChatRenderer(tokenizer)
     options = settings_of("step_jepa", splitter, step_pairs="all", predictors=2)
-    store, _ = encode_dataset([{"messages": messages}], tokenizer, renderer, options)
-    read = read_chat({"messages": messages}, renderer, options)
-    return store[0], trunk_spans(tokenizer, read)
+    rows = [{"messages": messages}]
+    store, _ = encode_dataset(rows, tokenizer, renderer, options)
+    encoder = make_encoder(RowSource(rows), tokenizer, renderer, options)
+    return store[0], trunk_spans(encoder, read_chat(rows[0], renderer, options))
 
 
 def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer):
@@ -62,8 +60,6 @@ def test_several_answers_have_their_own_steps(tokenizer):
     _, spans = encoded(tokenizer, messages, make_splitter("separator"))
     names = [span.name for span in spans]
     assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
-    plain = trunk_spans(tokenizer, read_without_steps(ChatRenderer(tokenizer), messages))
-    assert [span.name for span in plain] == ["user", "answer 1", "user", "answer 2"]
 
 
 CHAT = [
@@ -78,8 +74,10 @@ def named(tokenizer, labels="assistant", **options):
     """Name -> text of the trunk's tokens of that name, the names, and the example."""
     renderer = ChatRenderer(tokenizer)
     settings = settings_of("llm_jepa", labels=labels, **options)
-    store, _ = encode_dataset([{"messages": CHAT}], tokenizer, renderer, settings)
-    spans = trunk_spans(tokenizer, read_without_steps(renderer, CHAT), store[0].trunk)
+    rows = [{"messages": CHAT}]
+    store, _ = encode_dataset(rows, tokenizer, renderer, settings)
+    encoder = make_encoder(RowSource(rows), tokenizer, renderer, settings)
+    spans = trunk_spans(encoder, read_chat(rows[0], renderer, settings))
     names, text = trunk_names(store[0], spans), token_text(tokenizer)
     found: dict[str, str] = {}
     for name, index in zip(names, store[0].trunk.tolist(), strict=True):
@@ -134,15 +132,6 @@ def test_names_of_a_chat_that_is_cut():
     whole = named(byte_bpe_tokenizer())[1]
     for length in (len(whole) - 1, whole.index("trunk: answer 1") + 2):
         assert named(byte_bpe_tokenizer(), max_length=length)[1] == whole[:length]
-
-
-def test_tokens_that_are_none_of_the_chats_are_not_named():
-    tokenizer = byte_bpe_tokenizer()
-    renderer = ChatRenderer(tokenizer)
-    ids = np.asarray(tokenizer(renderer.render(CHAT).text, add_special_tokens=False)["input_ids"])
-    assert trunk_spans(tokenizer, read_without_steps(renderer, CHAT), ids)
-    assert trunk_spans(tokenizer, read_without_steps(renderer, CHAT), ids[::-1]) == ()
-    assert trunk_spans(tokenizer, read_without_steps(renderer, CHAT), np.append(ids, [1, 1])) == ()
 
 
 def test_spans_beyond_the_trunk_name_nothing():

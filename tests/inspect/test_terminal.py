@@ -44,7 +44,7 @@ def record(words="qabcde", length=None):
 
 def drawn(row, width=80, file=None, **options):
     file = io.StringIO() if file is None else file
-    draw([("", row)], make_console(file, width), **options)
+    draw([row], make_console(file, width), **options)
     return file.getvalue()
 
 
@@ -234,46 +234,18 @@ def test_colour_on_terminals_only(monkeypatch):
     assert "\x1b" not in drawn(record(), file=Screen())
 
 
-def test_several_examples_are_told_apart():
+def test_several_examples_and_padding():
     example = paired(range(6), ((1, 6),), [Views(2, 3, 5)], 1)
     text = drawn(row_record([example, example], 1, LETTERS.__getitem__, vocabulary=6))
     assert "0 trunk: prompt      0         0  q" in text and "1 trunk: prompt      9         0  q" in text
     assert "example 1, pair 1  source ends at 11" in text
     assert "pairs: none" in drawn(row_record([example.plain()], 2, LETTERS.__getitem__, vocabulary=6))
-
-
-def test_padding_is_counted_not_spelled_out():
-    plain = paired(range(3), ((1, 3),))
-    rows = row_records([STEPS, STEPS, plain], form_of(2, 6, max_row_length=13), str)
-    lines = drawn(next(row for row in rows if "padding" in row.kinds), 90, title="rows", packing=["packing: so"])
-    lines = lines.splitlines()
-    assert "13 positions: " in lines[0] and "3 of padding" in " ".join(lines[:2]) and "packing: so" in lines[:3]
-    (line,) = (line for line in lines if line.startswith("padding "))
-    assert line.split() == ["padding", "10", "0", "3", "in", "all"]
-    assert "  - padding, which sees itself alone" in lines
-
-
-def side_by_side(width, counts=(1, 2)):
-    made = {k: paired(range(6), ((1, 6),), [Views(2, 3, 5)], k) for k in counts}
-    several = [(f"K = {k}", row_record([made[k]], k, LETTERS.__getitem__, vocabulary=6)) for k in counts]
+    rows = row_records([STEPS, STEPS, paired(range(3), ((1, 3),))], form_of(2, 6, max_row_length=13), str)
     file = io.StringIO()
-    draw(several, make_console(file, width), "title", ["a note"], ["K = 1: packing"])
-    return file.getvalue().splitlines()
-
-
-def test_rows_side_by_side():
-    lines = side_by_side(130)
-    assert lines[:3] == ["title", "K = 1: packing", "a note"]
-    assert sum(line.startswith("  p predictor token") for line in lines) == 1
-    column = next(line for line in lines if line.startswith("K = 1   ")).index("K = 2")
-    assert max(cell_len(line) for line in lines) <= 130
-    (both,) = (line for line in lines if line.startswith("branch 1"))
-    assert both[:column].split()[4:] == ["<|predictor_1|>", "\u00absource", "1\u00bb"]
-    assert both[column:].split() == ["branch", "1", "6", "3", "<|predictor_1|>"]  # the second one is on the next line
-    narrow = side_by_side(80)
-    assert sum(line == "K = 1" for line in narrow) == sum(line == "K = 2" for line in narrow) == 1
-    assert max(cell_len(line) for line in narrow) <= 80
-    assert len([line for line in narrow if line.endswith("asooapptt")]) == 1  # the first K has one predictor
-    lines = side_by_side(125, (0, 1, 2))
-    heads = [line.split() for line in lines if line.startswith("K = ") and "packing" not in line]
-    assert heads == [["K", "=", "0", "K", "=", "1"], ["K", "=", "2"]]
+    draw(rows, make_console(file, 140), "rows", ["packing: so"], ["a note"])
+    lines = file.getvalue().splitlines()
+    assert lines[:3] == ["rows", "packing: so", "a note"]
+    assert {"packed row 1 of 2", "packed row 2 of 2", "  - padding, which sees itself alone"} <= set(lines)
+    (line,) = (line for line in lines if line.startswith("padding "))  # counted, not spelled out
+    assert line.split() == ["padding", "10", "0", "3", "in", "all"]
+    assert any(line.startswith("13 positions: ") and "3 of padding" in line for line in lines)

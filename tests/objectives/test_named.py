@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from stepjepa.config.named import load_named
+from stepjepa.config.values import load_named
 from stepjepa.errors import ConfigError
 
 

@@ -1,14 +1,11 @@
 """Statistics of made-up data sets, and a tokenizer whose tokens are words, so that they can be counted by hand."""
 
-from unittest.mock import patch
-
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stepjepa.data.sources import RowSource
-from stepjepa.inspect.check.reader import TextReader
-from stepjepa.inspect.check.run import token_warnings
-from stepjepa.inspect.check.tokens import read_tokens
+from stepjepa.inspect.check import read_tokens, token_warnings
+from stepjepa.inspect.statistics import TextReader
 from stepjepa.training.options import JEPAOptions
 
 MARKS = ["<pad>", "<unk>", "<s>", "<system>", "<user>", "<assistant>", "<end>"]
@@ -47,20 +44,19 @@ def words(template=TEMPLATE, **special):
     )
 
 
-def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, show=1, **options):
+def check_format(source, splitter="separator", separator="\\n\\n", *, eval_file=None, **options):
     method = JEPAOptions(step_splitter=splitter, step_separator=separator, **options)
-    reader = TextReader(source if isinstance(source, RowSource) else RowSource(source), method, show)
+    reader = TextReader(source if isinstance(source, RowSource) else RowSource(source), method)
     list(reader.read())
     if eval_file is not None:
         reader.compare(RowSource(eval_file))
     return reader.texts
 
 
-def tokens_of(rows, objective="step_jepa", tokenizer=None, sample_rows=2000, seed=42, **options):
+def tokens_of(rows, objective="step_jepa", tokenizer=None, **options):
     method = JEPAOptions(objective=objective, **{"step_splitter": "separator", **options})
     method.check()
-    with patch("stepjepa.inspect.check.tokens.SAMPLE_ROWS", sample_rows):
-        return read_tokens(TextReader(RowSource(rows), method), tokenizer or words(), method, "words", seed)
+    return read_tokens(TextReader(RowSource(rows), method), tokenizer or words(), method, "words")
 
 
 def warned(statistics):

@@ -91,7 +91,7 @@ def made_up_page(title: str, rows: dict[str, RowRecord], note: str, why_not: dic
     """What a page of one record a form shows."""
     texts: dict[str, int] = {}
     forms = {form: form_data([record], texts, note, [note]) for form, record in rows.items()}
-    return page_data(title, [{"predictors": 2, "shown": "packed", "forms": forms, "whyNot": why_not}], texts, [note])
+    return page_data(title, "packed", forms, why_not, texts, [note])
 
 
 def write_rows(path: Path, rows: dict[str, RowRecord], title: str = "a row") -> Path:

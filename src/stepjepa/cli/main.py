@@ -1,7 +1,7 @@
 """The entry point `stepjepa COMMAND ...`.
 
-A command's module is imported only when the command is called, so that `--help`, `--version` and spelling mistakes answer
-at once. Each module has a function `run(argv: list[str]) -> int`, which gives the exit status.
+The commands (`stepjepa.cli.commands`) are imported only when one is called, so that `--help`, `--version` and spelling
+mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import atexit
 import contextlib
 import errno
 import gc
-import importlib
 import os
 import sys
 import traceback
-from types import ModuleType
+from collections.abc import Callable
 
 from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import did_you_mean
@@ -22,7 +21,7 @@ from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.utils.terminal import only_results, print_error, print_text, stdout_trouble
 from stepjepa.version import __version__
 
-# What each command does; its module has its name.
+# What each command does; its function has its name.
 COMMANDS = {
     "train": "fine-tune or pre-train a model, with or without a JEPA objective",
     "demo": "train a small model on built-in data and compare (no network, minutes)",
@@ -66,15 +65,18 @@ def main(argv: list[str] | None = None) -> int:
         status = 130
     except OSError as error:
         trouble = stdout_trouble()
-        if trouble is None:  # not standard output's
-            if isinstance(error, BrokenPipeError):
-                raise  # some other pipe, a data worker's for one: that is a failure
-            what = error.strerror or str(error) or type(error).__name__
-            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-            return tell(StepJepaError(f"{where}{what}"), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2)
-        return _cannot_print(trouble, argv)
+        if trouble is not None:
+            return _cannot_print(trouble, argv)
+        if isinstance(error, BrokenPipeError):
+            raise  # some other pipe, a data worker's for one: that is a failure
+        return tell(StepJepaError(_reason(error)), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2)
     trouble = stdout_trouble()  # what is buffered is written here, where it can still be handled
     return status if status or trouble is None else _cannot_print(trouble, argv)
+
+
+def _reason(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
 
 
 def _cannot_print(trouble: str, argv: list[str]) -> int:
@@ -114,8 +116,11 @@ def _dispatch(argv: list[str]) -> int:
     try:
         if any(word.startswith(f"{QUIET}=") for word in rest):
             raise ConfigError(f"{QUIET} takes no value")
+        from stepjepa.cli import commands
+
         with only_results(quiet):
-            return _module(command).run(rest)
+            run: Callable[[list[str]], int] = getattr(commands, command)
+            return run(rest)
     except StepJepaError as error:
         return tell(error, _name(argv))
     except SystemExit as stop:  # argparse leaves this way after printing a help text
@@ -123,10 +128,6 @@ def _dispatch(argv: list[str]) -> int:
             return stop.code or 0
         print_error(str(stop.code))
         return 1
-
-
-def _module(command: str) -> ModuleType:
-    return importlib.import_module(f"stepjepa.cli.{command}")
 
 
 def tell(error: Exception, name: str, status: int | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
 
@@ -34,6 +34,9 @@ Needs = Mapping[str, "bool | tuple[str, ...]"]
 # The option that carries further ones, and the dataclass of those that a value brings.
 Brings = tuple[str, Callable[[str], "type | None"]]
 T = TypeVar("T")
+_known: dict[type, dict[str, Option]] = {}
+_NUMBERS: dict[Any, str] = {int: "whole number", float: "finite number"}
+_TESTS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,44 +87,55 @@ class Option:
         meta = field.metadata
         if isinstance(meta.get("const"), bool):  # --flag alone means True, so the word true must mean it too
             hint = hint | bool  # type: ignore[assignment]
-        described = cls(str(meta.get("help", "")).replace("%%", "%"), choices=tuple(meta.get("choices", ())))
-        found = meta.get("option", described)
+        own = meta.get("option")
+        if own is None:  # a field of transformers
+            own = cls(str(meta.get("help", "")).replace("%%", "%"), choices=tuple(meta.get("choices", ())))
+        bare = True if bool in union_members(hint) else MISSING
         return dataclasses.replace(
-            found,
+            own,
             name=field.name,
             hint=hint,
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bare=found.bare or meta.get("const", True if bool in union_members(hint) else MISSING),
-            secret=field.name.endswith("_token") if found.secret is None else found.secret,
+            bare=own.bare or meta.get("const", bare),
+            secret=field.name.endswith("_token") if own.secret is None else own.secret,
         )
 
     @property
     def bounds(self) -> dict[str, float]:
         """Those that it has, by name."""
-        bounds = {name: getattr(self, name) for name in ("at_least", "at_most", "above", "below")}
+        bounds = {name: getattr(self, name) for name in _TESTS}
         return {name: bound for name, bound in bounds.items() if bound is not None}
+
+    @property
+    def kinds(self) -> list[Any]:
+        """The alternatives of its type, None aside."""
+        return [member for member in union_members(self.hint) if member is not type(None)]
 
     @property
     def many(self) -> bool:
         """Whether several values may follow the flag."""
-        return any(is_class(member, list) for member in union_members(self.hint))
+        return any(is_class(kind, list) for kind in self.kinds)
 
     @property
     def boolean(self) -> bool:
         """Whether it may be written without a value, and switched off by ``--no_name``."""
-        return bool in union_members(self.hint)
+        return bool in self.kinds
 
     @property
     def named(self) -> list[str]:
         """The values that have a name: those of the metadata, or of the type."""
-        held = (choices_of(member) or () for member in union_members(self.hint))
-        return list(self.choices) or [choice for choices in held for choice in choices if isinstance(choice, str)]
+        if self.choices:
+            return list(self.choices)
+        choices = [choice for kind in self.kinds for choice in choices_of(kind) or ()]
+        return [choice for choice in choices if isinstance(choice, str)]
 
     @property
     def expects(self) -> str:
         """What its value must be, for an error message."""
+        if not self.choices:
+            return describe(self.hint)
         further = ", or file.py:Name of your own" if self.own else ""
-        return f"one of {', '.join(self.choices)}{further}" if self.choices else describe(self.hint)
+        return f"one of {', '.join(self.choices)}{further}"
 
     def read(self, given: object) -> object:
         """The field's value for what was written; BadValue if it does not fit."""
@@ -129,9 +143,16 @@ class Option:
         if gone:
             raise BadValue(f"{given} is gone; {gone}")
         value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
-        if self.choices and value is not None and value not in self.choices and not (self.own and named_by_file(value)):
-            raise BadValue(f"expected {self.expects}, got {show(given)}{did_you_mean(str(value), self.choices)}")
+        if self.choices and value is not None and not self._names(value, self.choices):
+            near = did_you_mean(str(value), self.choices)
+            raise BadValue(f"expected {self.expects}, got {show(given)}{near}")
+        if isinstance(value, (int, float)):
+            self._check_bounds(value)
         return value
+
+    def _names(self, value: object, known: Sequence[str]) -> bool:
+        """Whether a value is a known one or, where it may be, the user's own."""
+        return value in known or (self.own and named_by_file(value))
 
     def fits(self, given: object) -> bool:
         """Whether `read` takes it."""
@@ -147,76 +168,92 @@ class Option:
         Raises:
             ConfigError: it cannot be used; the message names the option.
         """
-        members = [member for member in union_members(self.hint) if member is not type(None)]
-        if value is None and len(members) < len(union_members(self.hint)):
+        kinds = self.kinds
+        if value is None and kinds != list(union_members(self.hint)):
             return
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            gone = replacement(self.name, one)
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
+        for item in items:
+            gone = replacement(self.name, item)
             if gone:
-                raise ConfigError(f"{self.name}={one} is gone; {gone}")
-        named = self.named if self.own or not self.choices else []
-        if named and len(members) == 1 and value not in named and not (self.own and named_by_file(value)):
-            near = did_you_mean(str(value), named, "{}")
-            further = f", or file.py:Name of your own{near}" if self.own else ""
-            raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(named)}{further}")
-        if members == [bool] and isinstance(value, str):  # "false" would be true
+                raise ConfigError(f"{self.name}={item} is gone; {gone}")
+        if len(kinds) == 1:
+            self._check_named(value)
+        if kinds == [bool] and isinstance(value, str):  # "false" would be true
             raise ConfigError(f"{self.name} is {value!r}; it must be true or false")
-        for member in members:
-            item = next(iter(getattr(member, "__args__", ())), None)
-            if is_class(member, list) and item in (int, float):
-                if not isinstance(value, (list, tuple)) or not value:
-                    raise ConfigError(f"{self.name} is {value!r}; it must be a list of {_KINDS[item]}s")
-                for one in value:
-                    self._check_number(one, item)
-        if members and set(members) <= {int, float}:
-            self._check_number(value, float if float in members else int)
+        for kind in kinds:
+            item_kind: Any = next(iter(getattr(kind, "__args__", ())), None)
+            if not is_class(kind, list) or item_kind not in _NUMBERS:
+                continue
+            if not value or not isinstance(value, (list, tuple)):
+                raise ConfigError(f"{self.name} is {value!r}; it must be a list of {_NUMBERS[item_kind]}s")
+            for item in value:
+                self._check_number(item, item_kind)
+        if kinds and set(kinds) <= set(_NUMBERS):
+            self._check_number(value, float if float in kinds else int)
+
+    def _check_named(self, value: object) -> None:
+        known = self.named if self.own or not self.choices else []
+        if not known or self._names(value, known):
+            return
+        further = ""
+        if self.own:
+            further = f", or file.py:Name of your own{did_you_mean(str(value), known, '{}')}"
+        raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(known)}{further}")
 
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int
         if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
-            raise ConfigError(f"{self.name} is {value!r}; it must be a {_KINDS[kind]}{self._range(' ')}")
-        tests = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
-        if not all(tests[name](value, bound) for name, bound in self.bounds.items()):
-            raise ConfigError(f"{self.name} is {value}; it must be{self._range(' ')}")
+            needs = f"a {_NUMBERS[kind]} {self._range}".rstrip()
+            raise ConfigError(f"{self.name} is {value!r}; it must be {needs}")
+        self._check_bounds(value)
 
-    def _range(self, before: str) -> str:
-        """The bounds, for a message: ``above 0 and below 1``."""
-        words = [f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in self.bounds.items()]
-        return f"{before}{' and '.join(words)}" if words else ""
+    def _check_bounds(self, value: float) -> None:
+        if not all(_TESTS[name](value, bound) for name, bound in self.bounds.items()):
+            raise ConfigError(f"{self.name} is {value}; it must be {self._range}")
+
+    @property
+    def _range(self) -> str:
+        """The bounds in words: ``above 0 and below 1``."""
+        return " and ".join(f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in self.bounds.items())
 
     def metavar(self) -> str:
         """What follows the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
-        choices = (*self.choices, "FILE:NAME") if self.own else self.choices
-        return "{" + ",".join(choices) + "}" if choices else _metavar(self.hint)
+        if self.choices:
+            further = ["FILE:NAME"] if self.own else []
+            return "{" + ",".join([*self.choices, *further]) + "}"
+        return _metavar(self.kinds)
 
-    def help_text(self, aliases: Iterable[str]) -> str:
+    def help_text(self, aliases: Sequence[str]) -> str:
         """The description with other spellings and the default, escaped for argparse."""
-        notes = [f"also {', '.join('--' + alias for alias in aliases)}"] if aliases else []
-        if self.default is not None and self.default not in ("", [], {}):
-            default = self.default.value if isinstance(self.default, Enum) else self.default
+        notes = []
+        if aliases:
+            spellings = [f"--{alias}" for alias in aliases]
+            notes.append(f"also {', '.join(spellings)}")
+        default = self.default
+        if isinstance(default, Enum):
+            default = default.value
+        if default is not None and default not in ("", [], {}):
             blank = isinstance(default, str) and (default.strip() != default or not default.isprintable())
-            notes.append(f"default: {default!r}" if blank else f"default: {default}")
-        return f"{self.help} ({'; '.join(notes)})".strip().replace("%", "%%") if notes else self.help.replace("%", "%%")
+            shown = repr(default) if blank else default
+            notes.append(f"default: {shown}")
+        text = f"{self.help} ({'; '.join(notes)})" if notes else self.help
+        return text.strip().replace("%", "%%")
 
 
 def option(default: T, help: str, group: str | None = None, **about: Any) -> T:
     """A dataclass field that is an option; `about` are further attributes of `Option`."""
-    made: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    value: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     metadata = {"option": Option(help, group, **about)}
-    return dataclasses.field(metadata=metadata, **made)  # type: ignore[no-any-return]
-
-
-_KINDS = {int: "whole number", float: "finite number"}
-_found: dict[type, dict[str, Option]] = {}
+    return dataclasses.field(metadata=metadata, **value)  # type: ignore[no-any-return]
 
 
 def options_of(dataclass: type) -> dict[str, Option]:
     """The options of a dataclass by name: all its fields that can be set."""
-    if dataclass not in _found:
-        hints, made = get_type_hints(dataclass), cast(Any, dataclass)
-        fields = [field for field in dataclasses.fields(made) if field.init]
-        _found[dataclass] = {field.name: Option.of(field, hints[field.name]) for field in fields}
-    return _found[dataclass]
+    if dataclass not in _known:
+        hints = get_type_hints(dataclass)
+        fields = [field for field in dataclasses.fields(cast(Any, dataclass)) if field.init]
+        _known[dataclass] = {field.name: Option.of(field, hints[field.name]) for field in fields}
+    return _known[dataclass]
 
 
 class Topic:
@@ -263,13 +300,16 @@ def check_fields(options: object, dataclass: type | None = None) -> None:
 
 def public_values(options: object) -> dict[str, Any]:
     """The options by name, without secrets: neither its own, nor those that a class of one's own has brought."""
-    known = options_of(type(options))
-    values = {name: getattr(options, name) for name, one in known.items() if not one.secret}
-    for name, (carrier, find) in [(one.name, one.brings) for one in known.values() if one.brings]:
-        brought = find(values[name]) if values.get(carrier) else None
-        own = options_of(brought) if brought else {}
-        hidden = {name for name, one in own.items() if one.secret}
-        values[carrier] = values[carrier] and {key: one for key, one in values[carrier].items() if key not in hidden}
+    known = options_of(type(options)).values()
+    values = {one.name: getattr(options, one.name) for one in known if not one.secret}
+    for one in known:
+        if one.brings is None:
+            continue
+        carrier, dataclass_of = one.brings
+        brought = dataclass_of(values[one.name]) if values.get(carrier) else None
+        if brought is not None:
+            secret = {name for name, further in options_of(brought).items() if further.secret}
+            values[carrier] = {name: value for name, value in values[carrier].items() if name not in secret}
     return values
 
 
@@ -285,10 +325,11 @@ class Unread(NamedTuple):
 
 def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
     """Those of the options `given` that lack what they need, in the order of the fields."""
-    known, given = options_of(type(options)), set(given)
+    given = set(given)
     unread = []
-    for one in known.values():
-        lacking = [lack for other, wanted in one.needs.items() if (lack := _lack(options, other, wanted))]
+    for one in options_of(type(options)).values():
+        lacking = [_lack(options, other, wanted) for other, wanted in one.needs.items()]
+        lacking = list(filter(None, lacking))
         if one.name in given and lacking:
             unread.append(Unread(one.name, lacking[0]))
     return unread
@@ -297,21 +338,22 @@ def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
 def _lack(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
     """What an option lacks that needs another one, empty where it has it."""
     value = getattr(options, name)
-    if isinstance(wanted, bool):
-        return "" if bool(value) == wanted else f"without --{name}" if wanted else f"with --{name}"
-    return "" if value in wanted else f"without --{name} {' or '.join(wanted)}"
+    if isinstance(wanted, tuple):
+        return "" if value in wanted else f"without --{name} {' or '.join(wanted)}"
+    if bool(value) == wanted:
+        return ""
+    return f"without --{name}" if wanted else f"with --{name}"
 
 
-def _metavar(hint: Any) -> str:
-    members = [member for member in union_members(hint) if member is not type(None)]
-    if bool in members:
+def _metavar(kinds: Iterable[Any]) -> str:
+    if bool in kinds:
         return "true|false"
-    for member in members:
-        choices = choices_of(member)
+    for kind in kinds:
+        choices = choices_of(kind)
         if choices:
             return "{" + ",".join(map(str, choices)) + "}"
-    for kind, word in ((int, "INT"), (float, "NUMBER"), (dict, "JSON")):
-        if any(is_class(member, kind) for member in members):
+    for base, word in ((int, "INT"), (float, "NUMBER"), (dict, "JSON")):
+        if any(is_class(kind, base) for kind in kinds):
             return word
-    items = [item for member in members if is_class(member, list) for item in getattr(member, "__args__", ())]
-    return _metavar(items[0]) if items else "TEXT"
+    items = [item for kind in kinds if is_class(kind, list) for item in getattr(kind, "__args__", ())]
+    return _metavar(union_members(items[0])) if items else "TEXT"

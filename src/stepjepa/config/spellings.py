@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepjepa.config.aliases import Alias, Answer, Share, alias_settings
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import Setting, StrictParser, merged
+from stepjepa.config.parser import Alias, Answer, Setting, StrictParser, alias_settings, merged
 from stepjepa.config.yaml_file import representable
 
 # ``--linear`` chose the semantic tube and its mode in one.
@@ -136,7 +135,7 @@ _BOARD = "set TENSORBOARD_LOGGING_DIR in the environment, for --{option} tensorb
 
 # What transformers 5 no longer has.
 _TRANSFORMERS_4: dict[str, Alias] = {
-    "warmup_ratio": Share("warmup_steps"),
+    "warmup_ratio": "warmup_steps",
     "evaluation_strategy": "eval_strategy",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
@@ -191,6 +190,8 @@ _NO_PROGRAMS = (
 _NO_NUMBERS = (
     "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads the states of a run"
 )
+# Flags of the demo of version 0.2 -> where its study has the value.
+_IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
 # What left (flags, commands, metrics) -> what replaces it.
 LEFT: dict[str, Answer] = {
     "runs": Answer("", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"),
@@ -234,10 +235,21 @@ LEFT: dict[str, Answer] = {
     "no_run_model": Answer("", _NO_NUMBERS, idle=("true",)),
     "attention_layers": Answer("", _NO_NUMBERS, idle=("none",)),
     "per_device_train_batch_size": Answer(
-        "show",
+        "num_proc",
         "it is an option of stepjepa train; check reports no padding, and stepjepa inspect --rows_packed N shows how N "
         "examples are packed",
     ),
+    "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
+    "seed": Answer("num_proc", "was removed from check: nothing of its report is sampled any more"),
+    "resume": Answer(
+        "valid_ratio",
+        "there is no more interrupted run to resume: a file is written in one go; run the command again",
+    ),
+    "shards": Answer(
+        "valid_ratio", "the training rows are written to one file; to cut it, run: split --number l/4 train.jsonl"
+    ),
+    "batch_size": Answer("train_rows", "write --set base.per_device_train_batch_size=VALUE"),
+    **{name: Answer("train_rows", f"write --set {key}.{name}=VALUE") for name, key in _IN_STUDY.items()},
     "data_parallel_size": Answer(
         "",
         "was removed: serve copies of the model (vllm serve --data-parallel-size N) and ask them with --backend openai",
@@ -249,7 +261,7 @@ LEFT: dict[str, Answer] = {
 def published(*dataclass_types: type) -> dict[str, Alias]:
     """The spellings that lead to options of these dataclasses, to values that they may have; and answers to what left."""
     known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    left = {name: answer for name, answer in LEFT.items() if not answer.option or answer.option in known}
+    left = {name: answer for name, answer in LEFT.items() if answer.option in {"", *known} and name not in known}
     return left | {
         name: target
         for name, target in PUBLISHED.items()

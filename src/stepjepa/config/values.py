@@ -1,4 +1,4 @@
-"""From what the user wrote to the value that a field's type asks for.
+"""From what the user wrote to the value that it stands for: typed values, and classes and functions of one's own by name.
 
 Flags and YAML go through the one function `convert`, so both accept and refuse the same things. What was
 written arrives in one of these forms:
@@ -13,16 +13,22 @@ written arrives in one of these forms:
 from __future__ import annotations
 
 import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
 import json
 import math
 import re
+import sys
 import types
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
+from stepjepa.errors import ConfigError, said
 from stepjepa.utils.files import parse_json
 from stepjepa.utils.text import lone_surrogate
 
@@ -30,6 +36,7 @@ _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
 _INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", str: "text"}
 _ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95  # of two names, from 0 to 1
 _LARGEST = 2**63 - 1  # what the machine counts with
 
@@ -44,6 +51,9 @@ class BadValue(ValueError):
 
 class _Mismatch(Exception):
     """This alternative of a type does not accept the value; another may."""
+
+
+# Names
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -77,9 +87,7 @@ def _alike(one: str, other: str, least: float) -> bool:
     return similar >= least and abs(len(one) - len(other)) <= 2
 
 
-def named_by_file(name: object) -> TypeGuard[str]:
-    """Whether a value is the name of a class or function of one's own: ``file.py:Name`` or ``package.module:Name``."""
-    return isinstance(name, str) and re.fullmatch(r"(.*\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", name) is not None
+# Types
 
 
 def union_members(hint: object) -> tuple[Any, ...]:
@@ -98,11 +106,51 @@ def is_class(hint: object, base: type) -> bool:
     return isinstance(plain, type) and issubclass(plain, base)
 
 
+def choices_of(hint: object) -> list[Any] | None:
+    """The named values of a Literal or Enum type, or None if the type is another."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [member.value for member in hint] if isinstance(hint, type) and issubclass(hint, Enum) else None
+
+
+def describe(hint: object) -> str:
+    """What a type expects, in words: "a whole number", "one of a, b, c or none"."""
+    members = union_members(hint)
+    enums = any(is_class(member, Enum) for member in members)
+    words = [_describe_member(m) for m in members if m is not type(None) and not (enums and m is str)]
+    if type(None) in members:
+        words.append("none")
+    return " or ".join(dict.fromkeys(words))
+
+
+def _describe_member(hint: Any) -> str:
+    choices = choices_of(hint)
+    if choices is not None:
+        words = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+    if is_class(hint, list):
+        return f"a list ({describe(_item_of(hint))} each)"
+    word = _WORDS.get(get_origin(hint) or hint)
+    return word or f"{getattr(hint, '__name__', hint)} (an object that only Python code can give)"
+
+
+def show(given: object) -> str:
+    """What was given, for a message."""
+    if given is None:
+        return "no value"
+    if isinstance(given, list):
+        return f"the list [{', '.join(map(str, given))}]"
+    return "a mapping" if isinstance(given, dict) else repr(str(given))
+
+
+# Values
+
+
 def convert(hint: object, given: object, keep: str | None = None) -> object:
     """The value of type `hint` that `given` stands for.
 
     Args:
-        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For
+        hint: a resolved type hint: bool, int, float, str, Literal, Enum, list, dict, or a union of them. For
             `Enum | str` the result is the enumeration's value as a string; other strings are refused.
         given: what was written, in one of the forms in the module's description.
         keep: a word that stays text although it is one for None, as "none" for a field whose default is "none".
@@ -133,79 +181,49 @@ def _check_text(given: object) -> None:
         raise BadValue(f"expected UTF-8 text, got {half} in {show(given)[:100]}")
 
 
-def describe(hint: object) -> str:
-    """What a type expects, in words: "a whole number", "one of a, b, c or none"."""
-    members = union_members(hint)
-    enums = any(is_class(member, Enum) for member in members)
-    words = [_describe_member(m) for m in members if m is not type(None) and not (enums and m is str)]
-    if type(None) in members:
-        words.append("none")
-    return " or ".join(dict.fromkeys(words))
-
-
-def choices_of(hint: object) -> list[Any] | None:
-    """The named values of a Literal or Enum type, or None if the type is another."""
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return [member.value for member in hint]
-    return None
-
-
-def show(given: object) -> str:
-    """What was given, for a message."""
-    if given is None:
-        return "no value"
-    if isinstance(given, list):
-        return f"the list [{', '.join(map(str, given))}]"
-    if isinstance(given, dict):
-        return "a mapping"
-    return repr(str(given))
-
-
 def _precision(member: Any) -> int:
     """Order of trial: what accepts few texts before what accepts many."""
-    if choices_of(member) is not None:
-        return 0
-    for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), start=1):
-        if is_class(member, kind):
-            return rank
-    return 9
+    ranks = [rank for rank, kind in enumerate((bool, int, float, dict, str, list), 1) if is_class(member, kind)]
+    return 0 if choices_of(member) is not None else min(ranks, default=9)
 
 
 def _convert_member(hint: Any, given: Any, union: list[Any]) -> Any:
     """`given` as `hint`, which is one of the alternatives in `union`."""
-    text = str in union
     if is_class(hint, list):
         if given is None or isinstance(given, dict):
             raise _Mismatch
-        item = (get_args(hint) or (str,))[0]
-        return [convert(item, one) for one in (given if isinstance(given, list) else [given])]
+        return [convert(_item_of(hint), one) for one in (given if isinstance(given, list) else [given])]
     if is_class(hint, dict):
-        return _convert_dict(hint, given, text)
+        return _convert_dict(given, str in union)
     if not isinstance(given, str):
         raise _Mismatch
-    plain = not (text and isinstance(given, Quoted))
+    plain = str not in union or not isinstance(given, Quoted)
     choices = choices_of(hint)
     if choices is not None:
-        for choice in choices:
-            if str(choice) == given or (isinstance(choice, bool) and plain and str(choice).lower() == given.lower()):
-                return hint(choice) if is_class(hint, Enum) and not text else choice
-        raise _Mismatch
+        return _convert_choice(hint, choices, given, plain, text=str in union)
     if hint is str:
         return str(given)
-    if is_class(hint, PurePath):
-        return hint(given)
-    if not plain:
-        raise _Mismatch
-    if hint is bool:
-        word, alone = given.lower(), len(union) == 1  # beside other types, "1" and "no" are theirs
-        if word == "true" or (alone and word in _TRUE):
-            return True
-        if word == "false" or (alone and word in _FALSE):
-            return False
-    if hint in (int, float):
+    if plain and hint is bool:
+        return _convert_switch(given, alone=len(union) == 1)
+    if plain and hint in (int, float):
         return _convert_number(hint, given)
+    raise _Mismatch
+
+
+def _convert_choice(hint: Any, choices: list[Any], given: str, plain: bool, text: bool) -> Any:
+    for choice in choices:
+        is_word = isinstance(choice, bool) and plain and str(choice).lower() == given.lower()
+        if str(choice) == given or is_word:
+            return hint(choice) if is_class(hint, Enum) and not text else choice
+    raise _Mismatch
+
+
+def _convert_switch(given: str, alone: bool) -> bool:
+    word = given.lower()
+    if word == "true" or (alone and word in _TRUE):  # next to other types, "1" and "no" are theirs
+        return True
+    if word == "false" or (alone and word in _FALSE):
+        return False
     raise _Mismatch
 
 
@@ -221,7 +239,7 @@ def _convert_number(kind: Any, given: str) -> Any:
     return number
 
 
-def _convert_dict(hint: Any, given: Any, text: bool) -> dict[str, Any]:
+def _convert_dict(given: Any, text: bool) -> dict[str, Any]:
     if isinstance(given, str):
         if text and not given.lstrip().startswith("{"):
             raise _Mismatch
@@ -232,24 +250,103 @@ def _convert_dict(hint: Any, given: Any, text: bool) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise _Mismatch
     _check_text(given)
-    item = (*get_args(hint), Any, Any)[1]
-    if item in (bool, int, str):
-        for key, value in given.items():
-            if type(value) is not item:
-                raise BadValue(f"expected {describe(item)} for {key!r}, got {value!r}")
     return given
 
 
-def _describe_member(hint: Any) -> str:
-    choices = choices_of(hint)
-    if choices is not None:
-        words = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
-        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
-    if is_class(hint, list):
-        return f"a list ({describe((get_args(hint) or (str,))[0])} each)"
-    if is_class(hint, dict):
-        return "a JSON object"
-    if is_class(hint, PurePath):
-        return "a path"
-    known = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return known.get(hint) or f"{getattr(hint, '__name__', hint)} (an object that only Python code can give)"
+def _item_of(hint: Any) -> Any:
+    return (get_args(hint) or (str,))[0]
+
+
+# Classes and functions of one's own. Finding one imports its file, which runs its code. So a name is looked up only where a
+# user gave it: on the command line, in a YAML file or in Python, never because it is recorded in the folder of a run.
+
+Named = type | Callable[..., object]
+_PREFIX = "stepjepa_user_"  # of the modules of files
+_GIVEN: dict[str, object] = {}  # what Python code gave, by its name
+
+
+def named_by_file(name: object) -> TypeGuard[str]:
+    """Whether a value is the name of a class or function of one's own: ``file.py:Name`` or ``package.module:Name``."""
+    return isinstance(name, str) and re.fullmatch(r"(.*\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", name) is not None
+
+
+def load_named(name: str, option: str, known: Sequence[str], again: bool = False) -> object:
+    """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
+
+    A module is looked for where Python looks, then in the current folder.
+
+    Args:
+        option: that the name was given with; `known`: what else it takes, for the message.
+        again: run a file again that was loaded before; in a notebook it may have changed.
+
+    Raises:
+        ConfigError: it is neither, or cannot be loaded.
+    """
+    if name in _GIVEN:
+        return _GIVEN[name]
+    if not named_by_file(name):
+        near = did_you_mean(name, known, "{}")
+        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}")
+    source, _, attribute = name.rpartition(":")
+    try:
+        with _current_folder_too():
+            is_file = source.endswith(".py")
+            module = _file_module(Path(source), again) if is_file else importlib.import_module(source)
+            return getattr(module, attribute)
+    except ConfigError:
+        raise
+    except AttributeError:
+        raise ConfigError(f"{option} {name}: {source} has no {attribute}") from None
+    except Exception as error:
+        raise ConfigError(f"{option} {name}: {source} cannot be loaded ({said(error)})") from error
+
+
+def given_name(thing: Named) -> str:
+    """The name under which `load_named` finds a class or a function that Python code gave."""
+    module = sys.modules[thing.__module__]
+    file = getattr(module, "__file__", None)
+    by_file = file and (thing.__module__.startswith(_PREFIX) or thing.__module__ == "__main__")
+    name = f"{file if by_file else thing.__module__}:{thing.__qualname__}"
+    _GIVEN[name] = thing
+    return name
+
+
+def source_fingerprint(thing: Named) -> str:
+    """A fingerprint of the module that a class or function is in; its name where there is no source."""
+    try:
+        return hashlib.sha256(inspect.getsource(sys.modules[thing.__module__]).encode()).hexdigest()[:12]
+    except (OSError, TypeError):
+        return str(thing.__qualname__)
+
+
+@contextmanager
+def _current_folder_too() -> Iterator[None]:
+    """Modules are looked for where Python looks, then in the current folder."""
+    folder = str(Path.cwd())
+    added = folder not in sys.path
+    sys.path += [folder] * added
+    try:
+        yield
+    finally:
+        if added and folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _file_module(path: Path, again: bool) -> types.ModuleType:
+    """The module of a Python file, loaded once, or `again`."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file")
+    # By its path: files of one name in several folders are several modules.
+    name = f"{_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if name in sys.modules and not again:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

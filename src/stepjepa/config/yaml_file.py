@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
-from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -23,22 +23,16 @@ from stepjepa.config.values import Quoted, show
 from stepjepa.errors import ConfigError, said
 from stepjepa.utils.files import write_whole
 
-_NULL, _BOOL, _INT, _FLOAT = (f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
-_SCALARS = [
-    (_NULL, re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""]),
-    (_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF")),
-    (_INT, re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z"), list("-+0123456789")),
-    (
-        _FLOAT,
-        re.compile(
-            r"(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-            r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
-        ),
-        list("-+.0123456789"),
-    ),
-]
-
-
+_FLOAT = (
+    r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_SCALARS = {
+    "null": "~|null|Null|NULL|",
+    "bool": "true|True|TRUE|false|False|FALSE",
+    "int": "[-+]?(?:0|[1-9][0-9]*)",
+    "float": _FLOAT,
+}
 MOST_VALUES = 100_000  # of a file, each as often as aliases repeat it
 
 
@@ -52,10 +46,14 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that this module, or a YAML 1.1 reader, would take for something else."""
 
 
-for _tag, _pattern, _first in _SCALARS:
-    _Loader.add_implicit_resolver(_tag, _pattern, _first)
-    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
-_Dumper.add_implicit_resolver(_NULL, re.compile(r"(?i:none|null)\Z"), list("nN"))
+def _add_scalar(loader: Any, kind: str, pattern: str) -> None:
+    loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(rf"(?:{pattern})\Z"), None)
+
+
+for _kind, _pattern in _SCALARS.items():
+    _add_scalar(_Loader, _kind, _pattern)
+    _add_scalar(_Dumper, _kind, _pattern)
+_add_scalar(_Dumper, "null", "(?i:none|null)")
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -141,50 +139,61 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
     Raises:
         ConfigError: no valid YAML, a key that occurs twice, or more than `MOST_VALUES` values.
     """
-    values = count()
-
-    def where(line: int) -> str:
-        return f"{name}:{line + 1}" if numbered else name
-
-    def read(node: yaml.Node, line: int, *above: yaml.Node) -> Node:
-        if node in above:
-            raise ConfigError(f"{where(line)}: not valid YAML: a list or mapping that contains itself")
-        if next(values) >= MOST_VALUES:  # an alias repeats all that its anchor holds, aliases included
-            raise ConfigError(f"{where(line)}: more than {MOST_VALUES:,} values, aliases (*name) included; write fewer")
-        if isinstance(node, yaml.SequenceNode):
-            return Node([read(child, child.start_mark.line, node, *above) for child in node.value], where(line))
-        if isinstance(node, yaml.ScalarNode):
-            scalar = loader.construct_object(node)
-            plain = None if scalar is None else node.value
-            return Node(plain if node.style is None else Quoted(node.value), where(line), scalar)
-        children: dict[str, Node] = {}
-        for key, value in node.value:
-            at = key.start_mark.line  # says more than the line of the value's first item
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{where(at)}: expected a name as the key, got a {key.id}")
-            if key.value in children:
-                first = children[key.value].where
-                raise ConfigError(
-                    f"{where(at)}: the key {key.value!r} occurs twice, first in {first}; keep one of them"
-                )
-            children[key.value] = read(value, at, node, *above)
-        return Node(children, where(line))
-
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        found = Node(None, where(0)) if root is None else read(root, root.start_mark.line)
-        if root is not None:
-            loader.construct_document(root)  # refuses unknown tags of lists and mappings, too
-        return found
+        if root is None:
+            return Node(None, f"{name}:1" if numbered else name)
+        tree = _Reader(loader, name, numbered).read(root, root.start_mark.line)
+        loader.construct_document(root)  # refuses unknown tags of lists and mappings, too
+        return tree
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = where(mark.line) if mark else name
+        place = f"{name}:{mark.line + 1}" if mark and numbered else name
         raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # !!int many
         raise ConfigError(f"{name}: not valid YAML: {said(error, lines=1)}") from None
+
+
+@dataclass
+class _Reader:
+    """Makes a tree of the nodes of a YAML library."""
+
+    loader: _Loader
+    name: str
+    numbered: bool
+    values: int = 0
+
+    def where(self, line: int) -> str:
+        return f"{self.name}:{line + 1}" if self.numbered else self.name
+
+    def read(self, node: yaml.Node, line: int, *above: yaml.Node) -> Node:
+        """The tree of a node inside the nodes `above`; `line` is that of its key."""
+        where = self.where(line)
+        self.values += 1
+        if node in above:
+            raise ConfigError(f"{where}: not valid YAML: a list or mapping that contains itself")
+        if self.values > MOST_VALUES:  # an alias repeats all that its anchor holds, aliases included
+            raise ConfigError(f"{where}: more than {MOST_VALUES:,} values, aliases (*name) included; write fewer")
+        if isinstance(node, yaml.ScalarNode):
+            scalar = self.loader.construct_object(node)
+            plain = None if scalar is None else node.value
+            return Node(plain if node.style is None else Quoted(node.value), where, scalar)
+        if isinstance(node, yaml.SequenceNode):
+            return Node([self.read(child, child.start_mark.line, node, *above) for child in node.value], where)
+        children: dict[str, Node] = {}
+        for key, value in node.value:
+            line = key.start_mark.line  # says more than the line of the value's first item
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{self.where(line)}: expected a name as the key, got a {key.id}")
+            if key.value in children:
+                first = children[key.value].where
+                what = f"the key {key.value!r} occurs twice, first in {first}"
+                raise ConfigError(f"{self.where(line)}: {what}; keep one of them")
+            children[key.value] = self.read(value, line, node, *above)
+        return Node(children, where)
 
 
 def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: str = "") -> None:

@@ -374,6 +374,20 @@ class RowEncoder:
         rendered = chat.shown
         return rendered.text[: rendered.spans[-1].end] if self._appends_eos(rendered) else rendered.text
 
+    def tokenised(self, chat: CheckedChat) -> TokenisedText:
+        """The tokens of a rendered chat, of which its example holds the first ones, and their last characters."""
+        (tokens,) = encode_texts(self.tokenizer, [self._text_of(chat)])
+        return self._apart(chat, tokens)
+
+    def _apart(self, chat: CheckedChat, tokens: TokenisedText) -> TokenisedText:
+        """The tokens of a chat, cut where one of them reaches over a place that divides the chat."""
+        # The prompt that the model is asked with ends where it begins to write, and so does a token.
+        places = list(chat.shown.begins)
+        if not self.template_ends_turns:
+            # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
+            places += [span.end for span in chat.answer_spans if span.start < span.end]
+        return encode_apart(self.tokenizer, self._text_of(chat), tokens, places)
+
     def _text(self, row: StreamRow, report: DataReport) -> list[Example]:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
         block of one token, which predicts nothing, is left out. A row that says which of its tokens are labelled is cut as a
@@ -400,13 +414,8 @@ class RowEncoder:
 
     def _chat(self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport) -> list[Example]:
         """The one example of a chat, and what there is to count about it; RowError where nothing of it can be trained on."""
-        # The prompt that the model is asked with ends where it begins to write, and so does a token.
+        ids, last = self._apart(chat, tokens)
         begins = chat.shown.begins
-        places = list(begins)
-        if not self.template_ends_turns:
-            # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
-            places += [span.end for span in chat.answer_spans if span.start < span.end]
-        ids, last = encode_apart(self.tokenizer, self._text_of(chat), tokens, places)
         limit, objective = self.options.max_length, self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)

@@ -43,6 +43,7 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
         "The model: what stepjepa train has written (adapters too), any local folder, or a Hub id.",
         _MODEL,
         resume=True,
+        aliases=("model_path",),
     )
     no_lora: bool = option(False, "Of a LoRA adapter, evaluate the base model alone.", _MODEL)
     backend: Literal["transformers", "vllm"] = option("transformers", "What generates.", _MODEL)

@@ -17,7 +17,7 @@ import numpy as np
 
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.html import write_page
-from stepjepa.inspect.record import KINDS, RowRecord, letter_colour, token_label
+from stepjepa.inspect.record import KINDS, RowRecord, heading, letter_colour, token_label
 from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
@@ -31,60 +31,52 @@ SOURCE, TARGET = "#0b4a80", "#9a5b00"  # of the two readouts
 _SMALL = 9  # points
 _MASK = 5.5  # inches, side of a mask
 _LABEL = 0.155  # inches between two labels of the mask, and that a token needs for its text
-_MOST_LABELS = 0.85  # of the room next to a mask
 _MOST_CELLS = 1600  # of a mask's side; longer rows are thinned
 _STRIP = WIDTH - 0.95  # inches, width of a strip
 _ABOVE = 0.45  # inches above the trunk, for positions and arrows along it
-_BAR = 0.17  # inches, height of a bar without text
+_BAR, _TALL = 0.17, 1.2  # inches, height of a bar without text and with it
 _NAMES = 0.26  # inches, the line for names below a bar
 _MOST_LETTERS = 13
 _LETTER = 0.075  # inches, the width of a letter
-_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # between two positions that are written
+_CAPTION = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
 
 
-def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure:
-    """A figure with a strip and a mask for each row, one below the other.
-
-    Args:
-        rows: (heading, record); at least one.
-        title: of the figure.
+def row_figure(records: Sequence[RowRecord], title: str = "") -> Figure:
+    """A figure with a strip and a mask for each row, at least one, one below the other.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    records = [record for _, record in rows]
-    strips = [Strip(record) for record in records]
     title_lines = _wrapped(title, 92)
-    headings = [_wrapped(f"{heading}: {record.counts}".removeprefix(": "), 104) for heading, record in rows]
+    counts = [f"{heading(records, number)}: {record.counts}" for number, record in enumerate(records)]
+    captions = [_wrapped(text.removeprefix(": "), 104) for text in counts]
     kinds = [kind for kind in KINDS if any(kind in record.kinds for record in records)]
+    # All places are in inches from the top, until they are divided by the height.
     top = 0.25 + 0.2 * len(title_lines)
-    foot = 0.45 + 0.2 * -(-len(kinds) // 2)
-    bodies = sum(0.17 * len(lines) + strip.height + _MASK + 1.1 for lines, strip in zip(headings, strips, strict=True))
-    height = top + bodies + foot
+    height = top + 0.65 + 0.1 * len(kinds)
+    for record, lines in zip(records, captions, strict=True):
+        height += 0.17 * len(lines) + strip_height(record) + _MASK + 1.1
     figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), dpi=100, facecolor=PAPER)
 
     def write(lines: Sequence[str], at: float, **style: Any) -> None:
-        """Lines of text, `at` inches from the top."""
         figure.text(0.02, 1 - at / height, "\n".join(lines), va="top", parse_math=False, **style)
 
     def axes(left: float, at: float, width: float, tall: float) -> Axes:
-        """Axes at a place in inches, counted from the top left."""
         place = (left / WIDTH, 1 - (at + tall) / height, width / WIDTH, tall / height)
         return figure.add_axes(place, frameon=False, xticks=[], yticks=[])
 
     write(title_lines, 0.12, fontsize=11, color=INK)
-    for record, strip, lines in zip(records, strips, headings, strict=True):
+    for record, lines in zip(records, captions, strict=True):
         write(lines, top, fontsize=_SMALL, color=FAINT)
         top += 0.17 * len(lines) + 0.35
-        strip.draw(axes(0.85, top, _STRIP, strip.height))
-        top += strip.height + 0.5
+        draw_strip(axes(0.85, top, _STRIP, strip_height(record)), record)
+        top += strip_height(record) + 0.5
         _draw_mask(axes(1.4, top, _MASK, _MASK), record)
         top += _MASK + 0.25
     patch = library("matplotlib.patches", "analysis").Patch
-    handles = [patch(facecolor=KINDS[kind].light, edgecolor=FAINT, linewidth=0.5) for kind in kinds]
     figure.legend(
-        handles,
+        [patch(facecolor=KINDS[kind].light, edgecolor=FAINT, linewidth=0.5) for kind in kinds],
         [KINDS[kind].meaning for kind in kinds],
         loc="lower left",
         bbox_to_anchor=(0.01, 0.22 / height),
@@ -96,27 +88,25 @@ def row_figure(rows: Sequence[tuple[str, RowRecord]], title: str = "") -> Figure
         labelcolor=INK,
     )
     if any(pair.arrow for record in records for pair in record.pairs):
-        words = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
-        write([words], height - 0.22, fontsize=_SMALL, color=FAINT)
+        write([_CAPTION], height - 0.22, fontsize=_SMALL, color=FAINT)
     return figure
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG or SVG, by the file's name, as `write_page` does.
+    """Write a figure as PNG, as `write_page` does.
 
-    The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
+    The same figure gives the same bytes with the same version of matplotlib.
 
     Args:
-        dpi: pixels an inch of a PNG; 100 makes it 800 wide.
+        dpi: pixels an inch; 100 makes it 800 wide.
 
     Raises:
-        ConfigError: the name ends in neither .png nor .svg, or the file cannot be written; an earlier one is unchanged.
+        ConfigError: the name does not end in .png, or the file cannot be written; an earlier one is unchanged.
     """
-    kind, memory = Path(path).suffix.lower(), io.BytesIO()
-    if kind not in _METADATA:
-        raise ConfigError(f"{path}: figures are written as .png or .svg")
-    with library("matplotlib", "analysis").rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
-        figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
+    if Path(path).suffix.lower() != ".png":
+        raise ConfigError(f"{path}: figures are written as .png")
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
     write_page(memory.getvalue(), path)
 
 
@@ -134,140 +124,100 @@ def written(text: str) -> str:
     )
 
 
-class Strip:
-    """The row's segments by position (`record.Lanes`), what hangs where, and what is read.
+def _bar(record: RowRecord) -> float:
+    """The height of a lane's bar in inches: that of its tokens' texts where the cells are wide enough for them."""
+    return _TALL if _STRIP / record.lanes.width >= _LABEL else _BAR
 
-    Attributes:
-        height: inches.
-    """
 
-    def __init__(self, record: RowRecord):
-        self.record, self.placed = record, record.lanes
-        self.unit = _STRIP / self.placed.width  # inches a column
-        self.texts = [""] * len(record)
-        if self.unit >= _LABEL:  # else the cells are too narrow for them
-            self.texts = [_cell_text(text, kind) for text, kind in zip(record.texts, record.kinds, strict=True)]
-        self.lane_of = [
-            lane
-            for (start, stop), lane in zip(record.sections, self.placed.of_section, strict=True)
-            for _ in range(start, stop)
-        ]
-        bars = [_BAR] * len(self.placed.names)  # inches, height of each lane's bar
-        for lane, text in zip(self.lane_of, self.texts, strict=True):
-            if text:
-                bars[lane] = max(bars[lane], len(text) * 0.085 + 0.12)
-        self.bars, self.tops = bars, list[float]()
-        self.height = _ABOVE
-        for bar in bars:
-            self.tops.append(self.height)
-            self.height += bar + _NAMES
+def strip_height(record: RowRecord) -> float:
+    """The height that `draw_strip` needs, in inches."""
+    return _ABOVE + len(record.lanes.names) * (_bar(record) + _NAMES)
 
-    def draw(self, axes: Axes) -> None:
-        """Draw into axes that are `height` inches high."""
-        record, placed, tops = self.record, self.placed, self.tops
-        axes.set_xlim(0, placed.width)
-        axes.set_ylim(self.height, 0)
-        axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
-        free = [-1.0] * len(tops)  # where there is room for the next name of a lane
-        for (start, stop), lane in zip(record.sections, placed.of_section, strict=True):
-            self._draw_cells(axes, start, stop, lane)
-            free[lane] = self._draw_name(axes, start, stop, lane, free[lane])
-            if record.attaches[start] >= 0:
-                self._draw_branch(axes, start, lane)
-        for lane, name in enumerate(placed.names):
-            if name not in placed.names[:lane]:
-                middle = tops[lane] + self.bars[lane] / 2
-                axes.text(-0.08 / self.unit, middle, name, fontsize=_SMALL, ha="right", va="center", color=INK)
-        self._draw_readouts(axes)
-        self._draw_positions(axes)
 
-    def _draw_positions(self, axes: Axes) -> None:
-        """Every so many positions of the trunk, above it."""
-        step = next(step for step in _STEPS if step * self.unit > 0.45)
-        style: dict[str, Any] = {"fontsize": _SMALL, "ha": "center", "color": FAINT}
-        for index, position in enumerate(self.record.positions.tolist()):
-            on_trunk = self.lane_of[index] == 0 and self.record.kinds[index] != "padding"
-            if on_trunk and position % step == 0:
-                axes.text(self._middle(index), 0.22, str(position), **style)
+def draw_strip(axes: Axes, record: RowRecord) -> None:
+    """Draw the row's segments by position (`record.Lanes`), what hangs where, and what is read."""
+    lanes, bar = record.lanes, _bar(record)
+    unit = _STRIP / lanes.width  # inches a column
+    tops = [_ABOVE + lane * (bar + _NAMES) for lane in range(len(lanes.names))]
+    middles = (lanes.columns + 0.5).tolist()  # of the tokens' cells, in columns
+    axes.set_xlim(0, lanes.width)
+    axes.set_ylim(strip_height(record), 0)
+    axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
+    for name, top in reversed(list(zip(lanes.names, tops, strict=True))):
+        if name not in lanes.names[: tops.index(top)]:
+            axes.text(-0.08 / unit, top + bar / 2, name, fontsize=_SMALL, ha="right", va="center", color=INK)
 
-    def _middle(self, index: int) -> float:
-        """Where the middle of a token's cell is, in columns."""
-        return float(self.placed.columns[index]) + 0.5
-
-    def _draw_cells(self, axes: Axes, start: int, stop: int, lane: int) -> None:
-        """A box for each token, with its text where there is room."""
-        top, bar = self.tops[lane], self.bars[lane]
-        columns = self.placed.columns[start:stop].tolist()
-        colours = [KINDS[kind].light for kind in self.record.kinds[start:stop]]
-        edge = 0.6 if self.unit > 0.05 else 0
-        cells = [(column, 1) for column in columns]
-        axes.broken_barh(cells, (top, bar), facecolors=colours, edgecolor="white", linewidth=edge)
-        style: dict[str, Any] = {
-            "rotation": 90,
-            "fontsize": _SMALL,
-            "ha": "center",
-            "va": "bottom",
-            "parse_math": False,
-        }
-        for column, colour, text in zip(columns, colours, self.texts[start:stop], strict=True):
-            if text:
-                axes.text(column + 0.5, top + bar - 0.05, text, color=letter_colour(colour), clip_on=True, **style)
-
-    def _draw_name(self, axes: Axes, start: int, stop: int, lane: int, free: float) -> float:
-        """Write a section's name below it where there is room; where there is room for the next one."""
-        first = self._middle(start) - 0.5
-        last = self._middle(stop - 1) + 0.5
-        top = self.tops[lane]
-        bottom = top + self.bars[lane]
+    top_of = list[float]()  # of each token's bar
+    free = dict.fromkeys(tops, -1.0)  # where there is room for the next name below a bar
+    for (start, stop), lane in zip(record.sections, lanes.of_section, strict=True):
+        top = tops[lane]
+        bottom = top + bar
+        first = middles[start] - 0.5
+        last = middles[stop - 1] + 0.5
+        top_of += [top] * (stop - start)
+        colours = [KINDS[kind].light for kind in record.kinds[start:stop]]
+        cells = [(middle - 0.5, 1) for middle in middles[start:stop]]
+        axes.broken_barh(
+            cells,
+            (top, bar),
+            facecolors=colours,
+            edgecolor="white",
+            linewidth=min(0.6, 10 * unit),
+        )
         axes.plot([first, first], [top, bottom + 0.05], color=INK, linewidth=0.6)
-        name = self.record.names[start].removeprefix("trunk: ")
-        room = last - first + 0.02 / self.unit
-        if lane:  # the names below the trunk are numbers, with all the room to the next one
-            name, room = name.split(" ")[-1], float("inf")
-        width = (len(name) + 1) * _LETTER / self.unit
-        if first < free or width > room:
-            return free
-        style: dict[str, Any] = {"fontsize": _SMALL, "va": "top", "color": FAINT, "parse_math": False}
-        axes.text(first + 0.04 / self.unit, bottom + 0.03, written(name), **style)
-        return first + width
 
-    def _draw_branch(self, axes: Axes, start: int, lane: int) -> None:
-        """A line from the token that a branch is attached to."""
-        examples = self.record.examples.tolist()
-        first = examples.index(examples[start])
-        attach = int(self.record.attaches[start])
-        at = self._middle(first + attach)
-        bottom = self.tops[0] + self.bars[0]
-        middle = self.tops[lane] + self.bars[lane] / 2
-        end = self._middle(start) - 0.5
-        colour = KINDS["predictor"].light
-        axes.plot([at, at, end], [bottom, middle, middle], color=colour, linewidth=1.1)
+        name = record.names[start].removeprefix("trunk: ")
+        room = last + 0.02 / unit
+        if lane:
+            # Names below the trunk are numbers, with all the room to the next one.
+            name = name.split(" ")[-1]
+            room = float("inf")
+        end = first + (len(name) + 1) * _LETTER / unit
+        if first >= free[top] and end <= room:
+            left = first + 0.04 / unit
+            axes.text(left, bottom + 0.03, written(name), fontsize=_SMALL, va="top", color=FAINT, parse_math=False)
+            free[top] = end
 
-    def _draw_readouts(self, axes: Axes) -> None:
-        """Triangles at the tokens that are read, and an arrow for each pair."""
-        for index, what in self.record.marked.items():
-            top = self.tops[self.lane_of[index]] - 0.03
-            colour = TARGET if what == "target" else SOURCE
-            axes.plot([self._middle(index)], [top], marker="v", markersize=5, color=colour, clip_on=False)
-        style = {
-            "arrowstyle": "-|>",
-            "color": FAINT,
-            "linewidth": 0.8,
-            "connectionstyle": "arc3,rad=-0.12",
-            "shrinkA": 2,
-            "shrinkB": 4,
-            "mutation_scale": min(8, 72 * self.unit),
-        }
-        for pair in self.record.pairs:
-            if pair.arrow:
-                ends = [(self._middle(index), self.tops[self.lane_of[index]] - 0.05) for index in pair.arrow]
-                axes.annotate("", ends[1], xytext=ends[0], arrowprops=style)
+        if record.attaches[start] >= 0:
+            # A line from the token that a branch hangs off.
+            trunk = record.examples.tolist().index(record.examples[start])
+            attach = middles[trunk + int(record.attaches[start])]
+            middle = top + bar / 2
+            colour = KINDS["predictor"].light
+            axes.plot([attach, attach, first], [_ABOVE + bar, middle, middle], color=colour, linewidth=1.1)
+
+    step = next(step for step in _STEPS if step * unit > 0.45)
+    for index, (middle, top) in enumerate(zip(middles, top_of, strict=True)):
+        kind, position = record.kinds[index], int(record.positions[index])
+        if bar == _TALL:
+            _write_token(axes, record.texts[index], kind, (middle, top + bar - 0.05))
+        if top == _ABOVE and kind != "padding" and position % step == 0:
+            axes.text(middle, 0.22, str(position), fontsize=_SMALL, ha="center", color=FAINT)
+    for index, what in record.marked.items():
+        colour = TARGET if what == "target" else SOURCE
+        axes.plot([middles[index]], [top_of[index] - 0.03], marker="v", markersize=5, color=colour, clip_on=False)
+    style = {
+        "arrowstyle": "-|>",
+        "color": FAINT,
+        "linewidth": 0.8,
+        "connectionstyle": "arc3,rad=-0.12",
+        "shrinkA": 2,
+        "shrinkB": 4,
+        "mutation_scale": min(8, 72 * unit),
+    }
+    for pair in record.pairs:
+        if pair.arrow:
+            source, target = [(middles[index], top_of[index] - 0.05) for index in pair.arrow]
+            axes.annotate("", target, xytext=source, arrowprops=style)
 
 
-def _cell_text(text: str, kind: str) -> str:
-    """A token's text as it is written into its cell; of a predictor token its name alone."""
+def _write_token(axes: Axes, text: str, kind: str, place: tuple[float, float]) -> None:
+    """Write a token's text upright into its cell; of a predictor token its name alone."""
     label = written(token_label(text.strip("<|>") if kind == "predictor" else text))
-    return label if len(label) <= _MOST_LETTERS else f"{label[: _MOST_LETTERS - 1]}\u2026"
+    if len(label) > _MOST_LETTERS:
+        label = f"{label[: _MOST_LETTERS - 1]}\u2026"
+    style: dict[str, Any] = {"rotation": 90, "fontsize": _SMALL, "ha": "center", "va": "bottom", "clip_on": True}
+    axes.text(*place, label, color=letter_colour(KINDS[kind].light), parse_math=False, **style)
 
 
 def _draw_mask(axes: Axes, record: RowRecord) -> None:
@@ -289,59 +239,40 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     axes.set_ylim(size, -band)
     axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
 
-    names, readouts = list[_Label](), list[_Label]()
+    names, readouts = list[tuple[float, str, str]](), list[tuple[float, str, str]]()
     for start, stop in record.sections:
-        name = record.section_name(start).replace("trunk: ", "", 1)
-        names.append(_Label((start + stop) / 2, name, INK, stop - start))
+        names.append(((start + stop) / 2, record.section_name(start).replace("trunk: ", "", 1), INK))
         if start:
             axes.axhline(start, color=INK, linewidth=0.35, alpha=0.35)
             axes.axvline(start, color=INK, linewidth=0.35, alpha=0.35)
     for index, read in sorted(record.readouts.items()):
         for what, pairs in read.items():
-            numbers = ", ".join(
-                f"{pair.example}.{pair.number}" if record.batch > 1 else f"{pair.number}" for pair in pairs
-            )
-            readouts.append(_Label(index + 0.5, f"{what} {numbers}", TARGET if what == "target" else SOURCE, 1))
-    _side_labels(axes, names, size, left=True)
-    _side_labels(axes, readouts, size, left=False)
+            numbers = [f"{pair.example}.{pair.number}" if record.batch > 1 else str(pair.number) for pair in pairs]
+            colour = TARGET if what == "target" else SOURCE
+            readouts.append((index + 0.5, f"{what} {', '.join(numbers)}", colour))
+    _side_labels(axes, names, size, -band, ha="right")
+    _side_labels(axes, readouts, size, size, ha="left")
 
 
-class _Label(NamedTuple):
-    """A label next to the mask: the row that it belongs to, and how many tokens it is about."""
-
-    row: float
-    text: str
-    colour: str
-    tokens: int
-
-
-def _side_labels(axes: Axes, labels: list[_Label], size: int, left: bool) -> None:
-    """Labels next to the mask that do not touch, with lines to their rows; those of most tokens where not all have room."""
+def _side_labels(axes: Axes, labels: list[tuple[float, str, str]], size: int, edge: float, ha: str) -> None:
+    """Labels (row, text, colour) next to the mask that do not touch, with lines to their rows; some where not all have
+    room."""
     distance = _LABEL / _MASK * size
-    room = int(_MOST_LABELS * size / distance)
-    kept = sorted(sorted(labels, key=lambda label: -label.tokens)[:room])
-    places = spread([label.row for label in kept], distance, 0.5 * distance, size - 0.5 * distance)
-    edge, away, side = (-0.018 * size, -0.05 * size, "right") if left else (size, 0.05 * size, "left")
-    for label, place in zip(kept, places, strict=True):
-        line = {
-            "arrowstyle": "-" if left else "-|>",
-            "color": label.colour,
-            "linewidth": 0.7,
-            "shrinkA": 1,
-            "shrinkB": 0,
-            "mutation_scale": 7,
-        }
+    kept = labels[:: 1 + int(len(labels) * distance / size)]
+    places = spread([row for row, _, _ in kept], distance, 0.5 * distance, size - 0.5 * distance)
+    text_edge = edge + (0.05 if ha == "left" else -0.05) * size
+    for (row, text, colour), place in zip(kept, places, strict=True):
         axes.annotate(
-            written(label.text),
-            (edge, label.row),
-            xytext=(edge + away, place),
+            written(text),
+            (edge, row),
+            xytext=(text_edge, place),
             fontsize=_SMALL,
-            ha=side,
+            ha=ha,
             va="center",
-            color=label.colour,
+            color=colour,
             annotation_clip=False,
             parse_math=False,
-            arrowprops=line,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
         )
 
 

@@ -18,53 +18,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, edges_of, letter_colour, token_label
 from stepjepa.utils.files import write_whole
 from stepjepa.utils.text import escaped
 
-if TYPE_CHECKING:
-    pass
-
-FORMS = ("packed", "two_pass", "inline")
 _PARTS = files("stepjepa.inspect") / "page"
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
 Page = dict[str, Any]
 
 
-def page_data(title: str, variants: Sequence[dict[str, Any]], texts: dict[str, int], notes: Sequence[str] = ()) -> Page:
+def page_data(
+    title: str,
+    shown: str,
+    forms: Mapping[str, Page],
+    why_not: Mapping[str, str],
+    texts: Mapping[str, int],
+    notes: Sequence[str] = (),
+) -> Page:
     """All that the page shows, ready for JSON. Text of the data is in it with control and format characters escaped.
 
     Args:
-        variants: for each K ``predictors`` (K itself), ``shown`` (the form that was asked for, one of `FORMS`),
-            ``forms`` (form -> `form_data`, that one among them) and ``whyNot`` (form -> why it is not there).
+        shown: the form that was asked for, ``packed``, ``two_pass`` or ``inline``.
+        forms: form -> `form_data`, the one that was asked for among them.
+        why_not: form -> why it is not there.
         texts: labels of tokens -> their numbers, as `row_data` has given them.
-        notes: about all variants.
+        notes: about all forms.
     """
-    said = [{name: escaped(why) for name, why in variant["whyNot"].items()} for variant in variants]
     return {
         "title": escaped(title),
         "notes": list(map(escaped, notes)),
         "kinds": [{"name": name, "letter": kind.letter, "words": kind.meaning} for name, kind in KINDS.items()],
-        "variants": [{**variant, "whyNot": why} for variant, why in zip(variants, said, strict=True)],
+        "shown": shown,
+        "forms": forms,
+        "whyNot": {name: escaped(why) for name, why in why_not.items()},
         "texts": list(texts),
     }
 
 
-def form_data(
-    records: Sequence[RowRecord], texts: dict[str, int], packing: str = "", notes: Sequence[str] = ()
-) -> dict[str, Any]:
+def form_data(records: Sequence[RowRecord], texts: dict[str, int], packing: str, notes: Sequence[str] = ()) -> Page:
     """The rows of one form, at least one, with a line on how they are packed; `texts` is as for `row_data`."""
     return {
-        "packing": [escaped(packing)] if packing else [],
+        "packing": [escaped(packing)],
         "notes": list(map(escaped, notes)),
         "rows": [row_data(record, texts) for record in records],
     }
 
 
-def row_data(record: RowRecord, texts: dict[str, int]) -> dict[str, Any]:
+def row_data(record: RowRecord, texts: dict[str, int]) -> Page:
     """One row.
 
     Args:

@@ -7,15 +7,17 @@ Shapes: L positions of a row, T tokens of one trunk, K predictors.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from stepjepa.data.tokens import byte_letters
 from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read
 from stepjepa.forest.layout import Forest, build_forest, build_inline, plan_rows, segment_use
-from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views
+from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Vector, Views, edges_of
 from stepjepa.objectives.base import VectorNames, objective_of
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.text import counted
@@ -185,10 +187,11 @@ class _LaidOut(NamedTuple):
 
     def _pair(self, number: int, pair: Pair, placed: Pair) -> RowPair:
         """A pair of the example; `placed` is the same pair on the forest's segments."""
-        source, target = self._states(placed.source), self._states(placed.target)
+        source = self._states(placed.source)
+        target = self._states(placed.target)
         views = self._views(pair, source[0].token, target[0].token)
         names = VectorNames("", "", "") if views else self.form.vector_names
-        found = RowPair(
+        row_pair = RowPair(
             self.number,
             number,
             _vector(names.source, source),
@@ -198,13 +201,14 @@ class _LaidOut(NamedTuple):
             weight=pair.weight,
         )
         if views:
-            return replace(found, ends=(("source", source[-1].token), ("target", target[-1].token)))
-        bounds = [*found.target.terms[:1], *found.target.terms[-1:]]  # of what was sampled
+            ends = ("source", source[-1].token), ("target", target[-1].token)
+            return replace(row_pair, ends=ends)
+        bounds = [*row_pair.target.terms[:1], *row_pair.target.terms[-1:]]  # of what was sampled
         if bounds:
-            bounds += found.source.terms[-1:]
-        ends = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
+            bounds += row_pair.source.terms[-1:]
+        sampled = tuple((name, bound.token) for name, bound in zip(names.ends, bounds, strict=False))
         total = _vector(names.total, [*source, *target]) if names.total else None
-        return replace(found, ends=ends, total=total)
+        return replace(row_pair, ends=sampled, total=total)
 
     def _states(self, read: Read) -> list[Readout]:
         """The states that are summed for one side of a pair."""
@@ -217,13 +221,16 @@ class _LaidOut(NamedTuple):
     def _views(self, pair: Pair, source: int, target: int) -> Views | None:
         """The views of a pair whose first states are `source` and `target`; None for sums of states."""
         segment = self.example.segment(pair.target)
-        if not segment or len(pair.source.terms) + len(pair.target.terms) > 2:
+        if not segment:
             return None
-        trunk = ~self.inserted[: self.forest.trunk_length]
-        on_trunk = (np.flatnonzero(trunk) + self.start).tolist()  # where each token of the trunk is
+        if len(pair.source.terms) > 1 or len(pair.target.terms) > 1:
+            return None
+        tokens = ~self.inserted[: self.forest.trunk_length]
+        on_trunk = (np.flatnonzero(tokens) + self.start).tolist()  # where each token of the trunk is
         source_segment = None
         for part in self.forest.parts:
-            begin, stop = self.start + part.start, self.start + part.stop
+            begin = self.start + part.start
+            stop = self.start + part.stop
             if part.kind == "source" and begin <= source < stop:
                 source_segment = begin, stop
         end = self.example.sees(pair.source)
@@ -232,9 +239,9 @@ class _LaidOut(NamedTuple):
         if standalone and source_segment:
             source_end = source_segment[1] - 1
         original = None
-        place = self.example.view_on_trunk(pair.target)
-        if place:
-            original = on_trunk[place.start], on_trunk[place.stop - 1] + 1
+        view = self.example.view_on_trunk(pair.target)
+        if view:
+            original = on_trunk[view.start], on_trunk[view.stop - 1] + 1
         begin = target - pair.target.terms[0].token
         copy = begin, begin + segment.length
         return Views(source_end, source_segment, original, copy, standalone)
@@ -255,17 +262,16 @@ class _LaidOut(NamedTuple):
             kinds += ["source" if part.kind == "branch" else part.kind] * (part.stop - part.start)
         source_ends = []
         for pair in pairs:
-            views = pair.views
-            if views:
-                if views.original:
-                    _mark(kinds, range(*views.original), start, "original")
-                if not views.standalone:
-                    source_ends.append(views.source_end)
+            if pair.views is None:
+                # Of two ends the target's tokens are the sampled ones, of three the source's as well.
+                for vector in (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]:
+                    for stretch in vector.covered:
+                        _mark(kinds, range(*stretch), start, "span")
                 continue
-            # Of two ends the target's tokens are the sampled ones, of three the source's as well.
-            for vector in (pair.target, pair.source)[: max(len(pair.ends) - 1, 0)]:
-                for stretch in vector.covered:
-                    _mark(kinds, range(*stretch), start, "span")
+            if pair.views.original:
+                _mark(kinds, range(*pair.views.original), start, "original")
+            if not pair.views.standalone:
+                source_ends.append(pair.views.source_end)
         if forest.floor is not None:
             _mark(kinds, np.flatnonzero(forest.floor), 0, "isolated")
         _mark(kinds, source_ends, start, "source_end")
@@ -281,18 +287,17 @@ def _mark(kinds: list[str], indices: Iterable[int], start: int, kind: str) -> No
 
 def _vector(name: str, terms: Iterable[Readout]) -> Vector:
     """A sum of states, equal ones put together; a mean covers its tokens, a displacement those after its start."""
-    total: dict[int, float] = {}
+    total: Counter[int] = Counter()
     for index, coefficient in terms:
-        total[index] = total.get(index, 0.0) + coefficient
+        total[index] += coefficient  # type: ignore[assignment]
     kept = tuple(Readout(index, total[index]) for index in sorted(total) if total[index])
     indices, signs = [term.token for term in kept], [term.coefficient for term in kept]
     covered: list[tuple[int, int]] = []
     if all(sign > 0 for sign in signs):
-        for index in indices:
-            if covered and covered[-1][1] == index:
-                covered[-1] = (covered[-1][0], index + 1)
-            else:
-                covered.append((index, index + 1))
+        marks = np.zeros(max(indices, default=0) + 1, bool)
+        marks[indices] = True
+        edges = edges_of(marks)
+        covered = list(zip(edges[::2], edges[1::2], strict=True))
     elif signs == [-1, 1] * (len(signs) // 2):
         covered = [(low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True)]
     return Vector(kept, name, tuple(covered))
@@ -318,23 +323,38 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
 
 
 def packing_line(examples: Sequence[Example], records: Sequence[RowRecord], forward: str) -> str:
-    """How many positions a batch takes as it is laid out in `records`, and with chats and views in rows of their own."""
-    chats = [len(example.trunk) for example in examples]
-    views = [segment.attach + 1 + segment.length for example in examples for segment in example.segments]
-    apart = len(chats) * max(chats) + len(views) * max(views, default=0)  # each padded to the longest of its sort
+    """How many rows and positions a batch takes as it is laid out in `records`."""
+    names = {"packed": "packing", "two_pass": "two passes"}
+    name = names.get(forward, forward)
+    rows = len(records)
     if forward == "two_pass":
-        name, rows, positions = "two passes", len(chats) + len(views), apart
-        padding = apart - sum(chats) - sum(views)
-    else:
-        name, rows = "packing" if forward == "packed" else forward, len(records)
-        positions = sum(len(record) for record in records)
-        padding = sum(record.kinds.count("padding") for record in records)
+        # The one record holds a row for every chat and every view.
+        views = [len(example.segments) for example in examples]
+        rows = len(examples) + sum(views)
+    positions = sum(map(len, records))
+    padding = 0
+    for record in records:
+        padding += record.kinds.count("padding")
     filled = "no padding"
     if padding:
-        share = 100 * padding / positions
-        filled = f"{padding:,} of them padding ({share:.1f} %)"
-    line = f"{name}: {counted(len(examples), 'example')} in {counted(rows, 'row')}, {positions:,} positions, {filled}"
-    if views and forward != "two_pass":
-        times = apart / positions
-        line += f"; every chat and view in a row of its own (two passes) takes {apart:,}, {times:.1f} times as many"
-    return line
+        filled = f"{padding:,} of them padding ({padding / positions:.1%})"
+    batch = f"{counted(len(examples), 'example')} in {counted(rows, 'row')}"
+    return f"{name}: {batch}, {positions:,} positions, {filled}"
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
+    r"""A function from a token id to its text; bytes that are no complete character are written ``\xf0``."""
+    letters = byte_letters()  # of byte-level tokenizers
+
+    def text(index: int) -> str:
+        piece = tokenizer.convert_ids_to_tokens(index)
+        if piece is None:
+            return f"<id {index}>"
+        decoded = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if "\ufffd" in decoded and all(letter in letters for letter in piece):
+            return "".join(f"\\x{letters[c]:02x}" if letters[c] > 126 else chr(letters[c]) for c in piece)
+        if str(piece).startswith("\u2581") and not decoded.startswith(" "):
+            return f" {decoded}"  # SentencePiece's decoder drops the first space of a text
+        return str(piece) if decoded == "" or "\ufffd" in decoded else decoded
+
+    return text

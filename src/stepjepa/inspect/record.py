@@ -301,6 +301,11 @@ class RowRecord:
         return Lanes(columns, of_section, tuple(names), end - GAP)
 
 
+def heading(records: Sequence[RowRecord], number: int) -> str:
+    """What stands above row `number` of several; empty above a single one."""
+    return f"packed row {number + 1} of {len(records)}" if len(records) > 1 else ""
+
+
 def runs(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
     """[start, stop) of the runs of equal neighbours."""
     edges = [0, *(i for i in range(1, len(keys)) if keys[i] != keys[i - 1]), len(keys)]

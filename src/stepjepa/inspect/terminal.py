@@ -18,26 +18,16 @@ from typing import IO, Literal
 
 import numpy as np
 from rich.cells import cell_len
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
-from stepjepa.inspect.record import (
-    KINDS,
-    RowPair,
-    RowRecord,
-    Vector,
-    edges_of,
-    token_label,
-)
+from stepjepa.inspect.record import KINDS, RowPair, RowRecord, Vector, edges_of, heading, token_label
 from stepjepa.utils.text import counted, escaped
 
 _FAINT = "dim"
 _BAR = "\u2502"  # between tokens
 _BLOCKS = " \u2580\u2584\u2588"  # nothing, upper half, lower half, both
 _NARROWEST = 20  # columns for tokens, and for the mask, at least
-_NARROWEST_ROW = 60  # columns for a row next to another
-_GAP = 3  # columns between rows side by side
 _MOST_VECTORS = 6  # pairs of vectors that are written out
 _MOST_TERMS = 6  # states of a vector that are
 
@@ -49,52 +39,40 @@ def make_console(file: IO[str] | None = None, width: int | None = None) -> Conso
 
 
 def draw(
-    rows: Sequence[tuple[str, RowRecord]],
+    records: Sequence[RowRecord],
     console: Console,
     title: str = "",
-    notes: Sequence[str] = (),
     packing: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """Print rows (heading, record): several side by side as far as the width allows, else one below the other.
-
-    The lines `packing` come before the `notes`.
-    """
-    alone = len(rows) == 1
-    first = [title, rows[0][1].counts] if alone else [title]
+    """Print rows, one below the other. The lines `packing` come before the `notes`."""
+    first = [title, records[0].counts] if len(records) == 1 else [title]
     console.print(Text(escaped(": ".join(filter(None, first))), style="bold"))
-    for about in packing:
-        console.print(Text(escaped(about)))
+    for line in packing:
+        console.print(Text(escaped(line)))
     for note in notes:
         console.print(Text(escaped(note), style="yellow"))
     console.print()
     for kind, (letter, meaning, style, *_) in KINDS.items():
-        if any(kind in record.kinds for _, record in rows):
+        if any(kind in record.kinds for record in records):
             console.print(Text(f"  {letter} {meaning}", style=style))
-    columns = max(min(len(rows), (console.width + _GAP) // (_NARROWEST_ROW + _GAP)), 1)
-    width = (console.width + _GAP) // columns - _GAP
-    for start in range(0, len(rows), columns):
+    for number in range(len(records)):
         console.print()
-        blocks = []
-        for heading, record in rows[start : start + columns]:
-            head = [] if alone else [Text(escaped(heading), style="bold"), Text(record.counts), Text()]
-            blocks.append([*head, *_row_lines(record, width)])
-        if columns == 1:
-            for line in blocks[0]:  # drawn lines are filled to the width; a single token may be wider
-                console.print(line, soft_wrap=bool(line.no_wrap))
-            continue
-        grid = Table.grid(padding=(0, _GAP, 0, 0))
-        for _ in blocks:
-            grid.add_column(width=width, overflow="fold")
-        grid.add_row(*(Group(*block) for block in blocks))
-        console.print(grid)
+        if len(records) > 1:
+            console.print(Text(heading(records, number), style="bold"))
+            console.print(records[number].counts, end="\n\n")
+        for row_line in _row_lines(records[number], console.width):
+            # Drawn lines are filled to the width; a single token may be wider.
+            console.print(row_line, soft_wrap=bool(row_line.no_wrap))
 
 
 def _row_lines(record: RowRecord, width: int) -> Iterator[Text]:
     yield from token_lines(record, width)
     yield Text()
     edges = edges_of(record.labelled)
-    where = ", ".join(map(_range, zip(edges[::2], edges[1::2], strict=True)))
-    yield Text(f"LM loss on {counted(int(record.labelled.sum()), 'token')}{': ' if where else ''}{where}")
+    stretches = [_range(edge) for edge in zip(edges[::2], edges[1::2], strict=True)]
+    where = f": {', '.join(stretches)}" if stretches else ""
+    yield Text(f"LM loss on {counted(int(record.labelled.sum()), 'token')}{where}")
     yield Text()
     yield from _pair_lines(record)
     yield Text()
@@ -115,56 +93,67 @@ def token_lines(record: RowRecord, width: int) -> Iterator[Text]:
         if record.kinds[start] == "padding":
             yield Text(f"{name:<{column}}  {start:>5}  {0:>8}  {stop - start} in all", style=_FAINT)
             continue
-        line, used = Text(), room + 1
+        line = Text()
+        used = room + 1  # cells of the line; the first token begins a new one
         for index in range(start, stop):
-            label, tag = token_label(record.texts[index]), tags.get(index, "")
-            needs = cell_len(label) + 1 + (cell_len(tag) + 1 if tag else 0)
-            if used and used + needs > room:
+            style = KINDS[record.kinds[index]].style
+            label = token_label(record.texts[index])
+            tag = f" {tags[index]}" if index in tags else ""
+            needed = cell_len(label) + cell_len(tag) + 1
+            if used and used + needed > room:
                 if index > start:
                     yield line
                 line, used = Text(no_wrap=True), 0
-                line.append(f"{'' if index > start else name:<{column}}  ", style=KINDS[record.kinds[start]].style)
+                first = name if index == start else ""
+                line.append(f"{first:<{column}}  ", style=KINDS[record.kinds[start]].style)
                 line.append(f"{index:>5}  {record.positions[index]:>8}  ", style=_FAINT)
-            if used:
+            else:
                 line.append(_BAR, style=_FAINT)
-            style = KINDS[record.kinds[index]].style
             line.append(label, style=f"{style} underline" if index in record.marked else style)
-            if tag:
-                line.append(f" {tag}", style="italic")
-            used += needs
+            line.append(tag, style="italic")
+            used += needed
         yield line
 
 
 def _tags(record: RowRecord) -> dict[int, str]:
-    """What is said after a token: where a source view or a sampled span ends, and what is read there."""
-    said: dict[int, dict[str, list[RowPair]]] = {}
+    """What is written after a token: where a source view or a sampled span ends, and what is read there."""
+    marks: dict[int, dict[str, list[str]]] = {}
     for pair in record.pairs:
+        ends = list(pair.ends)
         if pair.views and not pair.views.standalone:
-            said.setdefault(pair.views.source_end, {}).setdefault("end of source", []).append(pair)
-    for index, read in record.readouts.items():
-        said.setdefault(index, {}).update(read)
+            ends.insert(0, ("end of source", pair.views.source_end))
+        for name, index in ends:
+            marks.setdefault(index, {}).setdefault(name, []).append(str(pair.number))
     tags = {}
-    for index, read in said.items():
-        parts = [f"{what} {', '.join(str(pair.number) for pair in pairs)}" for what, pairs in read.items()]
+    for index, names in marks.items():
+        parts = [f"{name} {', '.join(numbers)}" for name, numbers in names.items()]
         tags[index] = f"\u00ab{'; '.join(parts)}\u00bb"
     return tags
 
 
 def _pair_lines(record: RowRecord) -> Iterator[Text]:
     """The pairs of views, then those of sums of states."""
-    views, sums = ([pair for pair in record.pairs if bool(pair.views) == kind] for kind in (True, False))
+    views = [pair for pair in record.pairs if pair.views]
+    sums = [pair for pair in record.pairs if not pair.views]
     if views or not sums:
         yield Text("pairs" if views else "pairs: none", style=_FAINT)
-    for number, pair in enumerate([*views, *sums[:_MOST_VECTORS]]):
-        if number == len(views):
-            called = "pairs" if pair.arrow else "spans" if pair.ends else "vectors"
-            yield Text(f"{called} (h: the state of a token)", style=_FAINT)
-        title = f"  example {pair.example}, pair {pair.number}  " if record.batch > 1 else f"  pair {pair.number}  "
-        for line in (_view_lines if pair.views else _sum_lines)(record, pair):
-            yield Text(title).append(line)
-            title = " " * len(title)
+    for pair in views:
+        yield from _titled(record, pair, _view_lines(record, pair))
+    if sums:
+        kind = "pairs" if sums[0].arrow else "spans" if sums[0].ends else "vectors"
+        yield Text(f"{kind} (h: the state of a token)", style=_FAINT)
+    for pair in sums[:_MOST_VECTORS]:
+        yield from _titled(record, pair, map(Text, _sum_lines(record, pair)))
     if len(sums) > _MOST_VECTORS:
         yield Text(f"  and {len(sums) - _MOST_VECTORS} more")
+
+
+def _titled(record: RowRecord, pair: RowPair, lines: Iterator[Text]) -> Iterator[Text]:
+    example = f"example {pair.example}, " if record.batch > 1 else ""
+    title = f"  {example}pair {pair.number}  "
+    for line in lines:
+        yield Text(title).append(line)
+        title = " " * len(title)
 
 
 def _view_lines(record: RowRecord, pair: RowPair) -> Iterator[Text]:
@@ -259,13 +248,19 @@ def shown_positions(record: RowRecord, room: int) -> list[int]:
     everything = range(len(record))
     if len(record) <= room:
         return list(everything)
-    needed = {*record.readouts, *(pair.views.source_end for pair in record.pairs if pair.views)}
-    needed |= {index for index, kind in enumerate(record.kinds) if kind == "predictor"}
-    needed |= {edge for start, stop in record.sections for edge in (start, stop - 1)}
-    kept, rest = sorted(needed), [index for index in everything if index not in needed]
-    if len(kept) >= room:
-        return _thinned(kept, room)
-    return sorted([*kept, *_thinned(rest, room - len(kept))])
+    needed = set(record.readouts)
+    for pair in record.pairs:
+        if pair.views:
+            needed.add(pair.views.source_end)
+    for index, kind in enumerate(record.kinds):
+        if kind == "predictor":
+            needed.add(index)
+    for start, stop in record.sections:
+        needed |= {start, stop - 1}
+    kept = _thinned(sorted(needed), min(room, len(needed)))
+    rest = [index for index in everything if index not in needed]
+    more = _thinned(rest, room - len(kept))
+    return sorted([*kept, *more])
 
 
 def _thinned(indices: Sequence[int], count: int) -> list[int]:

@@ -16,9 +16,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from stepjepa.config.named import given_name, load_named, source_fingerprint
 from stepjepa.config.option import Names, Option, Topic, check_fields, options_of
-from stepjepa.config.values import did_you_mean
+from stepjepa.config.values import did_you_mean, given_name, load_named, source_fingerprint
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.types import TRUNK, Batch, Example, ForestOutput, LossPart, LossParts, Pair, PairsFound, Read, Span
 from stepjepa.errors import ConfigError, said

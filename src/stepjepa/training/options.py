@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.named import given_name
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
+from stepjepa.config.values import given_name
 from stepjepa.data.options import DATA, DataOptions, ReadingOptions, check_split_name
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
@@ -422,6 +422,6 @@ class DoctorOptions:
 
     model_name: str = option("tiny", "Hub id, local folder, or a built-in preset (tiny, mini).", "doctor")
     train_file: str | None = option(
-        None, "File or Hub data set with rows to train on. Default: built-in ones.", "doctor"
+        None, "File or Hub data set with rows to train on. Default: built-in ones.", "doctor", aliases=("data",)
     )
     json: bool = option(False, "Print the result as one JSON object.", "doctor")

@@ -3,7 +3,7 @@
 
 const FORM_NAMES = { packed: "packed", two_pass: "two passes", inline: "inline" };
 const by = (id) => document.getElementById(id);
-const state = { variant: 0, form: DATA.variants[0].shown, row: 0, current: null, held: null, pair: null };
+const state = { form: DATA.shown, row: 0, current: null, held: null, pair: null };
 let row = null;
 
 const tokens = new Tokens(by("row"), { onCurrent: point, onHold: hold });
@@ -63,11 +63,9 @@ function list(items) {
   return items.map((item) => make("li", "", isolated(item)));
 }
 
-// Draw a row: after the number of predictors, the form or the row was changed.
+// Draw a row: after the form or the row was changed.
 function show() {
-  const variant = DATA.variants[state.variant];
-  if (!variant.forms[state.form]) state.form = variant.shown;
-  const form = variant.forms[state.form];
+  const form = DATA.forms[state.form];
   state.row = Math.min(state.row, form.rows.length - 1);
   row = new Row(form.rows[state.row]);
   Object.assign(state, { current: undefined, held: null, pair: null });
@@ -109,20 +107,15 @@ function choices(title, name, items, chosen, choose) {
 // Built again with every change; the focus stays on the choice that was made.
 function controls() {
   const focused = document.activeElement && document.activeElement.name;
-  const variant = DATA.variants[state.variant];
   const boxes = [];
-  if (DATA.variants.length > 1) {
-    const items = DATA.variants.map((one, value) => ({ value, label: `K = ${one.predictors}` }));
-    boxes.push(choices("Predictors", "variant", items, state.variant, (value) => change({ variant: value })));
-  }
-  const forms = Object.entries(FORM_NAMES).map(([value, label]) => ({ value, label, why: variant.whyNot[value] }));
+  const forms = Object.entries(FORM_NAMES).map(([value, label]) => ({ value, label, why: DATA.whyNot[value] }));
   boxes.push(choices("Forward", "form", forms, state.form, (value) => change({ form: value })));
-  const rows = variant.forms[state.form].rows;
+  const rows = DATA.forms[state.form].rows;
   if (rows.length > 1) {
     const items = rows.map((_, value) => ({ value, label: `${value + 1} of ${rows.length}` }));
     boxes.push(choices("Packed row", "packed-row", items, state.row, (value) => change({ row: value })));
   }
-  const refused = Object.entries(variant.whyNot).map(([form, why]) => `${FORM_NAMES[form]}: ${why}`);
+  const refused = Object.entries(DATA.whyNot).map(([form, why]) => `${FORM_NAMES[form]}: ${why}`);
   if (refused.length) boxes.push(make("p", "hint", `not here: ${refused.join("; ")}`));
   by("controls").replaceChildren(...boxes);
   const again = focused && by("controls").querySelector(`input[name="${CSS.escape(focused)}"]:checked`);

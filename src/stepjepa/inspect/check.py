@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from stepjepa.config.option import Names, Unread, check_fields, option, options_of, unread_options
 from stepjepa.data.options import ColumnOptions, StepsOptions
 from stepjepa.data.prepare.options import PrepareOptions
-from stepjepa.data.report import REASONS
+from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.inspect.check.reader import TextReader
-from stepjepa.inspect.check.texts import TextStatistics
-from stepjepa.inspect.check.tokens import TokenStatistics, read_tokens
-from stepjepa.inspect.rows import method_from, taken, tokenizer_of
-from stepjepa.objectives.base import built_in, find_objective
-from stepjepa.training.options import ExampleOptions, without_effect
+from stepjepa.inspect.statistics import TextReader, TextStatistics
+from stepjepa.inspect.view import encoder_for, method_from, taken, tokenizer_of
+from stepjepa.objectives.base import Objective, built_in, find_objective, objective_of
+from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.text import counted, folded, printable, wrapped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass
@@ -37,9 +40,7 @@ class FileOptions:
         "says what a model will see of the file under the options of training.",
         "check",
     )
-    seed: int = option(42, "Seed of what is sampled every epoch.", "check", needs={"model_name": True})
     num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)
-    show: int = option(1, "How many rows to show.", "check", at_least=0)
     json: bool = option(False, "Print the report as one JSON object.", "check")
 
 
@@ -69,6 +70,71 @@ class DataWarning:
     total: int
     text: str
     advice: str
+
+
+@dataclass
+class Truncation:
+    """What `max_length` takes away from chats.
+
+    Attributes:
+        max_length: in tokens.
+        answers_cut: examples whose answer is cut.
+        rows_without_room: rows that are skipped, because the prompt alone fills `max_length`.
+        longest, most: the `max_length` that holds all chats in full, and 99 of a hundred.
+    """
+
+    max_length: int
+    answers_cut: int
+    rows_without_room: int
+    longest: int
+    most: int
+
+    def line(self) -> str:
+        """What is cut, and which length would hold the chats."""
+        start = f"Truncation at {_NAME.max_length} {self.max_length:,}"
+        fits = f"all chats fit into {self.longest:,}, 99 % into {self.most:,}"
+        if not self.answers_cut + self.rows_without_room:
+            return f"{start}: none; {fits}"
+        rows = counted(self.rows_without_room, "row")
+        return f"{start}: {counted(self.answers_cut, 'answer')} cut, {rows} skipped for a prompt that fills it; {fits}"
+
+
+@dataclass
+class TokenStatistics:
+    """What a model will see of a data set.
+
+    Attributes:
+        tokenizer: its name; `vocabulary`: its entries.
+        method: the objective and its form; `objective`: the objective itself, of which the record has the name.
+        data: training's own report: rows, pairs, lengths, labels.
+        truncation: None for plain text, of which nothing is truncated.
+    """
+
+    tokenizer: str
+    vocabulary: int
+    method: str
+    objective: Objective
+    data: DataReport
+    truncation: Truncation | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain record for JSON."""
+        truncation = None if self.truncation is None else asdict(self.truncation)
+        return {
+            **vars(self),
+            "objective": self.objective.label,
+            "data": self.data.to_dict(),
+            "truncation": truncation,
+        }
+
+    def lines(self) -> list[str]:
+        """The statistics, one fact a line: first what training prints of the data, made `printable`."""
+        name = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)"
+        lines = [f"What a model will see: tokenizer {name}, {self.method}"]
+        lines += [f"  {printable(line)}" for line in self.data.lines(warnings=False)]
+        if self.truncation is not None:
+            lines.append(f"  {self.truncation.line()}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -128,7 +194,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
     needs_steps = find_objective(method.objective)(method).needs_steps or not asked
     rows = RowSource(data, own.dataset_split)
     others = None if own.eval_file is None else RowSource(own.eval_file, own.eval_split)
-    reader, tokens = TextReader(rows, method, own.show), None
+    reader, tokens = TextReader(rows, method), None
     if name is None:
         for _ in reader.read(own.num_proc):
             pass
@@ -137,7 +203,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
         if reader.texts.plain_text and not asked:
             takes_text = (label for label, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
             method = method_from({**options, _NAME.objective: next(takes_text)})
-        tokens = read_tokens(reader, tokenizer_of(rows, name, method), method, name, own.seed, own.num_proc)
+        tokens = read_tokens(reader, tokenizer_of(rows, name, method), method, name, own.num_proc)
         notes = [str(unread) for unread in without_effect(method, set(options) - _READ)]
     if others is not None:
         reader.compare(others)
@@ -152,7 +218,45 @@ def _notes_without_tokenizer(own: FileOptions, options: dict[str, Any]) -> list[
     changed = [name for name, known in options_of(FileOptions).items() if getattr(own, name) != known.default]
     unread = [Unread(name, f"without --{_NAME.model_name}") for name in options if name not in _READ]
     notes = sorted(str(one) for one in [*unread, *unread_options(own, changed)])
-    return [*notes, f"--{_NAME.model_name} NAME adds what a model will see: pairs, truncation, tokens by kind"]
+    return [*notes, f"--{_NAME.model_name} NAME adds what a model will see: pairs, lengths, truncation"]
+
+
+def read_tokens(
+    reader: TextReader, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions, name: str, processes: int = 1
+) -> TokenStatistics:
+    """Encode a data set as training does and count what a model will see of it; loads torch.
+
+    Args:
+        reader: reads the rows, and counts what is in their text.
+        method: options of a run, checked.
+        name: of the tokenizer.
+        processes: that count and tokenise rows.
+
+    Raises:
+        DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
+        ConfigError: the tokenizer or the template cannot be used.
+    """
+    encoder = encoder_for(reader.rows, tokenizer, method)
+    data = DataReport(reader.rows.name)
+    kept, full = [], []  # lengths of examples, and of chats before any cut
+    for chunk in reader.read(processes, encoder):
+        assert chunk.encoded is not None
+        data.add(chunk.encoded.report)
+        kept.append(chunk.encoded.store.lengths)
+        full.append(chunk.lengths)
+    data.require(data.examples)
+    data.set_lengths(np.concatenate(kept))
+    truncation = None
+    if not encoder.streams:
+        longest, most = np.percentile(np.concatenate(full), (100, 99), method="inverted_cdf")
+        truncation = Truncation(
+            encoder.options.max_length,
+            answers_cut=data.answers_truncated,
+            rows_without_room=data.rows_skipped["no_room_for_answer"],
+            longest=int(longest),
+            most=int(most),
+        )
+    return TokenStatistics(name, len(encoder.tokenizer), summary(method), objective_of(method), data, truncation)
 
 
 def text_warnings(found: TextStatistics, steps: bool = True) -> list[DataWarning]:
@@ -228,21 +332,21 @@ def token_warnings(found: TokenStatistics) -> list[DataWarning]:
     for name, number, total, text, advice in data.prompts.warnings():
         warnings.append(DataWarning(f"prompt_{name}", number, total, printable(text), printable(advice)))
     cut = found.truncation
-    rows_cut = cut.answers_cut + cut.rows_without_room if cut is not None else 0
-    if cut is not None and rows_cut:
-        most, every = cut.holds["99"], cut.holds["100"]
-        enough = f"{every:,}, or to {most:,} for 99 % of the rows" if most < every else f"{every:,}"
+    if cut is None:
+        return warnings
+    rows_cut = cut.answers_cut + cut.rows_without_room
+    if rows_cut:
+        enough = f"{cut.longest:,}"
+        if cut.most < cut.longest:
+            enough += f", or to {cut.most:,} for 99 % of the rows"
         text = f"{_share(rows_cut, data.rows_read)} are cut or skipped at {_NAME.max_length} {cut.max_length:,}"
-        advice = (
-            f"the model does not learn how such answers end: raise --{_NAME.max_length} to {enough}, or take them out"
-        )
+        raised = f"raise --{_NAME.max_length} to {enough}, or take them out"
+        advice = f"the model does not learn how such answers end: {raised}"
         warnings.append(DataWarning("truncated", rows_cut, data.rows_read, text, advice))
-    if data.rows_kept and not found.plain_text and data.end_token is None:
+    if data.rows_kept and data.end_token is None:
         text = "nothing ends an answer: the template writes no special token and the tokenizer has no EOS"
-        advice = (
-            "the model is not taught to stop: give the tokenizer an eos_token, or a "
-            f"--{_NAME.chat_template} that ends turns"
-        )
+        remedy = f"give the tokenizer an eos_token, or a --{_NAME.chat_template} that ends turns"
+        advice = f"the model is not taught to stop: {remedy}"
         warnings.append(DataWarning("no_end_of_turn", data.rows_kept, data.rows_kept, text, advice))
     return warnings
 

@@ -1,0 +1,365 @@
+"""`check`: counts, verdicts and warnings of a data set's text, and what a model will see of it, counted by hand with a
+tokenizer whose tokens are words."""
+
+import json
+
+import pytest
+
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.template import ChatRenderer
+from stepjepa.errors import DataError
+from stepjepa.inspect import statistics
+from stepjepa.inspect.check import DataWarning, check, text_warnings, warning_lines
+from stepjepa.inspect.statistics import RowSample
+from support.checks import ROWS, check_format, tokens_of, warned, words
+from support.encoding import settings_of
+from support.rows import step_rows
+
+BLANK, LINES = "one\n\ntwo\n\nthree", "one\ntwo\nthree"
+
+
+def rows(*answers):
+    return [{"question": f"question {number}", "answer": answer} for number, answer in enumerate(answers)]
+
+
+def test_everything_is_counted():
+    chat = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "u"), ("assistant", BLANK))]
+    two_answers = chat[1:] + [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a\n\nb"}]
+    source = [
+        {"messages": chat},
+        {"messages": two_answers},
+        *rows("one", LINES),
+        {"messages": [{"role": "bot", "content": "x"}]},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        ["no object"],
+    ]
+    report = check_format(source)
+    assert (report.rows_read, report.rows_usable) == (7, 4)
+    assert report.rows_skipped == {"unknown_role": 2, "not_an_object": 1}
+    assert report.first_skipped["unknown_role"].startswith("list row 4: message 1 has role 'bot'")
+    assert report.role_orders["system, user, assistant"] == 1
+    assert report.step_counts == {3: 2, 1: 2}
+    assert (report.pairs_first, report.pairs_all) == (3, 5)
+    assert report.rows_with_question == 4
+    roles = ("system", "user", "assistant")
+    assert report.samples == [RowSample("list row 0", roles, {"User": "u", "Assistant": BLANK}, 3)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict"),
+    [
+        (
+            [BLANK] * 2 + ["one"],
+            "ready for step_jepa: 2 of 3 rows have two or more steps; the other 1 would train as plain language modelling",
+        ),
+        (
+            [LINES] * 3 + [BLANK],
+            "not for step_jepa: only 1 of 4 rows have two steps (found by --step_splitter separator); use --step_splitter "
+            "lines: the splitter that auto chooses, lines, finds them in 4",
+        ),
+        (
+            [BLANK, *["one"] * 10],
+            "not for step_jepa: only 1 of 11 rows have two steps (found by --step_splitter separator); give "
+            "--step_separator, or train with --objective llm_jepa, which needs no steps",
+        ),
+    ],
+)
+def test_verdict(answers, verdict):
+    report = check_format(rows(*answers))
+    assert report.verdict == verdict
+    assert f"Verdict: {verdict}" in report.lines()
+    assert report.to_dict()["ready_for_step_jepa"] == verdict.startswith("ready")
+
+
+def test_plain_text_is_no_chat_and_no_error():
+    source = [{"text": "One and\ntwo."}, {"text": " "}, {"input_ids": [5, 6, 7]}, {"text": 3}, {"input_ids": [-1]}]
+    report = check_format([*source, {"question": "q", "answer": BLANK}, {"text": "Three."}])
+    assert (report.plain_text, report.rows_read, report.rows_usable) == (True, 7, 4)
+    assert (report.streams, report.chats) == ({"Plain text": 2, "Token ids": 1}, 1)
+    assert report.rows_skipped == {"nothing_to_learn": 1, "content_not_text": 1, "unknown_token": 1}
+    assert [sample.texts["Text"] for sample in report.samples] == ["One and\ntwo."]
+    objectives = "regular or split or next_latent or multi_token or future_summary"
+    assert report.verdict.startswith(f"plain text: train with --objective {objectives}")
+    lines = report.lines()
+    assert "  Plain text: 2 rows" in lines and "  Token ids: 1 row" in lines
+    assert "    two." in lines
+    assert not any("steps" in line for line in lines)
+    assert json.loads(json.dumps(report.to_dict()))["ready_for_step_jepa"] is False
+    report = check_format([*rows(BLANK), {"text": "One."}])  # among chats it is skipped
+    assert (report.plain_text, report.rows_skipped) == (False, {"no_known_columns": 1})
+
+
+def test_named_columns():
+    source = [{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": right} for right in (1, 5)]
+    with pytest.raises(DataError, match="columns found: sentence, texts, right.*--source_column and --target_column"):
+        check_format(source)
+    report = check_format(source, source_column="sentence", target_column="texts", choice_column="right")
+    assert (report.rows_usable, report.samples[0].texts) == (1, {"User": "It is red.", "Assistant": "a rose"})
+    assert report.rows_skipped == {"no_such_choice": 1}
+    # A text column that is named is no plain text.
+    assert not check_format([{"text": "a", "more": "b"}], source_column="text", target_column="more").plain_text
+
+
+def test_nothing_from_the_file_can_steer_a_terminal(tmp_path):
+    hostile = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold] \u202egnp \u2028 \U0001f600\tcode"
+    report = check_format([*rows(hostile), {hostile + "\ud800": 1}])
+    text = "\n".join(report.lines())
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert r"\x1b[31mred\x1b]0;title\x07 [bold]b[/bold] \u202egnp" in text and "\U0001f600" in text
+    json.dumps(report.to_dict()).encode()
+    file = tmp_path / "a\x1b[31m{0}.jsonl"
+    file.write_text('{"question": "q", "answer": ""}\n' * 2)
+    lines = warning_lines(text_warnings(check_format(file, eval_file=file)))
+    assert all(character.isprintable() for line in lines for character in line)
+
+
+def test_repeated_questions_of_the_published_data(shared_dir):
+    """Against sets of the whole texts."""
+    files = (shared_dir / "data" / f"nl_rx_synth_{name}.jsonl" for name in ("train", "test"))
+    train, test = ([json.loads(line) for line in file.read_text().splitlines()[:1500]] for file in files)
+    report = check_format(train, eval_file=test)
+    asked, held_out = (
+        [" ".join(row["messages"][1]["content"].lower().split()) for row in rows] for rows in (train, test)
+    )
+    assert report.repeats.rows == len(asked) - len(set(asked)) > 0
+    assert report.leak.found == sum(question in set(asked) for question in held_out) > 0
+
+
+def test_what_cannot_be_used():
+    with pytest.raises(
+        DataError, match="none of 2 rows can be used; skipped 1: .*unknown role.*; skipped 1: .*no object"
+    ):
+        check_format([{"messages": [{"role": "bot", "content": ""}]}, 3])
+    with pytest.raises(DataError, match=r"list row 1: .*--strict_data"):
+        check_format([*rows("x"), 3], strict_data=True)
+    with pytest.raises(DataError, match="list: the file or data set is empty"):
+        check_format(rows("x"), eval_file=[])
+    with pytest.raises(DataError, match="none of 1 rows can be used; skip.*first: list row 0: .*columns found: a"):
+        check_format(rows("x"), eval_file=[{"a": 1}])
+
+
+# Warnings, each on a file that calls for it and on one that does not
+
+STEPS = "First we add two.\n\nThen we stop here."
+SYSTEM = {"role": "system", "content": "Be brief."}
+NAMED = {"source_column": "q", "target_column": "a"}
+
+
+def chat(question, answer, *before):
+    return {"messages": [*before, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def repeated(*asked):
+    return [chat(question, answer, SYSTEM) for question, answer in asked]
+
+
+def found(source, *, steps=True, **options):
+    return {warning.name: warning for warning in text_warnings(check_format(source, **options), steps)}
+
+
+TURNS = [{"role": "user", "content": "more"}, {"role": "assistant", "content": STEPS}]
+ASKED = (("How  many?", STEPS), ("x", STEPS), ("how MANY?", STEPS), ("x", "y\n\nz"))
+TEXTS = [{"text": "One and two."}, {"text": "one AND two."}, {"input_ids": [1, 2]}, {"input_ids": [1, 2]}]
+TRAIN = rows(STEPS, STEPS, STEPS)
+HELD_OUT = [{"question": "QUESTION 2 ", "answer": "x"}, {"question": "another", "answer": "x"}, 3]
+
+# warning, rows, options, (count, total) or None where there is none, words of text and advice
+CASES = [
+    (
+        *("one_step", rows("one", "two", "three", STEPS), {}, (3, 4)),
+        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "; give --step_separator, or"],
+    ),
+    (
+        *("one_step", rows("we add\nwe stop", "we add\nwe stop", STEPS), {}, (2, 3)),
+        ["use --step_splitter lines: the splitter that auto chooses, lines, finds them in 3"],
+    ),
+    ("one_step", rows(STEPS), {"separator": "XX"}, (1, 1), ["leave out --step_separator"]),
+    ("one_step", rows("one", "two", STEPS, STEPS), {}, None, []),
+    ("one_step", rows("one", "two"), {"steps": False}, None, []),
+    (
+        *("duplicate_questions", repeated(*ASKED), {}, (2, 4)),
+        ["2 of 4 rows (50.0 %) repeat the question of an earlier one (first: row 0 and row 2)", "several answers"],
+    ),
+    ("duplicate_questions", repeated(*ASKED[:3]), {}, (1, 3), ["keeps the first"]),
+    ("duplicate_questions", repeated(*ASKED[:2]), {}, None, []),
+    # What is asked is all that the user says; without a user nothing is asked.
+    (
+        *("duplicate_questions", [*repeated(ASKED[1]), {"messages": [*repeated(ASKED[1])[0]["messages"], *TURNS]}]),
+        *({}, None, []),
+    ),
+    ("duplicate_questions", [{"messages": [SYSTEM, TURNS[1]]}] * 2, {}, None, []),
+    ("duplicate_texts", TEXTS, {}, (2, 4), ["(first: row 0 and row 1)"]),
+    ("duplicate_texts", TEXTS[1:3], {}, None, []),
+    (
+        *("eval_in_train", TRAIN, {"eval_file": HELD_OUT}, (1, 2)),
+        ["1 of 2 rows (50.0 %) of list ask what a row of the training file asks (first: list row 0 and list row 2)"],
+    ),
+    ("eval_in_train", TRAIN, {"eval_file": HELD_OUT[1:]}, None, []),
+    ("eval_in_train", [{"q": "one", "a": "x"}], {"eval_file": [{"q": "One", "a": "y"}], **NAMED}, (1, 1), []),
+    ("eval_in_train", TEXTS[:1], {"eval_file": TEXTS[1:2]}, (1, 1), []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "source", "options", "counts", "words"), CASES)
+def test_warning_of_texts(name, source, options, counts, words):
+    warning = found(source, **options).get(name)
+    assert (warning and (warning.count, warning.total)) == counts
+    assert all(one in f"{warning.text} {warning.advice}" for one in words)
+
+
+def test_no_warning_of_texts():
+    assert found(TRAIN) == {} == found(TRAIN, eval_file=HELD_OUT[1:])
+    assert set(found(TEXTS)) == {"duplicate_texts"}
+    assert warning_lines([]) == ["Warnings: none"]
+
+
+def test_steps_that_rows_hold():
+    source = [{"question": f"q {n}", "answer": STEPS, "steps": steps} for n, steps in enumerate(([], 5, ["no"]))]
+    warned = found(source, splitter="auto")
+    assert "1 of 3 rows (33.3 %) hold steps that cannot be taken: the steps" in warned["own_no_steps"].text
+    assert "(first: row 1: column 'steps' is no list of texts)" in warned["own_no_steps"].text
+    assert "do not stand in its answer (first: row 2" in warned["own_steps_not_found"].text
+
+
+def test_lines_of_a_warning():
+    lines = warning_lines([DataWarning("a", 1, 2, "what was " + "found " * 30, "do this")], width=40)
+    assert lines[:2] == ["Warnings: 1", "  1. What was found found found found"]
+    assert all(len(line) <= 40 for line in lines) and all(line.startswith("     ") for line in lines[2:])
+    assert lines[-1] == "     Do this."
+
+
+# What a model will see
+
+
+def test_counts_by_hand():
+    found = tokens_of(ROWS)
+    data, cut = found.data, found.truncation
+    assert (data.rows_read, data.rows_kept, data.examples, data.pairs) == (3, 3, 3, 2)
+    assert data.examples_without_pairs == {"fewer_than_two_steps": 1}
+    assert (data.tokens, data.labelled_tokens) == (34, 7 + 3 + 4)
+    assert data.token_length == {"min": 8, "p50": 13, "p90": 13, "p99": 13, "max": 13}
+    assert (cut.answers_cut, cut.rows_without_room) == (0, 0)
+    assert (cut.longest, cut.most) == (13, 13)
+
+
+@pytest.mark.slow
+def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
+    file, options = tmp_path / "rows.jsonl", {"objective": "step_jepa", "step_splitter": "separator"}
+    file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
+    whole = check(str(file), "micro", max_length=20, **options)
+    monkeypatch.setattr(statistics, "CHUNK_ROWS", 2)
+    for model, processes in (("micro", 1), ("micro", 2), (None, 1), (None, 2)):
+        found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
+        assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
+    assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats.rows
+    found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
+    assert (found.data.rows_read, found.data.rows_kept, found.truncation.longest) == (7, 4, 13)
+    assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
+
+
+def test_steps_that_a_column_holds():
+    rows = [
+        {"question": "how", "answer": "one two three", "steps": ["one", "two three"]},
+        {"question": "how", "steps": ["one", "two"]},
+    ]
+    found = tokens_of(rows, step_splitter="list")
+    assert found.data.pairs == 2 and found.data.labelled_tokens == 5 + 2
+
+
+def test_truncation():
+    found = tokens_of(ROWS, max_length=10)
+    cut = found.truncation
+    assert (cut.answers_cut, cut.rows_without_room, cut.longest, cut.most) == (2, 0, 13, 13)
+    assert found.data.tokens == 34 - 3 - 3
+    assert found.data.pairs_dropped == {"pair_truncated": 1}
+    warning = warned(found)["truncated"]
+    assert (warning.count, warning.total) == (2, 3)
+    assert "raise --max_length to 13, or take them out" in warning.advice
+    found = tokens_of(ROWS, max_length=8)  # the third row's answer begins at token 9
+    cut = found.truncation
+    assert (cut.answers_cut, cut.rows_without_room, cut.longest) == (1, 1, 13) and found.data.tokens == 34 - 5 - 13
+    assert found.data.first_skipped["no_room_for_answer"].startswith("list row 2: the prompt has 9 tokens")
+    assert "truncated" not in warned(tokens_of(ROWS, max_length=13))
+
+
+def test_the_length_that_holds_a_share_of_the_chats():
+    rows = [{"question": "how", "answer": "one " * count + "two"} for count in range(100)]  # 7 to 106 tokens
+    found = tokens_of(rows, max_length=50)
+    cut = found.truncation
+    assert (cut.longest, cut.most, cut.answers_cut) == (106, 105, 56)
+    assert found.data.tokens == sum(range(7, 107)) - sum(range(1, 57))
+    assert "to 106, or to 105 for 99 % of the rows" in warned(found)["truncated"].advice
+
+
+def test_the_rows_are_read_once():
+    class Rows(list):
+        read = 0
+
+        def __iter__(self):
+            for row in super().__iter__():
+                Rows.read += 1
+                yield row
+
+    rows = Rows(step_rows(1500))
+    found = check(rows, "micro", objective="step_jepa")  # whose tokenizer is trained on them
+    assert (found.texts.rows_read, found.tokens.data.rows_read) == (1500, 1500)
+    assert Rows.read < 3 * 1500  # some are looked at for their splitter
+
+
+def test_tokens_of_plain_text():
+    rows = [
+        {"text": "one two three four"},
+        {"text": ""},
+        {"input_ids": [7, 8, 9]},
+        {"question": "how", "answer": "one"},
+    ]
+    found = tokens_of(rows, "split", max_length=3, labels="assistant")
+    # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
+    assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
+    assert found.truncation is None and found.data.tokens == 8
+    assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
+    assert any("3 examples: texts are cut into blocks of max_length" in line for line in found.lines())
+    with pytest.raises(DataError, match="needs chats"):
+        tokens_of(rows, "step_jepa")
+
+
+def test_the_record_and_the_lines():
+    found = tokens_of([*ROWS, {"question": "how \x1b[31m", "answer": "one"}, 3])
+    record = json.loads(json.dumps(found.to_dict()))
+    assert record["data"]["rows_skipped"] == {"not_an_object": 1}
+    lines = found.lines()
+    assert all(character.isprintable() for line in lines for character in line)
+    assert lines[1:3] == [
+        "  list: 5 rows read, 4 kept, 1 skipped, 2 pairs",
+        "    skipped 1: the row is no object with columns (first: list row 4: the row is a int, not an object with columns)",
+    ]
+    assert "    2 without a pair (plain language modelling): the answer has fewer than two steps" in lines
+    assert "  Truncation at max_length 1,024: none; all chats fit into 13, 99 % into 13" in lines
+
+
+def test_the_report_is_that_of_training():
+    tokenizer = words()
+    _, data = encode_dataset(ROWS, tokenizer, ChatRenderer(tokenizer), settings_of(predictors=2))
+    for forward in ("auto", "two_pass", "inline"):
+        found = tokens_of(ROWS, forward=forward).data
+        assert {**found.to_dict(), "fingerprint": ""} == {**data.to_dict(), "fingerprint": ""}
+
+
+BARE = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
+# warning, rows, tokenizer and options, words of its text or None where there is none
+TOKEN_CASES = [
+    ("no_pairs", [ROWS[1]], {}, "no example of 1 has a pair for step_jepa"),
+    ("no_end_of_turn", ROWS, {"tokenizer": words(BARE, eos_token=None)}, "nothing ends an answer"),
+    ("no_end_of_turn", ROWS, {"tokenizer": words(BARE)}, None),  # an EOS is appended
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "options", "text"), TOKEN_CASES)
+def test_warning_of_tokens(name, rows, options, text):
+    warning = warned(tokens_of(rows, **options)).get(name)
+    assert (warning is None) == (text is None) and (text is None or text in warning.text)
+
+
+def test_no_warning_of_tokens():
+    for options in ({"labels": "all"}, {"objective": "regular"}):
+        assert warned(tokens_of(ROWS, **options)) == {}
