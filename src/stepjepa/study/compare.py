@@ -108,6 +108,25 @@ class ArmComparison:
 
 
 @dataclass(frozen=True)
+class Solved:
+    """How many runs of an arm have solved the task, and after how many examples.
+
+    Attributes:
+        runs: all, those without a value among them.
+        solved: of them, on the test split; `low` and `high` are the ends of the share's interval.
+        reached: runs of which an evaluation on the way, on the validation split, was as good.
+        examples: until the first such evaluation, the median over these runs; None for none.
+    """
+
+    runs: int
+    solved: int
+    low: float | None
+    high: float | None
+    reached: int
+    examples: float | None
+
+
+@dataclass(frozen=True)
 class ComparedArm:
     """One arm in one metric.
 
@@ -118,6 +137,7 @@ class ComparedArm:
             compute against it; ``control`` and ``random``, against the arm's controls. Those that were made.
         flops, seconds: means over the runs, None where unknown.
         verdict: None for all but "arm".
+        solved: None where the study does not say what that is.
     """
 
     name: str
@@ -128,6 +148,7 @@ class ComparedArm:
     flops: float | None = None
     seconds: float | None = None
     verdict: ArmVerdict | None = None
+    solved: Solved | None = None
 
 
 def compare_arms(

@@ -9,14 +9,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
-from stepjepa.evaluation.statistics import CONFIDENCE
-from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, compare_arms
+from stepjepa.evaluation.statistics import CONFIDENCE, share
+from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, Solved, compare_arms
 from stepjepa.study.records import Item, RunRecord, State, record_of
-from stepjepa.study.spec import SAME_FLOP, Block, Study
+from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
 from stepjepa.utils.files import json_bytes, write_whole
-from stepjepa.utils.text import scaled, written
+from stepjepa.utils.text import counted, scaled, written
 
 # Kind of comparison, title of its column, title of its corrected p-value's.
 KINDS: tuple[tuple[Kind, str, str], ...] = (
@@ -41,6 +42,7 @@ class Table:
 
     Attributes:
         alpha: level of the verdicts, after Holm's correction.
+        solved: see `Study`; None where it is not counted in this metric.
     """
 
     metric: str
@@ -48,6 +50,7 @@ class Table:
     baseline: str
     alpha: float
     arms: tuple[ComparedArm, ...]
+    solved: float | None = None
 
     def record(self) -> dict[str, Any]:
         """The complete table, for JSON: each arm has its comparisons under their kinds, None where there is none."""
@@ -75,6 +78,10 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
         "sd": [written(one["sd"], form) for one in summaries],
         f"{_LEVEL} interval": [interval_text(one, form) for one in summaries],
     }
+    if record.get("solved") is not None:  # not in the tables of version 0.2
+        bound = f"{'at least' if record['higher_is_better'] else 'at most'} {record['solved']:g}"
+        columns[f"solved, {bound} [{_LEVEL}]"] = [_solved_cell(arm["solved"]) for arm in arms]
+        columns["examples until then, median"] = [_examples_cell(arm["solved"]) for arm in arms]
     for kind, title, p_title in KINDS:
         comparisons = [arm[kind] for arm in arms]
         results = [one["result"] for one in comparisons if one]
@@ -122,6 +129,19 @@ def _difference_cell(comparison: Mapping[str, Any] | None, form: str) -> str:
     return mean if result["low"] is None else f"{mean} {interval_text(result, form)}"
 
 
+def _solved_cell(solved: Mapping[str, Any]) -> str:
+    if not solved["runs"]:
+        return ""
+    return f"{solved['solved']} of {solved['runs']} {interval_text(solved, '.2f')}"
+
+
+def _examples_cell(solved: Mapping[str, Any]) -> str:
+    """Runs may come to the bound on the validation split and not on the test split, so their number is given too."""
+    if solved["examples"] is None:
+        return ""
+    return f"{scaled(solved['examples'])} ({counted(solved['reached'], 'run')})"
+
+
 def _verdict_cell(arm: Mapping[str, Any]) -> str:
     verdict = arm["verdict"]
     if verdict is None:
@@ -143,26 +163,62 @@ def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
     """(block, metric) -> table, the first metric's first. Rows are in the study's order, each arm before its variants."""
     tables: Tables = {}
     for block in study.blocks:
-        arms = list(_arm_runs(block, records))
+        by_row = _runs_by_row(block, records)
+        arms = list(_arm_runs(block, by_row))
         for metric in block.metrics:
             higher = metric.higher_is_better
             rows = compare_arms(arms, metric.name, baseline=block.baseline, higher_is_better=higher, alpha=study.alpha)
-            tables[block.name, metric.name] = Table(metric.name, higher, block.baseline, study.alpha, tuple(rows))
+            solved = study.solved if metric is block.metrics[0] else None
+            if solved is not None:
+                rows = [replace(row, solved=_solved(_tested(by_row[row.name]), metric, solved)) for row in rows]
+            tables[block.name, metric.name] = Table(
+                metric.name, higher, block.baseline, study.alpha, tuple(rows), solved
+            )
     return tables
 
 
-def _arm_runs(block: Block, records: Sequence[RunRecord]) -> Iterator[ArmRuns]:
-    """The baseline alone, then each arm and its variants, on the test split. A run that failed is there without a value, so
-    that its arm is not treated as if the run had never been begun."""
-    by_row = defaultdict[tuple[str, str], list[RunRecord]](list)
+def _runs_by_row(block: Block, records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """Row of the block's tables -> its runs: of an arm those with the settings that were chosen."""
+    names = {(arm.name, variant): row for arm in block.arms for variant, row in arm.rows.items()}
+    by_row: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
         if record.block == block.name and record.chosen:
-            by_row[record.arm, record.variant].append(record)
+            by_row[names[record.arm, record.variant]].append(record)
+    return by_row
+
+
+def _tested(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs that were scored, and those that failed: these count without a value, so that their arm is not treated as if
+    they had never been begun."""
+    return [record for record in records if "test" in record.metrics or record.status == "failed"]
+
+
+def _solved(records: Sequence[RunRecord], metric: MetricSpec, bound: float) -> Solved:
+    """How many of an arm's runs came to the bound, and when they first did so in an evaluation on the way."""
+
+    def solves(value: float | None) -> bool:
+        if value is None or not math.isfinite(value):
+            return False
+        return value >= bound if metric.higher_is_better else value <= bound
+
+    solved = sum(solves(record.metrics.get("test", {}).get(metric.name)) for record in records)
+    interval = share(solved, len(records))
+    examples = []
+    for record in records:
+        reached = [entry["examples"] for entry in record.history if solves(entry.get(f"eval_{metric.name}"))]
+        examples += reached[:1]
+    return Solved(
+        len(records), solved, interval.low, interval.high, len(examples), median(examples) if examples else None
+    )
+
+
+def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterator[ArmRuns]:
+    """The baseline alone, then each arm and its variants, on the test split."""
     for arm in sorted(block.arms, key=lambda arm: arm.name != block.baseline):
         rows = {"": arm.name} if arm.name == block.baseline else arm.rows
         for variant, row in rows.items():
-            own = by_row[arm.name, variant]
-            tested = [record for record in own if "test" in record.metrics or record.status == "failed"]
+            own = by_row.get(row, ())
+            tested = _tested(own)
             metrics = {}
             for metric in block.metrics:
                 metrics[metric.name] = {one.seed: one.metrics.get("test", {}).get(metric.name) for one in tested}

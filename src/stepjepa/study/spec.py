@@ -195,6 +195,9 @@ class Study:
     ray: dict[str, Any] = field(default_factory=dict)
     keep_models: bool = option(True, "False deletes the weights once they are scored.", "study")
     alpha: float = option(0.05, "Level of the verdicts.", "study", above=0, below=1)
+    solved: float | None = option(
+        None, "Value of the first metric, on the test split, from which a run has solved the task.", "study"
+    )
     notes: tuple[str, ...] = ()
 
 

@@ -1,0 +1,53 @@
+"""How many seeds solve a task, from the records of the planning study."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepjepa.study.reading import read_study
+from stepjepa.study.records import RunRecord
+from stepjepa.study.results import study_tables, table_cells
+from stepjepa.study.tree import open_study
+
+RECORDS = Path(__file__).parents[2] / "docs" / "evidence" / "planning" / "test.jsonl"
+
+
+@pytest.fixture(scope="module")
+def planning():
+    found, tree = open_study("planning")
+    records = [RunRecord(**json.loads(line)) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
+    return read_study(tree, found), records
+
+
+def test_the_share_of_seeds_and_the_examples_are_those_of_the_page(planning):
+    study, records = planning
+    tables = study_tables(study, records)
+    assert tables["path_star", "first_step"].solved is None
+    cells = table_cells(tables["path_star", "task"].record())
+    solved = dict(zip(cells["arm"], cells["solved, at least 0.95 [95 %]"], strict=True))
+    examples = dict(zip(cells["arm"], cells["examples until then, median"], strict=True))
+    assert solved["next_latent"] == "11 of 12 [0.65, 0.99]" and examples["next_latent"] == "104 k (11 runs)"
+    assert solved["plan_infonce"].startswith("6 of 12 ") and examples["plan_infonce"] == "124 k (6 runs)"
+    assert solved["regular"].startswith("1 of 12 ") and examples["regular"] == "112 k (1 run)"
+    assert solved["next_latent+shuffled"] == "0 of 12 [0.00, 0.24]" and not examples["next_latent+shuffled"]
+
+
+def test_a_run_that_failed_has_not_solved_it(planning):
+    study, records = planning
+    first = next(row for row in records if row.arm == "next_latent" and row.block == "path_star" and not row.variant)
+    failed = replace(first, metrics={}, history=(), status="failed", error="it diverged")
+    table = study_tables(study, [failed if row is first else row for row in records])["path_star", "task"]
+    (arm,) = (arm for arm in table.arms if arm.name == "next_latent")
+    assert arm.solved is not None and (arm.solved.runs, arm.solved.solved) == (12, 10)
+
+
+def test_tables_without_the_bound_have_no_such_column(planning):
+    study, records = planning
+    record = study_tables(replace(study, solved=None), records)["path_star", "task"].record()
+    before = {key: value for key, value in record.items() if key != "solved"}  # as version 0.2 wrote it
+    before["arms"] = [{key: value for key, value in arm.items() if key != "solved"} for arm in record["arms"]]
+    assert table_cells(before) == table_cells(record) and not any("solved" in title for title in table_cells(record))
