@@ -128,7 +128,7 @@ def test_a_seed_may_stand_in_a_name():
         ("base.seed=1", ["give seeds at the top"]),
         ("arms.step_jepa.control=shuffled", ["controls: [shuffled, random]"]),
         ("arms.step_jepa.lbd=0.1", ["sets lbd to", "keep one of them"]),
-        ("arms.step_jepa.predictors=-1", ["--set arms.step_jepa.predictors=-1: predictors is -1"]),
+        ("arms.step_jepa.predictors=-1", ["--set arms.step_jepa.predictors=-1: ", "predictors is -1"]),
         ("arms.step jepa.objective=regular", ["the name 'step jepa'", "letters, digits"]),
         ("baseline=plain", ["the baseline 'plain' is no arm; there are: regular, step_jepa"]),
         ("seeds=[1, 1]", ["seeds: expected different whole numbers"]),

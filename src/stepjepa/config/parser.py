@@ -159,6 +159,7 @@ class StrictParser:
         Raises:
             ConfigError: there is one.
         """
+        self._take_up_written(argv)
         flags = _words_by_flag(argv)
         for name, (spelling, word) in flags.items():
             answer = self.aliases.get(name)

@@ -25,7 +25,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from stepjepa.errors import ConfigError, said
@@ -150,7 +150,7 @@ def convert(hint: object, given: object, keep: str | None = None) -> object:
     """The value of type `hint` that `given` stands for.
 
     Args:
-        hint: a resolved type hint: bool, int, float, str, Literal, Enum, list, dict, or a union of them. For
+        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For
             `Enum | str` the result is the enumeration's value as a string; other strings are refused.
         given: what was written, in one of the forms in the module's description.
         keep: a word that stays text although it is one for None, as "none" for a field whose default is "none".
@@ -183,7 +183,9 @@ def _check_text(given: object) -> None:
 
 def _precision(member: Any) -> int:
     """Order of trial: what accepts few texts before what accepts many."""
-    ranks = [rank for rank, kind in enumerate((bool, int, float, dict, str, list), 1) if is_class(member, kind)]
+    ranks = [
+        rank for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), 1) if is_class(member, kind)
+    ]
     return 0 if choices_of(member) is not None else min(ranks, default=9)
 
 
@@ -203,6 +205,8 @@ def _convert_member(hint: Any, given: Any, union: list[Any]) -> Any:
         return _convert_choice(hint, choices, given, plain, text=str in union)
     if hint is str:
         return str(given)
+    if is_class(hint, PurePath):
+        return hint(given)
     if plain and hint is bool:
         return _convert_switch(given, alone=len(union) == 1)
     if plain and hint in (int, float):

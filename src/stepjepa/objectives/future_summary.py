@@ -98,7 +98,8 @@ class FutureSummary(LookAhead):
 
 
 def window_tokens(batch: Batch, window: int, nothing: int) -> torch.Tensor:
-    """The tokens 2 to `window` ahead of each source, (P, W - 1) int64; `nothing` for those behind its labelled run."""
+    """The W = `window` - 1 tokens from the second ahead of each source on, (P, W) int64; `nothing` for those behind its
+    labelled run."""
     import torch
 
     ids = batch.rows.input_ids.flatten()

@@ -182,11 +182,11 @@ def read_folders(names: Sequence[Path]) -> Found:
 
 def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     ended, record = reader.object(folder / METRICS), reader.object(folder / "run.json")
-    history = ended.get("log_history", []) if RunFolder(folder).ended else []
+    history = _log(ended) if RunFolder(folder).ended else []
     unfinished = not history
     if unfinished:
         for state in [folder / "trainer_state.json", *_checkpoint_logs(folder)]:
-            history = history or reader.object(state).get("log_history", [])
+            history = history or _log(reader.object(state))
     resolved = reader.read(folder / "resolved.yaml", _options) or {}
     return ReportedRun(
         label,
@@ -214,6 +214,11 @@ def data_lines(reports: Mapping[str, Any]) -> list[str]:
         first, *others = DataReport.from_dict({"source": "", **record}).lines()
         lines += [f"{split}: {first}", *others]
     return lines
+
+
+def _log(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    log = record.get("log_history")
+    return [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
 
 
 def _checkpoint_logs(folder: Path) -> list[Path]:
@@ -288,5 +293,6 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()
         if not run.history:  # restored from a record
-            run.history = [*run.trained.get("losses", ()), *run.trained.get("history", ())]
+            losses, evaluations = run.trained.get("losses", []), run.trained.get("history", [])
+            run.history = _log({"log_history": [*losses, *evaluations]})
         yield run

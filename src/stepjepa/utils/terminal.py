@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -200,11 +201,21 @@ def stdout_trouble() -> str | None:
         return None
     try:
         sys.stdout.flush()
+        if _reader_has_gone(sys.stdout):  # an unbuffered stream has nothing to flush
+            trouble = ""
     except OSError as error:
         trouble = "" if error.errno == errno.EPIPE else f"{_STDOUT}: {error.strerror or error}"
     if trouble is not None:
         _silence(sys.stdout)
     return trouble
+
+
+def _reader_has_gone(stream: IO[str]) -> bool:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, or a system without poll
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    return False
 
 
 def _silence(stream: IO[str]) -> None:
