@@ -92,12 +92,15 @@ def _alike(one: str, other: str, least: float) -> bool:
 
 def union_members(hint: object) -> tuple[Any, ...]:
     """The alternatives of a type: those of a union, with None taken out of a Literal, or the type alone."""
+    arguments = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
-        return tuple(member for arg in get_args(hint) for member in union_members(arg))
-    if get_origin(hint) is Literal and None in get_args(hint):
-        rest = tuple(choice for choice in get_args(hint) if choice is not None)
-        return (Literal[rest], type(None)) if rest else (type(None),)
-    return (hint,)
+        return tuple(member for argument in arguments for member in union_members(argument))
+    if get_origin(hint) is not Literal or None not in arguments:
+        return (hint,)
+    choices = tuple(choice for choice in arguments if choice is not None)
+    if not choices:
+        return (type(None),)
+    return Literal[choices], type(None)
 
 
 def is_class(hint: object, base: type) -> bool:

@@ -332,12 +332,19 @@ class ChatRenderer:
             spans = self._locate_one_by_one(text, chat)
             openings = self._openings(text, chat, spans)
         answers = [message for message in chat if message["role"] == "assistant"]
-        shown = [text[span.start : span.end] for span in spans if span.role == "assistant"]
-        missing = [left_out(message["content"], own) for own, message in zip(shown, answers, strict=True)]
-        thinking = (message[key] for message in answers for key in REASONING_KEYS if key in message)
-        missing += [left_out(one, "") for one in thinking if one.strip() not in text]
+        answer_spans = [span for span in spans if span.role == "assistant"]
+        missing = []  # characters and text that the template leaves out, of contents and of thinking
+        for message, span in zip(answers, answer_spans, strict=True):
+            shown = text[span.start : span.end]
+            missing.append(left_out(message["content"], shown))
+        for message in answers:
+            for key in REASONING_KEYS:
+                thinking = message.get(key, "")
+                if thinking.strip() not in text:
+                    missing.append(left_out(thinking, ""))
+        characters = sum(count for count, _ in missing)
         first = next((part for _, part in missing if part), "")
-        return RenderedChat(text, tuple(spans), folded, openings, sum(count for count, _ in missing), first)
+        return RenderedChat(text, tuple(spans), folded, openings, characters, first)
 
     @cached_property
     def _reasoning_key(self) -> str:

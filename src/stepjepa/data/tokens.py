@@ -118,13 +118,16 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     A token without a character of its own has either lost it (offsets that are trimmed of white space, as GPT-NeoX's
     are, leave a gap before it) or never had one (an added leading space) and counts with the character after it.
     """
-    edges = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets)).reshape(-1, 2)
-    last = edges[:, 1] - 1
-    empty = edges[:, 1] <= edges[:, 0]
+    # From an iterator it takes half of the time that an array of the list takes.
+    numbers = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets))
+    begins, ends = numbers[::2], numbers[1::2]
+    last = ends - 1
+    empty = ends <= begins
     if empty.any():
-        before = np.concatenate([[0], edges[:-1, 1]])
-        after = np.minimum(edges[:, 0], max(text_length - 1, 0))
-        last = np.where(empty & (before >= edges[:, 0]), after, last)
+        end_before = np.concatenate([[0], ends[:-1]])
+        no_gap = end_before >= begins
+        character_after = np.minimum(begins, max(text_length - 1, 0))
+        last = np.where(empty & no_gap, character_after, last)
     return np.maximum.accumulate(last)
 
 
@@ -248,13 +251,19 @@ class Prompter:
         template writes between the generation prompt and an answer. Marks of thinking stay, also one that `prompt` ends
         with."""
         header = self._header.strip()
-        at = self._decoded(ids).rfind(header) if header else -1
-        if at < 0:
-            return opened_in(self.tokenizer, prompt) + (marked_text(self.tokenizer, ids) or text)
-        lengths = range(len(ids) + 1)
-        begin = bisect_left(lengths, at + len(header), key=lambda count: len(self._decoded(ids[:count])))
+        place = self._decoded(ids).rfind(header) if header else -1
+        if place < 0:
+            answer = marked_text(self.tokenizer, ids) or text
+            return opened_in(self.tokenizer, prompt) + answer
+
+        # The answer begins at the first token behind the header.
+        def decoded_length(count: int) -> int:
+            return len(self._decoded(ids[:count]))
+
+        begin = bisect_left(range(len(ids) + 1), place + len(header), key=decoded_length)
         answer = self._decoded(ids[begin:], skip_special_tokens=True)
-        return answer.removeprefix(self._header[len(self._header.rstrip()) :])
+        white_space = self._header[len(self._header.rstrip()) :]
+        return answer.removeprefix(white_space)
 
     def _decoded(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         skips = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}

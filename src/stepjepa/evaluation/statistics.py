@@ -102,15 +102,24 @@ def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> In
     right_a, right_b = both + only_a, both + only_b
     below_a, above_a = _wilson_reach(right_a, n)
     below_b, above_b = _wilson_reach(right_b, n)
+
+    # phi, the correlation of the answers
     margins = right_a * (n - right_a) * right_b * (n - right_b)
     agreement: float = both * neither - only_a * only_b
     if agreement > 0:
         agreement = max(agreement - n / 2, 0.0)  # the correction for continuity
     phi = agreement / math.sqrt(margins) if margins else 0.0
-    below = math.sqrt(max(below_b**2 - 2 * phi * below_b * above_a + above_a**2, 0.0))
-    above = math.sqrt(max(above_b**2 - 2 * phi * above_b * below_a + below_a**2, 0.0))
+
     difference = (only_b - only_a) / n
-    return Interval(difference, max(-1.0, difference - below), min(1.0, difference + above))
+    low = difference - _joined_reach(below_b, above_a, phi)
+    high = difference + _joined_reach(above_b, below_a, phi)
+    return Interval(difference, max(-1.0, low), min(1.0, high))
+
+
+def _joined_reach(one: float, other: float, phi: float) -> float:
+    """How far an interval of a difference reaches where those of its two sides reach so far."""
+    squared = one**2 - 2 * phi * one * other + other**2
+    return math.sqrt(max(squared, 0.0))
 
 
 def _wilson_reach(successes: int, n: int) -> tuple[float, float]:
@@ -239,13 +248,18 @@ def conclusion(
         controlled, equal_compute: whether there is a control with shuffled targets, and b was trained at a's compute.
         counts: of an accuracy, as `paired_counts` gives them.
     """
-    right = None if counts is None else sum(counts[:3])
+    low, high = difference.low, difference.high
     shown = f"no difference between {a} and {b} is shown"
-    if right is not None and right < LEAST_RIGHT:
-        shown = f"there are too few right answers to compare: {right} of {sum(counts or ())} by {a} or {b}"
-    elif difference.low is not None and difference.high is not None and not difference.low <= 0 <= difference.high:
-        ahead = (difference.low > 0) != lower_is_better
+    if counts is not None and sum(counts[:3]) < LEAST_RIGHT:
+        right = f"{sum(counts[:3])} of {sum(counts)} by {a} or {b}"
+        shown = f"there are too few right answers to compare: {right}"
+    elif low is not None and high is not None and not low <= 0 <= high:
+        ahead = (low > 0) != lower_is_better
         shown = f"{b} is {'ahead of' if ahead else 'behind'} {a}"
-    lacks = ([] if controlled else [NO_CONTROL]) + ([] if equal_compute else [NO_COMPUTE])
-    verdict = ArmVerdict("not established", ("one seed of each", *lacks))
+    reasons = ["one seed of each"]
+    if not controlled:
+        reasons.append(NO_CONTROL)
+    if not equal_compute:
+        reasons.append(NO_COMPUTE)
+    verdict = ArmVerdict("not established", tuple(reasons))
     return f"On these questions {shown}. Whether the training of {b} helps is {verdict}."

@@ -63,11 +63,14 @@ def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
 
 def placed_predictors(ids: Sequence[int], options: PredictorOptions, groups: int) -> tuple[int, ...]:
     """The ids of the K predictors of every group in the order in which they stand after a source."""
+    size = len(ids) // groups
+    times = options.predictors or 0 if options.same_predictor else 1
     placed: list[int] = []
     for group in range(groups):
-        own = list(ids[group * len(ids) // groups : (group + 1) * len(ids) // groups])
-        own *= options.predictors or 0 if options.same_predictor else 1
-        placed += own[::-1] if options.predictor_order == "descending" else own
+        own = list(ids[group * size : (group + 1) * size]) * times
+        if options.predictor_order == "descending":
+            own.reverse()
+        placed += own
     return tuple(placed)
 
 
@@ -226,10 +229,13 @@ class TrainedExtras(nn.Module):
         """Keep the rows and heads of these groups only, in this order. Raises ValueError: one of them is missing."""
         numbers = [self.groups.index(group) for group in groups]
         if self.predictors is not None:
-            rows_GKD = self.predictors.weight.detach().unflatten(0, (len(self.groups), -1))
-            self.predictors.weight = nn.Parameter(rows_GKD[numbers].flatten(0, 1))
+            weight = self.predictors.weight.detach()
+            rows_GKD = weight.unflatten(0, (len(self.groups), -1))
+            kept = rows_GKD[numbers].flatten(0, 1)
+            self.predictors.weight = nn.Parameter(kept)
         if self.head is not None:
-            self.head.layers = nn.ModuleList(self.head.layers[number] for number in numbers)
+            layers = [self.head.layers[number] for number in numbers]
+            self.head.layers = nn.ModuleList(layers)
         self.groups = tuple(groups)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]

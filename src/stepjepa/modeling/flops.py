@@ -167,13 +167,18 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     beginning of the trunk that it repeats included. Only a forward pass runs on `target_rows`.
     """
     flops = dict.fromkeys(KINDS, 0.0)
+    kinds = len(KINDS)
     for rows, kinds_L, gradient in _passes(batch):
-        read = kinds_L if rows.read_positions is None else kinds_L[rows.read_positions]
-        one = cost.train if gradient else cost.forward
-        keys = torch.bincount(kinds_L, _keys(rows).double(), minlength=len(KINDS)).tolist()
-        counts, reads = (torch.bincount(kinds, minlength=len(KINDS)).tolist() for kinds in (kinds_L, read))
+        # Of every kind: its tokens, those whose states are read, and the keys that their queries are given.
+        read_L = kinds_L if rows.read_positions is None else kinds_L[rows.read_positions]
+        tokens = torch.bincount(kinds_L, minlength=kinds).tolist()
+        reads = torch.bincount(read_L, minlength=kinds).tolist()
+        keys = torch.bincount(kinds_L, _keys(rows).double(), minlength=kinds).tolist()
+        price = cost.train if gradient else cost.forward
         for kind, name in enumerate(KINDS):
-            flops[name] += counts[kind] * one.token + reads[kind] * one.read + keys[kind] * one.key
+            flops[name] += tokens[kind] * price.token
+            flops[name] += reads[kind] * price.read
+            flops[name] += keys[kind] * price.key
     flops["head"] += cost.heads(len(batch.label_positions), batch.pairs)
     return flops
 
@@ -193,11 +198,15 @@ def _passes(batch: Batch) -> Iterator[tuple[Rows, torch.Tensor, bool]]:
 def _kinds(batch: Batch) -> torch.Tensor:
     """(R, T) int64, the kind of each token of packed rows that is no padding."""
     example, segment, _, attach = packed_fields(batch.rows)
-    # Sources of their own see no trunk either; what is read of them tells them from targets.
-    name = segment + example * (segment.max() + 1)
-    of_source = torch.isin(name, name.flatten()[batch.sources.positions])
-    branch = (segment != TRUNK) & ((attach != ISOLATED) | of_source)
-    return torch.where(branch, _BRANCH, torch.where(segment == TRUNK, _TRUNK, _TARGET))
+    on_trunk = segment == TRUNK
+    # Standalone sources see no trunk either; what is read of them tells them from targets.
+    number = segment + example * (segment.max() + 1)  # of the segment, in the whole batch
+    source_numbers = number.flatten()[batch.sources.positions]
+    of_source = (attach != ISOLATED) | torch.isin(number, source_numbers)
+    kinds = torch.full_like(segment, _TARGET)
+    kinds[of_source] = _BRANCH
+    kinds[on_trunk] = _TRUNK
+    return kinds
 
 
 def _keys(rows: Rows) -> torch.Tensor:

@@ -181,11 +181,18 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
     """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is after the final norm."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
-        mask = attention_masks(rows, text_config(model.config), compute_dtype(model), heeds_window(model))
+        config = text_config(model.config)
+        mask = attention_masks(rows, config, compute_dtype(model), heeds_window(model))
+    kept: dict[int, list[torch.Tensor]] = {}
     with ExitStack() as stack:
-        kept = {layer: stack.enter_context(hidden_states(model, layer)) for layer in layers if layer is not None}
+        for layer in layers:
+            if layer is not None:
+                kept[layer] = stack.enter_context(hidden_states(model, layer))
         output = run_backbone(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
-    return {None: output[0].flatten(0, 1), **{layer: states[0].flatten(0, 1) for layer, states in kept.items()}}
+    states: dict[int | None, torch.Tensor] = {None: output[0].flatten(0, 1)}
+    for layer, (states_RTD,) in kept.items():
+        states[layer] = states_RTD.flatten(0, 1)
+    return states
 
 
 @contextmanager
@@ -220,10 +227,12 @@ def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int
         ConfigError: there are fewer, or they go by no known name.
     """
     layers = decoder_layers(backbone(model))
-    place = layer + (0 if layers is None or layer >= 0 else 1 + len(layers))
-    if layers is None or not 0 <= place <= len(layers):
-        known = "its layers have no known name" if layers is None else f"the model has layers 0 to {len(layers)}"
-        raise ConfigError(f"no states can be read after layer {layer}: {known}")
+    if layers is None:
+        raise ConfigError(f"no states can be read after layer {layer}: its layers have no known name")
+    count = len(layers)
+    place = layer if layer >= 0 else 1 + count + layer
+    if not 0 <= place <= count:
+        raise ConfigError(f"no states can be read after layer {layer}: the model has layers 0 to {count}")
     return layers, place
 
 
@@ -283,12 +292,15 @@ def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
     own = mlp.forward
 
     def forward(hidden_RTD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        flat = hidden_RTD.flatten(0, 1)
-        rows = own(flat.index_select(0, read_N)[None], *args, **kwargs)
-        if not isinstance(rows, torch.Tensor):
+        shape = hidden_RTD.shape[:2]
+        hidden_LD = hidden_RTD.flatten(0, 1)
+        read_1ND = hidden_LD.index_select(0, read_N)[None]
+        output = own(read_1ND, *args, **kwargs)
+        if not isinstance(output, torch.Tensor):
             return own(hidden_RTD, *args, **kwargs)
-        zeros = rows.new_zeros(flat.shape[0], rows.shape[-1])
-        return zeros.index_copy(0, read_N, rows[0]).unflatten(0, hidden_RTD.shape[:2])
+        zeros_LD = output.new_zeros(len(hidden_LD), output.shape[-1])
+        output_LD = zeros_LD.index_copy(0, read_N, output[0])
+        return output_LD.unflatten(0, shape)
 
     with forward_as(mlp, forward):
         yield

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -223,31 +224,38 @@ def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
     """Where the forests of packed rows stand, and what their segments see in a layer with such a sliding window."""
     assert rows.forests is not None
     flat = [value.flatten() for value in (rows.input_ids, rows.position_ids, *packed_fields(rows))]
-    forests, sizes, end = [], [], 0
+    forests, sizes = [], []
+    end = 0
     for start, stop in sorted(rows.forests.tolist()):
         ids, positions, *fields = (value[None, start:stop] for value in flat)
-        forests.append(_segments(Rows(ids, positions, None, *fields), window))
+        forest = Rows(ids, positions, None, *fields)
+        forests.append(_segments(forest, window))
         sizes += [start - end, stop - start]
         end = stop
-    return SegmentPlan(tuple(forests), (*sizes, rows.input_ids.numel() - end))
+    sizes.append(rows.input_ids.numel() - end)
+    return SegmentPlan(tuple(forests), tuple(sizes))
 
 
 def _segments(forest: Rows, window: int | None) -> tuple[AttendedSegment, ...]:
     """The segments of one forest, (1, L)."""
     _, segment, _, attach = packed_fields(forest)
-    lengths = segment[0].unique_consecutive(return_counts=True)[1].tolist()
-    attaches = attach[0].tolist()
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    branches = [attaches[start] != ISOLATED for start in starts]
-    apart, whole = attention_costs(lengths, [attaches[start] for start in starts])
-    if whole < apart:
+    _, counts = segment[0].unique_consecutive(return_counts=True)
+    lengths = counts.tolist()
+    ends = list(accumulate(lengths))
+    starts = [0, *ends[:-1]]
+    attached = attach[0, starts].tolist()
+    apart, together = attention_costs(lengths, attached)
+    if together < apart:
         return (AttendedSegment(sum(lengths), False, dense_mask(forest, window)[0, 0]),)
     segments = []
-    for start, length, branch in zip(starts, lengths, branches, strict=True):
-        own, mask = slice(start, start + length), None
+    for start, length, attach_to in zip(starts, lengths, attached, strict=True):
+        branch = attach_to != ISOLATED
+        mask: torch.Tensor | None = None  # plain causal attention
         if branch or (window is not None and length > window):
-            mask = dense_mask(forest, window, own)[0, 0]
-            mask = torch.cat([mask[:, : lengths[0] if branch else 0], mask[:, own]], dim=1)
+            own = slice(start, start + length)
+            trunk = slice(0, lengths[0] if branch else 0)
+            seen = dense_mask(forest, window, own)[0, 0]
+            mask = torch.cat([seen[:, trunk], seen[:, own]], dim=1)
         segments.append(AttendedSegment(length, branch, mask))
     return tuple(segments)
 

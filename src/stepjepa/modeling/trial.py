@@ -222,8 +222,11 @@ class _Trial:
         inner = causal_lm(model)
         self._model, self._inner, self._ids = model, inner, predictor_ids
         self._device = embedding_rows(inner).device
-        self._examples, self._long = (_examples(inner, vocabulary, len(predictor_ids), n) for n in (_SHORT, _LONG))
-        self._head, self._limit = output_head(inner, vocabulary), tolerance(inner)
+        self._head = output_head(inner, vocabulary)
+        self._limit = tolerance(inner)
+        predictors = len(predictor_ids)
+        self._examples = _examples(inner, vocabulary, predictors, _SHORT)
+        self._long = _examples(inner, vocabulary, predictors, _LONG)
         self._own = torch.empty(0)  # (N, V) the model's own logits
         self._states: tuple[torch.Tensor, ...] = ()  # of the views in passes of their own, (P, D) each
 
@@ -274,32 +277,39 @@ class _Trial:
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
             return Verdict(f"{what} ({said(error, lines=1)[:200]})")
-        off = []
+        errors = []
         if form != "inline":  # whose LM loss is another by design
-            loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")
-            off = [difference(logits, self._own), float(abs(output.lm_loss_sum - loss) / loss.clamp(min=1.0))]
-        wrong = "plain passes of its backbone do not give its own logits" if form == "two_pass" else _MASK
+            own_loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")
+            loss_error = abs(output.lm_loss_sum - own_loss) / own_loss.clamp(min=1.0)
+            errors += [difference(logits, self._own), float(loss_error)]
+        fault = _MASK
         states = (output.source_states.float(), output.target_states.float())
         if form == "two_pass":
+            fault = "plain passes of its backbone do not give its own logits"
             self._states = states
-        off += [distance(one, other) for one, other in zip(states, self._states, strict=True)]
-        return Verdict("" if all(one <= self._limit for one in off) else wrong, float(np.max(off)))
+        errors += [distance(side, expected) for side, expected in zip(states, self._states, strict=True)]
+        exact = all(error <= self._limit for error in errors)  # no comparison with NaN holds
+        return Verdict("" if exact else fault, float(np.max(errors)))
 
     def _try_gradient(self, form: str, attention: str) -> None:
         """Train on rows of another shape; raises where that does not run or has another gradient than eager attention."""
-        batch, found = self._batch(self._long, form, attention), []
+        batch = self._batch(self._long, form, attention)
         layers = decoder_layers(backbone(self._inner))
-        weights = [one for one in (layers[0] if layers else self._model).parameters() if one.requires_grad]
+        module = layers[0] if layers else self._model
+        weights = [weight for weight in module.parameters() if weight.requires_grad]
+        flat_gradients = []
         with torch.enable_grad():
             with attention_of(self._inner, attention), unchanged(self._model, training=True):
                 self._model(batch=batch)  # FlexAttention has no dropout
-            for one in (attention, "eager"):
-                with attention_of(self._inner, one):
+            for name in (attention, "eager"):
+                with attention_of(self._inner, name):
                     output = self._model(batch=batch)
-                loss = output.lm_loss_sum + (output.source_states * output.target_states).float().sum()
+                products = output.source_states * output.target_states
+                loss = output.lm_loss_sum + products.float().sum()
                 gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-                found.append(torch.cat([one.flatten().float() for one in gradients if one is not None]))
-        if not distance(*found) <= self._limit:
+                pieces = [gradient.flatten().float() for gradient in gradients if gradient is not None]
+                flat_gradients.append(torch.cat(pieces))
+        if not distance(*flat_gradients) <= self._limit:
             raise ValueError("its gradient is not that of eager attention")
 
     def _batch(self, examples: list[Example], form: str, attention: str) -> Batch:
@@ -315,11 +325,15 @@ def _examples(inner: PreTrainedModel, vocabulary: int, predictors: int, length: 
     def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
         builder = PairBuilder(ids, predictors)
         builder.pair(Span(0, source + 1), target)
-        found = builder.found("")
-        return Example(ids, (Span(label, len(ids)),), found.segments, found.pairs)
+        pairs = builder.found("")
+        labels = Span(label, len(ids))
+        return Example(ids, (labels,), pairs.segments, pairs.pairs)
 
     size = min(vocabulary, vocabulary_size(inner))
-    special = {value for name, value in vars(inner.config).items() if "token" in name and isinstance(value, int)}
+    settings = vars(inner.config)
+    special = {value for name, value in settings.items() if "token" in name and isinstance(value, int)}
     plain = [index for index in range(size) if index not in special] or [0]
-    ids = np.array([plain[(7 * place + 5) % len(plain)] for place in range(length)], dtype=np.int32)
-    return [example(ids, 4, 5, Span(6, 11)), example(ids[-4:0:-1].copy(), 2, 3, Span(4, 8))]
+    places = (7 * np.arange(length) + 5) % len(plain)
+    ids = np.array(plain, dtype=np.int32)[places]
+    backwards = ids[-4:0:-1].copy()
+    return [example(ids, 4, 5, Span(6, 11)), example(backwards, 2, 3, Span(4, 8))]

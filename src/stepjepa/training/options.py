@@ -411,9 +411,14 @@ def inherited_names() -> set[str]:
     if spec is None or spec.origin is None:
         return set()
     source = Path(spec.origin).with_name("training_args.py").read_text(encoding="utf-8")
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    (fields,) = [node.body for node in classes if node.name == "TrainingArguments"]
-    return {node.target.id for node in fields if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    names = set()
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef) or node.name != "TrainingArguments":
+            continue
+        for line in node.body:
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                names.add(line.target.id)
+    return names
 
 
 @dataclass

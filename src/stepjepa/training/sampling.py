@@ -135,20 +135,26 @@ class EpochSampler:
 
     def _examples(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Passes and rows of the examples of an epoch, (size,) each, and their order, (size,) indices."""
-        parts, offset = [], 0
+        all_passes, all_rows, all_shares = [], [], []
+        offset = 0
         for source, (size, count) in enumerate(zip(*self.mixture, strict=True)):
+            # A data set is drawn pass by pass, in an epoch `count` of its `size` rows.
             drawn = np.arange(epoch * count, (epoch + 1) * count)
-            passes, rows = drawn // size, drawn % size
+            passes = drawn // size
+            rows = drawn % size
             if self.shuffle and count != size:
                 for number in np.unique(passes):
                     permuted = generator(self.seed, int(number), source, _MIXED).permutation(size)
                     rows = np.where(passes == number, permuted[rows], rows)
-            parts.append((passes, rows + offset, (np.arange(count) + 0.5) / count))
+            all_passes.append(passes)
+            all_rows.append(rows + offset)
+            all_shares.append((np.arange(count) + 0.5) / count)
             offset += size
-        passes, rows, share = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         if self.shuffle:
-            return passes, rows, generator(self.seed, epoch, 0, _ORDER).permutation(self.size)
-        return passes, rows, np.argsort(share, kind="stable")  # evenly mixed
+            order = generator(self.seed, epoch, 0, _ORDER).permutation(self.size)
+        else:
+            order = np.argsort(np.concatenate(all_shares), kind="stable")  # evenly mixed
+        return np.concatenate(all_passes), np.concatenate(all_rows), order
 
 
 class DrawnExamples:

@@ -98,12 +98,15 @@ def numbered(text: Text) -> Numbered:
 
 def _prevail(text: Text, regions: Sequence[CharSpan]) -> bool:
     """Whether lists are what the text is about: a third of it, or at most two paragraphs are around them."""
-    inside = sum(end - start for start, end in regions)
-    thoughts = sum(end - start for start, end in text.thoughts)
-    if 3 * inside >= len(text.text) - thoughts:
+    in_lists = sum(end - start for start, end in regions)
+    in_thoughts = sum(end - start for start, end in text.thoughts)
+    if 3 * in_lists >= len(text.text) - in_thoughts:
         return True
-    starts = [part.start for part in text.paragraphs if part.prose]
-    around = [place for place in starts if not any(start <= place < end for start, end in regions)]
+
+    def is_in_list(place: int) -> bool:
+        return any(start <= place < end for start, end in regions)
+
+    around = [part for part in text.paragraphs if part.prose and not is_in_list(part.start)]
     return len(around) < 3
 
 
