@@ -119,8 +119,10 @@ def choices_of(hint: object) -> list[Any] | None:
 def describe(hint: object) -> str:
     """What a type expects, in words: "a whole number", "one of a, b, c or none"."""
     members = union_members(hint)
-    enums = any(is_class(member, Enum) for member in members)
-    words = [_describe_member(m) for m in members if m is not type(None) and not (enums and m is str)]
+    unnamed: list[object] = [type(None)]
+    if any(is_class(member, Enum) for member in members):
+        unnamed.append(str)
+    words = [_describe_member(member) for member in members if member not in unnamed]
     if type(None) in members:
         words.append("none")
     return " or ".join(dict.fromkeys(words))
@@ -129,12 +131,18 @@ def describe(hint: object) -> str:
 def _describe_member(hint: Any) -> str:
     choices = choices_of(hint)
     if choices is not None:
-        words = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
+        words = []
+        for choice in choices:
+            word = str(choice)
+            words.append(word.lower() if isinstance(choice, bool) else word)
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if is_class(hint, list):
         return f"a list ({describe(_item_of(hint))} each)"
-    word = _WORDS.get(get_origin(hint) or hint)
-    return word or f"{getattr(hint, '__name__', hint)} (an object that only Python code can give)"
+    kind = get_origin(hint) or hint
+    if kind in _WORDS:
+        return _WORDS[kind]
+    name = getattr(hint, "__name__", hint)
+    return f"{name} (an object that only Python code can give)"
 
 
 def show(given: object) -> str:
@@ -163,14 +171,16 @@ def convert(hint: object, given: object, keep: str | None = None) -> object:
     """
     _check_text(given)
     every = union_members(hint)
-    members = union = [member for member in every if member is not type(None)]
-    if any(is_class(member, Enum) for member in members):
-        members = [member for member in members if member is not str]
+    union = [member for member in every if member is not type(None)]
+    members = union
+    if any(is_class(member, Enum) for member in union):
+        members = [member for member in union if member is not str]
     words = [str(choice) for member in members for choice in choices_of(member) or ()]
-    plain = isinstance(given, str) and not isinstance(given, Quoted)
-    empty = plain and str(given).lower() in _NONE - {(keep or "").lower()} and given not in words
-    if type(None) in every and (given is None or empty):
-        return None
+    if type(None) in every:
+        none_words = _NONE - {(keep or "").lower()}
+        plain = isinstance(given, str) and not isinstance(given, Quoted)
+        if given is None or (plain and str(given).lower() in none_words and given not in words):
+            return None
     for member in sorted(members, key=_precision):
         with suppress(_Mismatch):
             return _convert_member(member, given, union)

@@ -224,8 +224,10 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     """The matrix in the colours of the seen tokens, a band of kinds along two sides, names and readouts next to it."""
     size = len(record)
     to_rgb = library("matplotlib.colors", "analysis").to_rgb
-    shown = np.unique(np.linspace(0, size - 1, min(size, _MOST_CELLS)).round().astype(int))
-    of_key = np.array([to_rgb(KINDS[record.kinds[index]].light) for index in shown])  # (cells, 3)
+    cells = min(size, _MOST_CELLS)
+    shown = np.unique(np.linspace(0, size - 1, cells).round().astype(int))
+    kinds = [KINDS[record.kinds[index]] for index in shown]
+    of_key = np.array([to_rgb(kind.light) for kind in kinds])  # (cells, 3)
     seen = record.visible[np.ix_(shown, shown)]
     picture = np.where(seen[..., None], of_key, 1.0)
     band = 0.018 * size
@@ -239,9 +241,12 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     axes.set_ylim(size, -band)
     axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
 
-    names, readouts = list[tuple[float, str, str]](), list[tuple[float, str, str]]()
+    names = list[tuple[float, str, str]]()
+    readouts = list[tuple[float, str, str]]()
     for start, stop in record.sections:
-        names.append(((start + stop) / 2, record.section_name(start).replace("trunk: ", "", 1), INK))
+        middle = (start + stop) / 2
+        name = record.section_name(start).replace("trunk: ", "", 1)
+        names.append((middle, name, INK))
         if start:
             axes.axhline(start, color=INK, linewidth=0.35, alpha=0.35)
             axes.axvline(start, color=INK, linewidth=0.35, alpha=0.35)

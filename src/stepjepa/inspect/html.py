@@ -151,6 +151,7 @@ def _colours() -> str:
     predictor = KINDS["predictor"]
     rules = [f":root {{ --k-predictor: light-dark({predictor.light}, {predictor.dark}); }}"]
     for name, kind in KINDS.items():
-        on = f"light-dark({letter_colour(kind.light)}, {letter_colour(kind.dark)})"
-        rules.append(f".k-{name} {{ --k: light-dark({kind.light}, {kind.dark}); --on-k: {on}; }}")
+        fill = f"light-dark({kind.light}, {kind.dark})"
+        letters = f"light-dark({letter_colour(kind.light)}, {letter_colour(kind.dark)})"
+        rules.append(f".k-{name} {{ --k: {fill}; --on-k: {letters}; }}")
     return "\n".join([*rules, ""])

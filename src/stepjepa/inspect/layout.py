@@ -291,7 +291,8 @@ def _vector(name: str, terms: Iterable[Readout]) -> Vector:
     for index, coefficient in terms:
         total[index] += coefficient  # type: ignore[assignment]
     kept = tuple(Readout(index, total[index]) for index in sorted(total) if total[index])
-    indices, signs = [term.token for term in kept], [term.coefficient for term in kept]
+    indices = [term.token for term in kept]
+    signs = [term.coefficient for term in kept]
     covered: list[tuple[int, int]] = []
     if all(sign > 0 for sign in signs):
         marks = np.zeros(max(indices, default=0) + 1, bool)
@@ -299,7 +300,8 @@ def _vector(name: str, terms: Iterable[Readout]) -> Vector:
         edges = edges_of(marks)
         covered = list(zip(edges[::2], edges[1::2], strict=True))
     elif signs == [-1, 1] * (len(signs) // 2):
-        covered = [(low + 1, high + 1) for low, high in zip(indices[::2], indices[1::2], strict=True)]
+        starts, ends = indices[::2], indices[1::2]
+        covered = [(start + 1, end + 1) for start, end in zip(starts, ends, strict=True)]
     return Vector(kept, name, tuple(covered))
 
 

@@ -159,33 +159,47 @@ def _titled(record: RowRecord, pair: RowPair, lines: Iterator[Text]) -> Iterator
 def _view_lines(record: RowRecord, pair: RowPair) -> Iterator[Text]:
     """Where the source and the target are, and where they are read."""
     assert pair.views
-    segment, original, copy = pair.views.source_segment, pair.views.original, pair.views.copy
-    source, target = (
-        _token(record, last) if len(side.terms) == 1 else f"all its tokens: {_formula(record, side)}"
-        for (_, last), side in zip(pair.ends, (pair.source, pair.target), strict=True)
-    )
-    where = f"source ends at {_token(record, pair.views.source_end)}"
-    if segment:
-        where = f"source {_range(segment)}" if pair.views.standalone else f"{where} (row {_range(segment)})"
-    yield Text(f"{where}, read at {source}", style=KINDS["source"].style)
-    where = f" (on the trunk {_range(original)})" if original else ""
-    where = " (isolated in its place)" if original == copy else where
-    yield Text(f"target {_range(copy)}{where}, read at {target}", style=KINDS["target"].style)
+    views = pair.views
+    reads = []
+    for (_, last), side in zip(pair.ends, (pair.source, pair.target), strict=True):
+        one_state = len(side.terms) == 1
+        reads.append(_token(record, last) if one_state else f"all its tokens: {_formula(record, side)}")
+    source_read, target_read = reads
+
+    where = f"source ends at {_token(record, views.source_end)}"
+    if views.source_segment and views.standalone:
+        where = f"source {_range(views.source_segment)}"
+    elif views.source_segment:
+        where += f" (row {_range(views.source_segment)})"
+    yield Text(f"{where}, read at {source_read}", style=KINDS["source"].style)
+
+    where = f"target {_range(views.copy)}"
+    if views.original == views.copy:
+        where += " (isolated in its place)"
+    elif views.original:
+        where += f" (on the trunk {_range(views.original)})"
+    yield Text(f"{where}, read at {target_read}", style=KINDS["target"].style)
 
 
 def _sum_lines(record: RowRecord, pair: RowPair) -> Iterator[str]:
     """What was sampled, the vectors, and how they are compared."""
     if pair.ends:
         yield ", ".join(f"{name} = {_token(record, index)}" for name, index in pair.ends)
-    vectors = [pair.total, pair.target, pair.source] if pair.total else [pair.source, pair.target]
+    vectors = [pair.source, pair.target]
+    if pair.total:
+        vectors = [pair.total, pair.target, pair.source]
     column = max(len(vector.name) for vector in vectors)
     for vector in vectors:
         yield f"{vector.name:<{column}}  {_formula(record, vector)}"
-    source, target = pair.source.name, pair.target.name
-    source = source if source == "source" else f"{source} (source)"
-    target = target if target == "target" else f"{target} (target)"
+    source = _named_side(pair.source.name, "source")
+    target = _named_side(pair.target.name, "target")
     weight = f", weight {pair.weight:.3g}" if pair.weight != 1 else ""
     yield f"compared: {source} with {target}{weight}"
+
+
+def _named_side(name: str, side: str) -> str:
+    """The name of a vector, and which side of a pair it is where the name does not say so."""
+    return name if name == side else f"{name} ({side})"
 
 
 def _formula(record: RowRecord, vector: Vector) -> str:
@@ -231,14 +245,19 @@ def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:
     for kind in kinds:
         strip.append(kind.letter, style=kind.style)
     yield strip
-    seen = np.pad(record.visible[np.ix_(shown, shown)], ((0, len(shown) % 2), (0, 0)))
-    for upper in range(0, len(shown), 2):
+
+    # Two rows of the mask are one line of half blocks.
+    visible = record.visible[np.ix_(shown, shown)].astype(int)
+    rows = np.pad(visible, ((0, len(shown) % 2), (0, 0)))
+    blocks = rows[::2] + 2 * rows[1::2]
+    for number, line_blocks in enumerate(blocks.tolist()):
+        upper = 2 * number
         line = Text(no_wrap=True).append(f"{shown[upper]:>6} ", style=_FAINT)
         for kind in kinds[upper : upper + 2]:
             line.append(kind.letter, style=kind.style)
         line.append(" " * (10 - len(line)))
-        for key, kind in enumerate(kinds):
-            line.append(_BLOCKS[int(seen[upper, key]) + 2 * int(seen[upper + 1, key])], style=kind.style)
+        for kind, block in zip(kinds, line_blocks, strict=True):
+            line.append(_BLOCKS[block], style=kind.style)
         line.rstrip()
         yield line
 

@@ -313,8 +313,9 @@ def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
         return []
     device = next(iter(floating.values())).device
     # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
-    sums = torch.stack([value.sum(dtype=torch.float32).to(device) for value in floating.values()]).isfinite().tolist()
-    doubtful = [name for name, finite in zip(floating, sums, strict=True) if not finite]
+    sums = [value.sum(dtype=torch.float32).to(device) for value in floating.values()]
+    finite = torch.stack(sums).isfinite().tolist()
+    doubtful = [name for name, is_finite in zip(floating, finite, strict=True) if not is_finite]
     return [name for name in doubtful if not floating[name].isfinite().all()]
 
 

@@ -423,7 +423,8 @@ def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
     given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}
     try:
         given = carried(options_of(JEPAOptions), given)
-        RunOptions(**{k: v for k, v in given.items() if k in options_of(RunOptions)})
-        return JEPAConfig(**{k: v for k, v in given.items() if k in options_of(JEPAConfig)})
+        of_run, of_config = options_of(RunOptions), options_of(JEPAConfig)
+        RunOptions(**{name: value for name, value in given.items() if name in of_run})
+        return JEPAConfig(**{name: value for name, value in given.items() if name in of_config})
     except (ValueError, OSError, ConfigError) as error:
         raise ConfigError(f"{place}{error}") from None

@@ -28,11 +28,14 @@ def open_study(name: str) -> tuple[str, Node]:
     Raises:
         ConfigError: it is neither, or no readable YAML file with a mapping at its top.
     """
-    path, recipes = Path(name).expanduser(), recipe_files()
-    if not path.is_file() and name not in recipes:
-        near = did_you_mean(name, [*recipes, *map(str, path.parent.glob("*.y*ml"))])
-        raise ConfigError(f"{name}: no such file or recipe{near} (stepjepa study --list shows the recipes)")
-    path = path if path.is_file() else recipes[name]
+    path = Path(name).expanduser()
+    if not path.is_file():
+        recipes = recipe_files()
+        if name not in recipes:
+            files = [str(file) for file in path.parent.glob("*.y*ml")]
+            near = did_you_mean(name, [*recipes, *files])
+            raise ConfigError(f"{name}: no such file or recipe{near} (stepjepa study --list shows the recipes)")
+        path = recipes[name]
     root = read_tree(path)
     return path.stem, Node(root.mapping("study"), root.where)
 

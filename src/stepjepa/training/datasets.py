@@ -321,11 +321,14 @@ class ExampleReader:
             return {key: self.read_evaluation(one, f"eval_{key}") for key, one in source.items()}
         if source is None or isinstance(source, DrawnExamples):
             return source
-        train, splitter = self.reports.get("train"), None
-        if train is not None and train.steps.looked and self.args.step_splitter == "auto":
-            splitter = make_splitter(train.steps.splitter, self.args.step_separator)  # read like the training data
+        args = self.args
+        splitter = None
+        train = self.reports.get("train")
+        if train is not None and train.steps.looked and args.step_splitter == "auto":
+            # Steps are those that the training data has.
+            splitter = make_splitter(train.steps.splitter, args.step_separator)
         store = self._store(source, name, splitter)
-        return DrawnExamples(store, objective_of(self.args), self.args.seed, filler_id=self.pad_id)
+        return DrawnExamples(store, objective_of(args), args.seed, filler_id=self.pad_id)
 
     def _store(self, source: object, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
         if isinstance(source, ExampleStore):

@@ -92,20 +92,24 @@ class LossMeter:
 
     def add(self, output: ForestOutput, batch: Batch) -> None:
         """Count one micro-batch."""
-        source, target = output.source_states.detach(), output.target_states.detach()
-        cosines = F.cosine_similarity(source.float(), target.float(), dim=-1)
-        row: list[Any] = []
+        source_PD = output.source_states.detach().float()
+        target_PD = output.target_states.detach().float()
+        cosine_P = F.cosine_similarity(source_PD, target_PD, dim=-1)
+        # The numbers stay on the device, and are read when they are logged.
+        numbers: list[Any] = []
         for name in self.names:
             part = output.parts[name]
             self.weights[name] = part.weight
-            row += [part.sum.detach(), part.count]
+            numbers += [part.sum.detach(), part.count]
         tokens = sum(rows.filled.sum() for rows in batch.every_rows)  # without padding
-        row += [len(source), cosines.sum(), tokens]
-        dtype = precise_dtype(source.device)
-        new = torch.stack([torch.as_tensor(value, device=source.device).to(dtype) for value in row])
-        self.sums = new if self.sums is None else self.sums + new
-        if len(source) and sum(map(len, self.targets)) < KEPT_TARGETS:
-            self.targets.append(target.float())
+        numbers += [len(source_PD), cosine_P.sum(), tokens]
+        device = source_PD.device
+        dtype = precise_dtype(device)
+        sums = torch.stack([torch.as_tensor(number, device=device).to(dtype) for number in numbers])
+        self.sums = sums if self.sums is None else self.sums + sums
+        kept = sum(map(len, self.targets))
+        if len(target_PD) and kept < KEPT_TARGETS:
+            self.targets.append(target_PD)
 
     def metrics(self, makes_pairs: bool, accelerator: Accelerator) -> dict[str, float]:
         """Means over the labels and pairs of all processes, by the names of the log. Every process must call it.
@@ -172,10 +176,12 @@ class Predictions:
             predicted_N: (N,) int64, the most likely next token at each labelled position.
             size: B, the same on every process.
         """
-        examples_N = batch.label_positions // batch.rows.input_ids.shape[1]
-        if batch.rows.example is not None:  # packed rows hold several
-            examples_N = batch.rows.example.flatten()[batch.label_positions]
-        counts = torch.bincount(examples_N, minlength=size).tolist()
+        rows = batch.rows
+        if rows.example is None:
+            example_N = batch.label_positions // rows.input_ids.shape[1]
+        else:  # packed rows hold several
+            example_N = rows.example.flatten()[batch.label_positions]
+        counts = torch.bincount(example_N, minlength=size).tolist()
         both_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
         both_BL2 = pad_sequence(both_N2.split(counts), batch_first=True, padding_value=IGNORED)
         both_BL2 = accelerator.pad_across_processes(both_BL2, dim=1, pad_index=IGNORED)

@@ -339,13 +339,14 @@ class RunFolder:
         """
         if limit is None or limit < 1:
             return
-        complete = {folder.name: step for step, folder in self._numbered() if _is_complete(folder)}
+        steps = {folder.name: step for step, folder in self._numbered() if _is_complete(folder)}
         best = read_json(checkpoint / _STATE).get("best_model_checkpoint") or ""
-        written = complete[checkpoint.name]
-        others = complete.keys() - {checkpoint.name, Path(best).name}
-        by_age = sorted(others, key=lambda name: (complete[name] <= written, complete[name]))
-        surplus = min(len(complete) - limit, len(others))
-        for name in by_age[: max(surplus, 0)]:
+        others = steps.keys() - {checkpoint.name, Path(best).name}
+        earlier = sorted(others, key=lambda name: steps[name])
+        last_start = [name for name in earlier if steps[name] > steps[checkpoint.name]]
+        by_age = [*last_start, *(name for name in earlier if name not in last_start)]
+        surplus = max(len(steps) - limit, 0)
+        for name in by_age[:surplus]:
             remove_checkpoint(self.path / name)
 
     def _holds(self, checkpoint: Path) -> bool:

@@ -113,24 +113,30 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
         stopped: why an evaluation ended it before its last step, if one did.
     """
     output = str(trainer.args.output_dir)
-    answers = [f"eval_{name}" for name in (*(run.eval_metrics or ()), "did_not_stop")]
-    speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
-    speed = f", {median(speeds):,.0f} tokens/s (median of the log)" if speeds else ""
     parts: list[tuple[str, Sequence[str]]] = []
-    trained = [report for name, report in trainer.data_reports.items() if name.startswith("train")]
-    for report in trained if trainer.args.streaming else ():  # only now is known what the rows hold
-        read = f"{report.source}: {report.rows_read:,} rows read"
-        parts.append(("data", [read, *report.row_lines(), *report.steps.lines(), *report.prompts.lines()]))
-    done = [f"{counted(trainer.state.global_step, 'step')} in {clock(metrics.get('train_runtime', 0.0))}{speed}"]
+    if trainer.args.streaming:  # only now is known what the rows hold
+        for name, report in trainer.data_reports.items():
+            if name.startswith("train"):
+                read = f"{report.source}: {report.rows_read:,} rows read"
+                parts.append(("data", [read, *report.row_lines(), *report.steps.lines(), *report.prompts.lines()]))
+
+    steps = counted(trainer.state.global_step, "step")
+    done = [f"{steps} in {clock(metrics.get('train_runtime', 0.0))}"]
+    speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
+    if speeds:
+        done[0] += f", {median(speeds):,.0f} tokens/s (median of the log)"
     if stopped:
         done.append(stopped)
     parts.append(("done", done))
-    scores = "  ".join(f"{name} {metrics[name]:.4f}" for name in answers if name in metrics)
-    parts.append(("final", [line for line in (short(metrics), scores) if line]))
+
+    final = [short(metrics)]
+    answers = [f"eval_{name}" for name in (*(run.eval_metrics or ()), "did_not_stop")]
+    final.append("  ".join(f"{name} {metrics[name]:.4f}" for name in answers if name in metrics))
+    parts.append(("final", [line for line in final if line]))
     files = "metrics.json, run.json, data_report.json, resolved.yaml"
     parts.append(("output", [f"{output}: model and records ({files})"]))
-    lines = ["", *labelled(parts)]
-    return "\n".join([*lines, f"{'load':<{_LABELS}}AutoModelForCausalLM.from_pretrained({output!r})"])
+    parts.append(("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]))
+    return "\n".join(["", *labelled(parts)])
 
 
 def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -> list[str]:
@@ -145,13 +151,20 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
 def rate_line(args: JEPAConfig, run: RunOptions) -> str:
     """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``: of a rate far from the default of the mode."""
     scratch = is_preset(run.model_name) or run.pretrain
-    usual, rate = usual_learning_rate(scratch, run.lora), args.settled_learning_rate(scratch, run.lora)
+    usual = usual_learning_rate(scratch, run.lora)
+    rate = args.settled_learning_rate(scratch, run.lora)
     line = f"learning rate {rate:g}"
     optimizer = str(getattr(args.optim, "value", args.optim))
-    if "adam" not in optimizer or usual / _FAR <= rate <= usual * _FAR:  # other optimizers have other scales
+    if "adam" not in optimizer:  # other optimizers have other scales
+        return line
+    if usual / _FAR <= rate <= usual * _FAR:
         return line
     kind = "low" if rate < usual else "high"
-    mode = "a model from random weights" if scratch else "LoRA" if run.lora else "all weights of a pretrained model"
+    mode = "all weights of a pretrained model"
+    if scratch:
+        mode = "a model from random weights"
+    elif run.lora:
+        mode = "LoRA"
     return f"{line} ({kind} for {mode}: the default is {usual:g})"
 
 

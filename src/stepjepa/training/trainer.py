@@ -220,8 +220,11 @@ class JEPATrainer(CheckpointedTrainer):
             return
         objective = objective_of(args)
         parts = objective.part_names if objective.makes_pairs else ()
-        prefixes = [f"{key}_" for key in evaluation] if type(evaluation) is dict else [""]
-        known = [f"{prefix}{metric}" for prefix in prefixes for metric in evaluation_names(parts, scored)]
+        metrics = evaluation_names(parts, scored)
+        prefixes = [""]
+        if type(evaluation) is dict:
+            prefixes = [f"{key}_" for key in evaluation]
+        known = [f"{prefix}{metric}" for prefix in prefixes for metric in metrics]
         name = str(args.metric_for_best_model).removeprefix("eval_")
         if name not in known:
             raise ConfigError(f"{_NAME.metric_for_best_model} is {name}; an evaluation has {', '.join(known)}")
@@ -336,23 +339,27 @@ class JEPATrainer(CheckpointedTrainer):
 
         Times the number of processes, because DDP and FSDP average the gradients.
         """
+        args, step = self.args, self.state.global_step
+        makes_pairs = self.setup.objective.makes_pairs
         counts = num_items_in_batch
         if counts is None:
             counts = self._step_counts([inputs])
-        output = self.forward(model, inputs, self.state.global_step)
+        output = self.forward(model, inputs, step)
         if model.training:
             self._meter.add(output, inputs)
         processes = self.accelerator.num_processes
-        if self.args.loss_scale == "reference" and self.setup.objective.makes_pairs:
-            counts, processes = self._counts([inputs]), 1
-        lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
-        named = dict(zip(self._meter.names, counts, strict=True))
-        loss = total_loss(output.parts, named, lbd) * processes
-        every = self.args.log_gradient_cosine if self.setup.objective.makes_pairs else None
-        if model.training and every is not None and (self.state.global_step + 1) % every == 0:
+        if args.loss_scale == "reference" and makes_pairs:
+            counts = self._counts([inputs])
+            processes = 1
+        by_name = dict(zip(self._meter.names, counts, strict=True))
+        lbd = lbd_at(args, step, self.state.max_steps)
+        loss = total_loss(output.parts, by_name, lbd) * processes
+
+        every = args.log_gradient_cosine if makes_pairs else None
+        if model.training and every is not None and (step + 1) % every == 0:
             self._gradients = self._gradients or GradientCosine(self.accelerator.unwrap_model(model))
             jepa = {name: part for name, part in output.parts.items() if name != LM}
-            self._gradients.add(total_loss(jepa, named, 1.0) * processes)
+            self._gradients.add(total_loss(jepa, by_name, 1.0) * processes)
         return (loss, output) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -421,25 +428,28 @@ class JEPATrainer(CheckpointedTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the number of pairs, the speed and the collapse numbers to the training log."""
+        args, state = self.args, self.state
         if "loss" in logs:
             pairs = self.setup.objective.makes_pairs
             metrics = self._meter.metrics(pairs, self.accelerator)
-            args = self.args
             if pairs and (args.lbd_warmup_ratio or args.lbd_schedule != "constant" or args.jepa_until < 1):
                 # The step that is logged has been counted already.
-                metrics["lbd"] = lbd_at(args, max(self.state.global_step - 1, 0), self.state.max_steps)
-            metrics |= self._meter.flops_by_kind(self.accelerator) if args.track_flop else {}
+                last_step = max(state.global_step - 1, 0)
+                metrics["lbd"] = lbd_at(args, last_step, state.max_steps)
+            if args.track_flop:
+                metrics |= self._meter.flops_by_kind(self.accelerator)
             logs = {"loss": logs.pop("loss"), **metrics, **self._meter.speed(), **logs}
             self._meter = LossMeter(self._meter.names)
         logs |= self._cosines
         self._cosines = {}
         if any(name.startswith("eval_") for name in logs):  # what it took to come there
             self.store_flos()
-            examples = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-            logs = {**logs, "examples": self.state.global_step * examples, "total_flos": self.state.total_flos}
+            batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            logs = {**logs, "examples": state.global_step * batch, "total_flos": state.total_flos}
         norm = logs.get("grad_norm", 0.0)
-        if self.args.terminate_on_nan and not math.isfinite(norm) and not self.accelerator.optimizer_step_was_skipped:
-            self._stop_or_warn(self.state.global_step, "the gradient norm is not finite (NaN or infinite)")
+        skipped = self.accelerator.optimizer_step_was_skipped
+        if args.terminate_on_nan and not math.isfinite(norm) and not skipped:
+            self._stop_or_warn(state.global_step, "the gradient norm is not finite (NaN or infinite)")
         super().log(logs, start_time)
 
     def recent_losses(self) -> dict[str, float]:
@@ -486,9 +496,11 @@ class JEPATrainer(CheckpointedTrainer):
         if self.is_fsdp_enabled and not any(map(is_sharded, model.parameters())):
             raise ConfigError(f"--{_NAME.fsdp} shards the weights when a training begins; evaluate without it")
         model.eval()
+        args = self.args
         self.callback_handler.eval_dataloader = dataloader
-        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        meter, predictions = LossMeter(self._meter.names), None if loss_only else Predictions()
+        loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        meter = LossMeter(self._meter.names)
+        predictions = None if loss_only else Predictions()
         for batch in dataloader:
             inputs = self._prepare_inputs(batch)
             with torch.no_grad(), self.accelerator.autocast():
@@ -496,12 +508,17 @@ class JEPATrainer(CheckpointedTrainer):
                 meter.add(output, inputs)
                 # What `compute_metrics` and `predict` get; a run without them asks for no ids.
                 if predictions is not None and output.predicted_ids is not None:
-                    predictions.add(inputs, output.predicted_ids, self.args.eval_batch_size, self.accelerator)
-            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+                    predictions.add(inputs, output.predicted_ids, args.eval_batch_size, self.accelerator)
+            self.control = self.callback_handler.on_prediction_step(args, self.state, self.control)
+
         means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-        jepa = sum(meter.weights.get(name, 1.0) * means.get(name, 0.0) for name in meter.names if name != LM)
-        values = {"loss": self.args.gamma * means[LM] + self.args.lbd * jepa, **means, **self._answer_scores()}
-        size, predicted, labels = self.num_examples(dataloader), np.zeros(0), None
+        loss = args.gamma * means[LM]
+        for name in meter.names:
+            if name != LM:
+                loss += args.lbd * meter.weights.get(name, 1.0) * means.get(name, 0.0)
+        values = {"loss": loss, **means, **self._answer_scores()}
+        size = self.num_examples(dataloader)
+        predicted, labels = np.zeros(0), None
         if predictions is not None:
             predicted, labels = predictions.rectangles(size)
             if self.compute_metrics is not None:
@@ -514,11 +531,16 @@ class JEPATrainer(CheckpointedTrainer):
         """Means of the scores of answers over all processes; a metric without a score is left out."""
         if self.score_answers is None:
             return {}
-        args, model = self.args, self.accelerator.unwrap_model(self.model)
+        args = self.args
+        model = self.accelerator.unwrap_model(self.model)
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        with self.accelerator.autocast(), gathered(model, bool(plugin and plugin.reshard_after_forward)):
+        reshard = bool(plugin and plugin.reshard_after_forward)
+        with self.accelerator.autocast(), gathered(model, reshard):
             scores = self.score_answers(model, self.processing_class, args.process_index, args.world_size)
         sums = over_processes([value for pair in scores.values() for value in pair], self.accelerator)
-        return {
-            name: total / number for name, total, number in zip(scores, sums[::2], sums[1::2], strict=True) if number
-        }
+        totals, numbers = sums[::2], sums[1::2]
+        means = {}
+        for name, total, number in zip(scores, totals, numbers, strict=True):
+            if number:
+                means[name] = total / number
+        return means

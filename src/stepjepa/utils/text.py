@@ -120,17 +120,20 @@ def slug(label: str) -> str:
 
 def labels_of(names: Sequence[str]) -> list[str]:
     """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
-    paths = [Path(name).expanduser() for name in names]
-    parts = [
-        path.resolve().parts if path.is_dir() else Path(name).parts for path, name in zip(paths, names, strict=True)
-    ]
+    parts = []
+    for name in names:
+        path = Path(name).expanduser()
+        parts.append(path.resolve().parts if path.is_dir() else Path(name).parts)
     counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
     while True:
         labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
         slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
-        alike = [i for i, one in enumerate(slugs) if slugs.count(one) > 1]
-        longer = [i for i in alike if counts[i] < len(parts[i])]
+        alike = [number for number, label in enumerate(slugs) if slugs.count(label) > 1]
+        longer = [number for number in alike if counts[number] < len(parts[number])]
         if not longer:
-            return [escaped(f"{label}-{i + 1}" if i in alike else label) for i, label in enumerate(labels)]
-        for i in longer:
-            counts[i] += 1
+            break
+        for number in longer:
+            counts[number] += 1
+    for number in alike:  # equal paths
+        labels[number] += f"-{number + 1}"
+    return [escaped(label) for label in labels]
