@@ -295,8 +295,8 @@ def comparison_figures(
     yield from (("spectrum", spectrum), ("cosine", cosine))
     if any(len(one.layers) > 1 for one in comparison.models.values()):
         chance = 100 * next(iter(comparison.shown.values())).pairs.chance_at_1
-        found = "Targets found from their sources", "retrieval@1 (%)"
-        yield "retrieval", partial(by_layer, *found, lambda one: 100 * one.pairs.retrieval_at_1, chance)
+        titles = "Targets found from their sources", "retrieval@1 (%)"
+        yield "retrieval", partial(by_layer, *titles, lambda one: 100 * one.pairs.retrieval_at_1, chance)
         rank = "effective rank (of unit rows)"
         yield "rank_source", partial(by_layer, "Effective rank of the source states", rank, _source_rank)
         yield "rank_target", partial(by_layer, "Effective rank of the target states", rank, _target_rank)

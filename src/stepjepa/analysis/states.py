@@ -318,7 +318,7 @@ def _states_at(
 ) -> dict[int, torch.Tensor]:
     """States (M, D) by layer at positions of the flattened (R * T) states of some rows, one after the other; rows of which
     nothing is read are not computed."""
-    found: dict[int, torch.Tensor] = {}
+    states: dict[int, torch.Tensor] = {}
     first = 0
     for rows in parts:
         last = first + rows.input_ids.numel()
@@ -327,10 +327,10 @@ def _states_at(
             by_layer = layer_states(inner, rows, [None if layer == FINAL else layer for layer in layers])
             for layer in layers:
                 states_TD = by_layer[None if layer == FINAL else layer]
-                kept_MD = found.setdefault(layer, states_TD.new_empty(len(positions_M), states_TD.shape[1]))
+                kept_MD = states.setdefault(layer, states_TD.new_empty(len(positions_M), states_TD.shape[1]))
                 kept_MD[here_M] = states_TD[positions_M[here_M] - first]
         first = last
-    return found
+    return states
 
 
 def _source_length(example: Example) -> int:

@@ -95,8 +95,8 @@ def _without_latex(text: str) -> str:
         text = text.replace(sign, plain)
     text = _DEGREES.sub("\u00b0", text)
     for _ in range(3):  # \mathbf{\text{18}}
-        text, found = _LATEX_WORDS.subn(r" \1 ", text)
-        if not found:
+        text, replaced = _LATEX_WORDS.subn(r" \1 ", text)
+        if not replaced:
             break
     return _LATEX_FRACTION.sub(_in_one_line, text)
 

@@ -260,10 +260,10 @@ def template_kwargs_of(row: object) -> dict[str, Any]:
         raise RowError(
             "bad_template_kwargs", f"{TEMPLATE_KWARGS!r} must be an object, and {TOOLS!r} a list of functions"
         )
-    found = dict(kwargs or {})
+    arguments = dict(kwargs or {})
     if tools:
-        found[TOOLS] = _without_nulls(tools)
-    return found
+        arguments[TOOLS] = _without_nulls(tools)
+    return arguments
 
 
 def squad_answer(value: object) -> object:

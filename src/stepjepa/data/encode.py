@@ -408,8 +408,8 @@ class RowEncoder:
             raise RowError("nothing_to_learn", "no token to learn: fewer than two tokens, or none that is labelled")
         examples = []
         for block, spans in labelled:
-            found = PairsFound() if objective is None else objective.pairs_of_text(block)
-            examples.append(self._paired(Example(block, spans, found.segments), found, report))
+            pairs = PairsFound() if objective is None else objective.pairs_of_text(block)
+            examples.append(self._paired(Example(block, spans, pairs.segments), pairs, report))
         return examples
 
     def _chat(self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport) -> list[Example]:
@@ -445,13 +445,13 @@ class RowEncoder:
                 what = f"the chat has {len(ids)} tokens, and the answer would be cut; raise --{_NAME.max_length}"
                 raise RowError("answer_truncated", what)
             report.answers_truncated += 1
-        trunk, found = ids[:limit], PairsFound()
+        trunk, view_pairs = ids[:limit], PairsFound()
         if isinstance(chat.target, RowError):
-            found = PairsFound(reason=chat.target.reason)
+            view_pairs = PairsFound(reason=chat.target.reason)
             report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
         elif objective is not None:
             viewed = turns if chat.target is None else turns[-1:]
-            found = objective.pairs_of(
+            view_pairs = objective.pairs_of(
                 TokenChat(ids, trunk, viewed, chat.messages, self.tokenizer, self.chats, chat.target, labels)
             )
         if isinstance(chat.steps, RowSteps):
@@ -462,13 +462,13 @@ class RowEncoder:
         report.see_left_over(chat.rest)
         unread = (name for name in chat.template_kwargs if not self.chats.reads(name))
         report.unread.update(f"argument {name!r} of the chat template" for name in unread)
-        return [self._paired(Example(trunk, labels, found.segments), found, report)]
+        return [self._paired(Example(trunk, labels, view_pairs.segments), view_pairs, report)]
 
-    def _paired(self, example: Example, found: PairsFound, report: DataReport) -> Example:
+    def _paired(self, example: Example, view_pairs: PairsFound, report: DataReport) -> Example:
         """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
         counts the others."""
-        options, reason = self.options, found.reason
-        pairs, views = list(found.pairs), list(found.view_spans)
+        options, reason = self.options, view_pairs.reason
+        pairs, views = list(view_pairs.pairs), list(view_pairs.view_spans)
         largest = int(example.trunk.max())
         if options.vocabulary is not None and largest >= options.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(largest)
@@ -532,8 +532,8 @@ class RowEncoder:
             elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
-            found = [] if steps_found is None else steps_found[len(turns)]
-            steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in found])
+            spans_of_steps = [] if steps_found is None else steps_found[len(turns)]
+            steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in spans_of_steps])
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))

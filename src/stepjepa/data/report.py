@@ -266,7 +266,7 @@ class PromptCounts(Counts):
 
     def warnings(self) -> list[PromptWarning]:
         """What differs between training and use, or is missing in training."""
-        found = []
+        warnings = []
         if self.opened:
             text = (
                 f"the text before {self._share(self.opened)} is not what the template asks with (first, in training and in "
@@ -279,7 +279,7 @@ class PromptCounts(Counts):
                 f"evaluate and generate ask for a last answer as in training (--{_NAME.prompt_from} training), others do "
                 f"not: {self.switches['opened'] or switch}"
             )
-            found.append(PromptWarning("opened", self.opened, self.answers, text, advice))
+            warnings.append(PromptWarning("opened", self.opened, self.answers, text, advice))
         if self.left_out:
             rows, size = counted(self.left_out, "row"), counted(self.characters_left_out, "character")
             first = self.first["left_out"]
@@ -289,8 +289,8 @@ class PromptCounts(Counts):
                 "<think>...</think>"
             )
             advice = f"the model is not trained on it: {self.switches['left_out'] or switch}"
-            found.append(PromptWarning("left_out", self.left_out, self.rows, text, advice))
-        return found
+            warnings.append(PromptWarning("left_out", self.left_out, self.rows, text, advice))
+        return warnings
 
     def _share(self, answers: int) -> str:
         return f"{answers:,} of {counted(self.answers, 'answer')}"

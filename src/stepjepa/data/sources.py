@@ -128,8 +128,8 @@ class RowSource:
             return []
         import datasets
 
-        found = datasets.load_dataset_builder(str(self._folder)).config.data_files or {}
-        return sorted(os.path.relpath(str(file), self._folder.resolve()) for file in found.get(self._split, ()))
+        files = datasets.load_dataset_builder(str(self._folder)).config.data_files or {}
+        return sorted(os.path.relpath(str(file), self._folder.resolve()) for file in files.get(self._split, ()))
 
     @property
     def fingerprint(self) -> str:
@@ -202,8 +202,8 @@ def _is_saved(folder: Path) -> bool:
 def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[Any]:
     if split in source:
         return source[split]
-    found = ", ".join(map(str, source)) or "none"
-    raise DataError(f"{name}: no split {split!r} (found: {found}); name one of them, or give a list of rows")
+    splits = ", ".join(map(str, source)) or "none"
+    raise DataError(f"{name}: no split {split!r} (found: {splits}); name one of them, or give a list of rows")
 
 
 def _did_you_mean(path: Path) -> str:

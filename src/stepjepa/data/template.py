@@ -472,16 +472,16 @@ class ChatRenderer:
         for index, message in enumerate(chat):
             marked = [*chat[:index], {**message, "content": mark}, *chat[index + 1 :]]
             before, *after = self._try(marked).split(mark)
-            found = len(after) == 1 and text.endswith(after[0])
-            if found and not text.startswith(before) and message["role"] == "assistant":
+            located = len(after) == 1 and text.endswith(after[0])
+            if located and not text.startswith(before) and message["role"] == "assistant":
                 # The template wrote something of its own in front of the mark (an empty thinking block) that it does
                 # not write in front of this answer; then the answer begins where the model is asked for it.
                 begins = self._asked(text, chat[:index], message["content"])
-                before, found = text[: begins or 0], begins is not None
-            found = found and text.startswith(before) and len(before) + len(after[0]) <= len(text)
-            if found and spans:
-                found = spans[-1].end <= len(before)
-            if found:
+                before, located = text[: begins or 0], begins is not None
+            located = located and text.startswith(before) and len(before) + len(after[0]) <= len(text)
+            if located and spans:
+                located = spans[-1].end <= len(before)
+            if located:
                 spans.append(MessageSpan(message["role"], len(before), len(text) - len(after[0])))
             elif message["role"] != "system":  # nothing is read from a system message's span
                 raise RowError(_NOT_FOUND, self._not_found(text, chat, index))

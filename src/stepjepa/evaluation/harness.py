@@ -187,11 +187,11 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
                     bar.say(f"model    {model.place.name} ({description})")
                 with output.opened(lambda line: None):
                     size, limit = int(options.batch_size or 1), options.max_examples
-                    found = harness.run(task, loaded, prompter, system.text, size, limit)
-                    metrics = metrics_of(task, found["results"])
+                    result = harness.run(task, loaded, prompter, system.text, size, limit)
+                    metrics = metrics_of(task, result["results"])
                     record = files.metrics_record(model, output, metrics, {}, {}, None)
-                    record["versions"]["lm_eval"] = found["lm_eval_version"]
-                    answers = [one.record() for one in predictions_of(found["samples"])]
+                    record["versions"]["lm_eval"] = result["lm_eval_version"]
+                    answers = [one.record() for one in predictions_of(result["samples"])]
                     output.finish({target: record_lines(target, answers)}, record)
                 done.already = False
             done.record[task] = record

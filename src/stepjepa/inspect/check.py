@@ -259,29 +259,29 @@ def read_tokens(
     return TokenStatistics(name, len(encoder.tokenizer), summary(method), objective_of(method), data, truncation)
 
 
-def text_warnings(found: TextStatistics, steps: bool = True) -> list[DataWarning]:
+def text_warnings(statistics: TextStatistics, steps: bool = True) -> list[DataWarning]:
     """What the text of a data set gives reason to warn of; with `steps` also of what matters to objectives with steps."""
     warnings = list[DataWarning]()
-    if steps and found.chats and not found.plain_text:
-        warnings += _of_steps(found)
-    warnings += _of_rows(found)
+    if steps and statistics.chats and not statistics.plain_text:
+        warnings += _of_steps(statistics)
+    warnings += _of_rows(statistics)
     return warnings
 
 
-def _of_steps(found: TextStatistics) -> Iterator[DataWarning]:
+def _of_steps(statistics: TextStatistics) -> Iterator[DataWarning]:
     """What matters to objectives with steps alone."""
-    one_step = found.chats - found.rows_with_steps
-    if 2 * one_step > found.chats:
+    one_step = statistics.chats - statistics.rows_with_steps
+    if 2 * one_step > statistics.chats:
         yield DataWarning(
             "one_step",
             one_step,
-            found.chats,
-            f"{_share(one_step, found.chats)} have one step ({found.found_by})",
-            f"they make no pair for step_jepa and train as plain language modelling; {found.remedy}",
+            statistics.chats,
+            f"{_share(one_step, statistics.chats)} have one step ({statistics.found_by})",
+            f"they make no pair for step_jepa and train as plain language modelling; {statistics.remedy}",
         )
-    steps = found.steps
+    steps = statistics.steps
     for reason, unread in steps.unread.items():
-        where = _first(found, steps.first_unread[reason])
+        where = _first(statistics, steps.first_unread[reason])
         yield DataWarning(
             f"own_{reason}",
             unread,
@@ -292,22 +292,22 @@ def _of_steps(found: TextStatistics) -> Iterator[DataWarning]:
         )
 
 
-def _of_rows(found: TextStatistics) -> Iterator[DataWarning]:
+def _of_rows(statistics: TextStatistics) -> Iterator[DataWarning]:
     """Columns and keys that are not read, questions that occur twice, and those of the evaluation file."""
-    for name, rows, text, advice in found.row_warnings():
-        yield DataWarning(name, rows, found.rows_read, text, advice)
-    repeats, leak = found.repeats, found.leak
+    for name, rows, text, advice in statistics.row_warnings():
+        yield DataWarning(name, rows, statistics.rows_read, text, advice)
+    repeats, leak = statistics.repeats, statistics.leak
     if repeats.rows:
         what, remedy = "text", "remove them"
-        if not found.plain_text:
+        if not statistics.plain_text:
             what = "question"
             remedy = f"several answers may be meant; of copies stepjepa prepare --{_NAME.dedup} keeps the first"
-        share = _share(repeats.rows, found.rows_usable)
+        share = _share(repeats.rows, statistics.rows_usable)
         yield DataWarning(
             f"duplicate_{what}s",
             repeats.rows,
-            found.rows_usable,
-            f"{share} repeat the {what} of an earlier one ({_first(found, *repeats.first)})",
+            statistics.rows_usable,
+            f"{share} repeat the {what} of an earlier one ({_first(statistics, *repeats.first)})",
             f"{remedy}; never split them over training and evaluation",
         )
     if leak is not None and leak.found:
@@ -322,16 +322,16 @@ def _of_rows(found: TextStatistics) -> Iterator[DataWarning]:
         )
 
 
-def token_warnings(found: TokenStatistics) -> list[DataWarning]:
+def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
     """What the tokenizer and the options of the run make of the data set that a user should know."""
-    data, warnings = found.data, list[DataWarning]()
-    if found.objective.makes_pairs and not data.pairs:
-        text = f"no example of {data.examples:,} has a pair for {found.objective.label}"
+    data, warnings = statistics.data, list[DataWarning]()
+    if statistics.objective.makes_pairs and not data.pairs:
+        text = f"no example of {data.examples:,} has a pair for {statistics.objective.label}"
         advice = "stepjepa train would stop: see the reasons under Pairs"
         warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
     for name, number, total, text, advice in data.prompts.warnings():
         warnings.append(DataWarning(f"prompt_{name}", number, total, printable(text), printable(advice)))
-    cut = found.truncation
+    cut = statistics.truncation
     if cut is None:
         return warnings
     rows_cut = cut.answers_cut + cut.rows_without_room
@@ -356,9 +356,9 @@ def _share(rows: int, total: int) -> str:
     return f"{rows:,} of {counted(total, 'row')} ({100 * rows / total:.1f} %)"
 
 
-def _first(found: TextStatistics, *places: str) -> str:
+def _first(statistics: TextStatistics, *places: str) -> str:
     """Places in the data set, without its name."""
-    return printable(f"first: {' and '.join(place.removeprefix(f'{found.source} ') for place in places)}")
+    return printable(f"first: {' and '.join(place.removeprefix(f'{statistics.source} ') for place in places)}")
 
 
 def warning_lines(warnings: Sequence[DataWarning], width: int = 100) -> list[str]:

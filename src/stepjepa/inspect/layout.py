@@ -249,10 +249,10 @@ class _LaidOut(NamedTuple):
     def names(self) -> list[str]:
         """A name for each token."""
         trunk = iter(trunk_names(self.example, self.spans))
-        found = ["predictors" if one else next(trunk) for one in self.inserted[: self.forest.trunk_length]]
+        sections = ["predictors" if one else next(trunk) for one in self.inserted[: self.forest.trunk_length]]
         for part in self.forest.parts:
-            found += [f"{part.kind} {part.pair + 1}"] * (part.stop - part.start)
-        return found
+            sections += [f"{part.kind} {part.pair + 1}"] * (part.stop - part.start)
+        return sections
 
     def kinds(self, labelled: np.ndarray, pairs: Iterable[RowPair]) -> list[str]:
         """The kind of each token; `labelled` is the row's."""

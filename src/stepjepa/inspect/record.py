@@ -240,19 +240,19 @@ class RowRecord:
     @cached_property
     def readouts(self) -> dict[int, dict[str, list[RowPair]]]:
         """Index of a token -> what is read there -> for which pairs, in the order of the pairs."""
-        found: dict[int, dict[str, list[RowPair]]] = {}
+        reads: dict[int, dict[str, list[RowPair]]] = {}
         for pair in self.pairs:
             for name, index in pair.ends:
-                found.setdefault(index, {}).setdefault(name, []).append(pair)
-        return found
+                reads.setdefault(index, {}).setdefault(name, []).append(pair)
+        return reads
 
     @cached_property
     def marked(self) -> dict[int, str]:
         """Index of a token -> what is read there: of views every state, of sums those that are named."""
-        found = {index: name for pair in self.pairs for name, index in pair.ends}
+        roles = {index: name for pair in self.pairs for name, index in pair.ends}
         views = [pair for pair in self.pairs if pair.views]
-        found |= {term.token: "source" for pair in views for term in pair.source.terms}
-        return found | {term.token: "target" for pair in views for term in pair.target.terms}
+        roles |= {term.token: "source" for pair in views for term in pair.source.terms}
+        return roles | {term.token: "target" for pair in views for term in pair.target.terms}
 
     @cached_property
     def counts(self) -> str:

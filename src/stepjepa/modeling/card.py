@@ -68,10 +68,8 @@ def base_model(name: str, config: object) -> dict[str, str]:
         path = hf_hub_download(name, CARD, etag_timeout=3) if hub else os.path.join(name, CARD)
         if os.path.isfile(path):  # `ModelCard.load` takes any other name for a Hub id, and asks the Hub
             head |= vars(ModelCard.load(path, ignore_metadata_errors=True).data)
-    found = {"name": public_name(name), **({"id": name} if hub else {})}
-    return found | {
-        key: escaped(one) for key, one in head.items() if key.startswith("license") and isinstance(one, str)
-    }
+    base = {"name": public_name(name), **({"id": name} if hub else {})}
+    return base | {key: escaped(one) for key, one in head.items() if key.startswith("license") and isinstance(one, str)}
 
 
 def is_card(folder: Path) -> bool:
@@ -142,12 +140,12 @@ def add_results(folder: Path, source: str, metrics: Mapping[str, Mapping[str, An
         card = None
     if card is None:
         return []
-    found = _results(source, metrics)
-    new = {(one.dataset_name, one.metric_type) for one in found}
-    found = [one for one in card.data.eval_results or () if (one.dataset_name, one.metric_type) not in new] + found
-    card.data.eval_results = found or None
+    results = _results(source, metrics)
+    new = {(one.dataset_name, one.metric_type) for one in results}
+    results = [one for one in card.data.eval_results or () if (one.dataset_name, one.metric_type) not in new] + results
+    card.data.eval_results = results or None
     template = "".join(_TABLE.findall(_TEMPLATE.read_text(encoding="utf-8")))
-    table = Template(template).render(results=found, md=_markdown)
+    table = Template(template).render(results=results, md=_markdown)
     text = _TABLE.sub(lambda _: table, card.text, count=1)
     with suppress(OSError):  # a folder that others own
         write_whole(folder / CARD, [f"---\n{card.data.to_yaml()}\n---\n{text}".encode()])
@@ -159,13 +157,13 @@ def _results(source: str, metrics: Mapping[str, Mapping[str, Any]]) -> list[Eval
     """Metrics as a card's head holds them."""
     from huggingface_hub import EvalResult
 
-    data, found = public_name(source), []
+    data, results = public_name(source), []
     for name, one in metrics.items():
         if _is_number(one["value"]):
             ends = {key: one[key] for key in ("low", "high", "n", "row_mean") if _is_number(one.get(key))}
             about = {"metric_type": public_name(name), "metric_value": one["value"], "metric_args": ends or None}
-            found.append(EvalResult("text-generation", data, data, **about))
-    return found
+            results.append(EvalResult("text-generation", data, data, **about))
+    return results
 
 
 def _is_number(value: object) -> bool:

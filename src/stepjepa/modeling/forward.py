@@ -109,12 +109,12 @@ def _forest_forward(
     states = by_layer[None]
     if layers != {None} or any(side.vectors is not None for side in sides):
         predicting = states.index_select(0, batch.label_positions)
-        found = [read_vectors(by_layer[side.layer], side) for side in sides]
+        vectors = [read_vectors(by_layer[side.layer], side) for side in sides]
     else:
         # One gather for everything that is read, so that the backward pass scatters once.
         parts = [batch.label_positions, *(side.positions for side in sides)]
-        predicting, *found = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
-    source, target = found[0], found[1] if separate is None else separate
+        predicting, *vectors = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
+    source, target = vectors[0], vectors[1] if separate is None else separate
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)
     lm = head.loss_sum(model, predicting, batch.label_ids)
     output = ForestOutput(

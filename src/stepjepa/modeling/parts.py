@@ -381,18 +381,18 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
     """Within this context the parameters of a model that is not called are whole, on the host, where `here` is set. Every
     process must enter it."""
     free_gathered(model)
-    places, found = [], dict[int, nn.Parameter | None]()  # tied parameters stay one
+    places, new_parameters = [], dict[int, nn.Parameter | None]()  # tied parameters stay one
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None or not is_sharded(parameter):
                 continue
-            if id(parameter) not in found:
+            if id(parameter) not in new_parameters:
                 value = whole(parameter.detach())
-                found[id(parameter)] = nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
+                new_parameters[id(parameter)] = nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
             places.append((module, name, parameter))
     try:
         for module, name, parameter in places if here else ():
-            module._parameters[name] = found[id(parameter)]
+            module._parameters[name] = new_parameters[id(parameter)]
         yield
     finally:
         for module, name, parameter in places:

@@ -152,10 +152,10 @@ class Objective:
     @property
     def code(self) -> dict[str, str]:
         """A fingerprint of the file of one's own class or loss, by which of them it is; empty for built-in ones."""
-        found = {} if is_built_in(type(self)) else {"code of the objective": source_fingerprint(type(self))}
+        fingerprints = {} if is_built_in(type(self)) else {"code of the objective": source_fingerprint(type(self))}
         if self.makes_pairs and self.options.jepa_loss not in LOSSES:
-            found["code of the loss"] = source_fingerprint(find_distance(self.options.jepa_loss))
-        return found
+            fingerprints["code of the loss"] = source_fingerprint(find_distance(self.options.jepa_loss))
+        return fingerprints
 
     def topics(self) -> tuple[type, ...]:
         """All dataclasses of options that it reads, besides those that every run reads."""
@@ -433,10 +433,10 @@ def find_objective(name: str | Objective) -> type[Objective]:
         return type(name)
     if name in _BUILT_IN:
         return getattr(import_module(f"{__package__}.{name}"), _BUILT_IN[name])  # type: ignore[no-any-return]
-    found = load_named(name, "objective", OBJECTIVES)
-    if not (isinstance(found, type) and issubclass(found, Objective)):
+    cls = load_named(name, "objective", OBJECTIVES)
+    if not (isinstance(cls, type) and issubclass(cls, Objective)):
         raise ConfigError(f"objective {name}: is no class made from stepjepa.objectives.Objective")
-    return found
+    return cls
 
 
 def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -449,10 +449,10 @@ def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
     if name in DISTANCES:
         return DISTANCES[name]
-    found: Any = load_named(name, "jepa_loss", LOSSES)
-    if wrong := _trial(found):
+    function: Any = load_named(name, "jepa_loss", LOSSES)
+    if wrong := _trial(function):
         raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {wrong}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 @cache

@@ -116,15 +116,15 @@ class PairBuilder:
 
 def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
     """The turns that have a question and an answer with tokens, and the reason why there may be none."""
-    found, reason = [], "no_user_message"
+    usable, reason = [], "no_user_message"
     for turn in turns:
         if turn.user is None:
             continue
         if turn.user.start == turn.user.stop or turn.answer.start == turn.answer.stop:
             reason = "empty_view"
             continue
-        found.append(turn)
-    return found, reason
+        usable.append(turn)
+    return usable, reason
 
 
 class VectorNames(NamedTuple):

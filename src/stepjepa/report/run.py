@@ -98,15 +98,15 @@ def report(**options: Any) -> ReportResult:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
     folders = [Path(name).expanduser() for name in asked.folders]
     output = Path(asked.output_file).expanduser() if asked.output_file else folders[0] / "report.html"
-    found = read_folders(folders)
+    reported = read_folders(folders)
     if output.is_dir():
         raise ConfigError(f"{output}: is a folder; give a file")
     if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
-    page, answer = report_page(found, asked.max_predictions)
+    page, answer = report_page(reported, asked.max_predictions)
     write_page(page, output)
-    return ReportResult(output, len(page), answer, found.reader.problems, found.reader.stale)
+    return ReportResult(output, len(page), answer, reported.reader.problems, reported.reader.stale)
 
 
 # The page
@@ -136,9 +136,9 @@ class Overview:
     seeds: list[int] = field(default_factory=list)
 
 
-def report_page(found: Found, max_predictions: int = 200) -> tuple[str, list[str]]:
+def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[str]]:
     """The HTML of the page, in ASCII, and its first paragraphs: what may be concluded."""
-    runs, study, reader = found.runs, found.study, found.reader
+    runs, study, reader = reported.runs, reported.study, reported.reader
     overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
     curves: list[tuple[str, PointsOf]] = []
     for name, group in list(overview.groups.items())[:_MOST_ARMS]:

@@ -563,8 +563,8 @@ def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as JSON gives them back; those that it cannot hold are left out."""
-    found = {}
+    plain = {}
     for name, value in settings.items():
         with suppress(TypeError):
-            found[name] = json.loads(json.dumps(representable(sorted(value) if isinstance(value, set) else value)))
-    return found
+            plain[name] = json.loads(json.dumps(representable(sorted(value) if isinstance(value, set) else value)))
+    return plain

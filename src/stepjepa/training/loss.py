@@ -111,8 +111,8 @@ class GradientCosine:
 
     def add(self, jepa: torch.Tensor) -> None:
         """Add the JEPA part of a micro-batch's loss, () with lambda 1, in the scale of the loss; its graph is kept."""
-        found = torch.autograd.grad(jepa, self._weights, retain_graph=True, materialize_grads=True)
-        self._sums = [a + b for a, b in zip(self._sums, found, strict=True)] if self._sums else list(found)
+        gradients = torch.autograd.grad(jepa, self._weights, retain_graph=True, materialize_grads=True)
+        self._sums = [a + b for a, b in zip(self._sums, gradients, strict=True)] if self._sums else list(gradients)
 
     def cosines(self, lbd: float, accelerator: Accelerator) -> dict[str, float]:
         """The cosine over all trained weights and over those of each layer, by the names of the log; a layer without a

@@ -242,8 +242,8 @@ def make_trainer(
 
 def _last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
     """What the last step's evaluation came to; empty where there was none, or its weights are not those that are saved."""
-    found = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
-    return {name: value for name, value in found.items() if name != "step"}
+    evaluation = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
+    return {name: value for name, value in evaluation.items() if name != "step"}
 
 
 def _write_report(trainer: JEPATrainer, output: Path) -> None:
@@ -257,8 +257,8 @@ def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
     """
     processor, commit = platform.processor(), os.environ.get("STEPJEPA_COMMIT", "")
     with suppress(OSError):  # Linux
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
-        processor = found[1] if found else processor
+        match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+        processor = match[1] if match else processor
     if not commit:
         with suppress(OSError, subprocess.SubprocessError):  # no git, or no repository
             words = "git describe --always --dirty --abbrev=40 --exclude=*".split()

@@ -455,10 +455,10 @@ class JEPATrainer(CheckpointedTrainer):
     def recent_losses(self) -> dict[str, float]:
         """The losses since the last log entry, or those of the last entry. Every process must call it."""
         entries = [entry for entry in self.state.log_history if LM in entry]
-        found = entries[-1] if entries else {}
+        losses = entries[-1] if entries else {}
         if self._meter.sums is not None:
-            found = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-        return {name: found[name] for name in (*self._meter.names, *MEANS) if name in found}
+            losses = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
+        return {name: losses[name] for name in (*self._meter.names, *MEANS) if name in losses}
 
     # Evaluation
 

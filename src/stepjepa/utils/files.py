@@ -218,7 +218,7 @@ def locked(path: Path) -> Iterator[bool]:
         except OSError:  # a folder that cannot be written to
             yield True
             return
-        found = None
+        identity = None
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,8 +228,8 @@ def locked(path: Path) -> Iterator[bool]:
             except OSError:
                 pass
             with suppress(OSError):
-                found = path.stat()
-            if found is None or not os.path.samestat(found, os.fstat(file.fileno())):
+                identity = path.stat()
+            if identity is None or not os.path.samestat(identity, os.fstat(file.fileno())):
                 continue  # its last holder has removed it meanwhile
             try:
                 yield True
@@ -420,10 +420,10 @@ def model_parts(folder: Path) -> Iterator[bytes]:
 
 def digest(parts: Iterable[bytes]) -> str:
     """16 digits that differ for another content: of SHA-256."""
-    found = hashlib.sha256()
+    digest_so_far = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.hexdigest()[:16]
+        digest_so_far.update(part)
+    return digest_so_far.hexdigest()[:16]
 
 
 def checksum(path: Path) -> str:

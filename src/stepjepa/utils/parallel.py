@@ -192,9 +192,9 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
             except train.TrainingFailedError as error:
                 # Ray may put its traceback around them.
                 causes = (getattr(one, "_base_exc", one) for one in getattr(error, "worker_failures", {}).values())
-                found = next((one for one in causes if isinstance(one, StepJepaError)), None)
-                if not left or (found is not None and found.status == StepJepaError.status):
-                    raise found or RunError(f"Ray: {said(error)}") from None
+                cause = next((one for one in causes if isinstance(one, StepJepaError)), None)
+                if not left or (cause is not None and cause.status == StepJepaError.status):
+                    raise cause or RunError(f"Ray: {said(error)}") from None
                 left -= 1
             except SystemExit:  # of Ray, when it is interrupted
                 raise KeyboardInterrupt from None

@@ -379,9 +379,9 @@ class Converter:
         elif "####" in truth or "\\boxed" in truth:
             truth = final_answer(truth) or truth
         if required:
-            found = final_answer(content)
-            if not answers_match(found, truth):
-                what = f"the response ends in {_short(found)}, the ground truth is {_short(truth)}"
+            answer = final_answer(content)
+            if not answers_match(answer, truth):
+                what = f"the response ends in {_short(answer)}, the ground truth is {_short(truth)}"
                 raise RowError("wrong_answer", what)
         return truth
 

@@ -215,8 +215,8 @@ def make_metric(name: str, **options: Any) -> Metric:
 
 def metric_class(name: str) -> type[Metric]:
     """The class of a metric in `METRICS`."""
-    module, _, found = METRICS[name].partition(":")
-    return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), found)
+    module, _, attribute = METRICS[name].partition(":")
+    return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), attribute)
 
 
 def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:

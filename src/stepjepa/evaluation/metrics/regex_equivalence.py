@@ -80,15 +80,15 @@ class Alphabet:
         points = [point for point in sorted(cuts) if _holds(universe, point)]
         if len(points) * len(sets) > _MOST_WORK:
             raise TooMuchWork
-        found: dict[int, int] = {}  # the sets that hold a letter, as bits -> a readable character of it
+        signatures: dict[int, int] = {}  # the sets that hold a letter, as bits -> a readable character of it
         for point in points:
             signature = sum(_holds(ranges, point) << bit for bit, ranges in enumerate(sets))
-            found[signature] = min(found.get(signature, point), point, key=_readability)
-        self.size = len(found)
-        self.kinds = [IN_WORD if signature & 1 else OTHER for signature in found]
-        self.examples = [chr(point) for point in found.values()]
+            signatures[signature] = min(signatures.get(signature, point), point, key=_readability)
+        self.size = len(signatures)
+        self.kinds = [IN_WORD if signature & 1 else OTHER for signature in signatures]
+        self.examples = [chr(point) for point in signatures.values()]
         self.masks = {
-            ranges: sum((signature >> bit & 1) << letter for letter, signature in enumerate(found))
+            ranges: sum((signature >> bit & 1) << letter for letter, signature in enumerate(signatures))
             for bit, ranges in enumerate(sets)
         }
 
@@ -195,11 +195,11 @@ class Expressions:
         if not one.looks_back:
             previous = BEGIN
         key = one.number, previous, letter
-        found = self._derivatives.get(key)
-        if found is None:
+        derivative = self._derivatives.get(key)
+        if derivative is None:
             self.spend(_DERIVATIVE)
-            found = self._derivatives[key] = self._derive(one, previous, letter)
-        return found
+            derivative = self._derivatives[key] = self._derive(one, previous, letter)
+        return derivative
 
     def _derive(self, one: Expression, previous: int, letter: int) -> Expression:
         here = 1 << 3 * previous + self.alphabet.kinds[letter]
@@ -208,12 +208,12 @@ class Expressions:
         if one.kind == "all":
             return one
         if one.kind == "join":
-            found = []
+            alternatives = []
             for place, part in enumerate(one.parts):
-                found.append(self._join([self.derivative(part, previous, letter), *one.parts[place + 1 :]]))
+                alternatives.append(self._join([self.derivative(part, previous, letter), *one.parts[place + 1 :]]))
                 if not part.nulls & here:
                     break
-            return self._any(found)
+            return self._any(alternatives)
         if one.kind == "any":
             return self._any([self.derivative(part, previous, letter) for part in one.parts])
         if one.kind == "not":
@@ -234,11 +234,11 @@ class Expressions:
 
     def _make(self, kind: str, nulls: int, parts: Parts = (), mask: int = 0, turns: Turns = (1, 1)) -> Expression:
         key = kind, nulls, parts, mask, turns
-        found = self._made.get(key)
-        if found is None:
+        expression = self._made.get(key)
+        if expression is None:
             looks_back = kind == "place" or any(part.looks_back for part in parts)
-            found = self._made[key] = Expression(len(self._made), kind, nulls, looks_back, parts, mask, turns)
-        return found
+            expression = self._made[key] = Expression(len(self._made), kind, nulls, looks_back, parts, mask, turns)
+        return expression
 
     def _join(self, parts: Iterable[Expression]) -> Expression:
         flat: list[Expression] = []
@@ -255,7 +255,7 @@ class Expressions:
         return self._make("join", reduce(and_, (one.nulls for one in flat), _ALWAYS), tuple(flat))
 
     def _any(self, parts: Iterable[Expression]) -> Expression:
-        mask, found = 0, {}
+        mask, members = 0, {}
         for part in parts:
             for one in part.parts if part.kind == "any" else (part,):
                 if one is self.all:
@@ -263,43 +263,43 @@ class Expressions:
                 if one.kind == "set":
                     mask |= one.mask
                 else:
-                    found[one.number] = one
+                    members[one.number] = one
         if mask:
             letters = self._make("set", 0, mask=mask)
-            found[letters.number] = letters
-        self.spend(2 + len(found))
-        if len(found) > 1:
-            self._absorb(found)
-        if not found:
+            members[letters.number] = letters
+        self.spend(2 + len(members))
+        if len(members) > 1:
+            self._absorb(members)
+        if not members:
             return self.nothing
-        flat = tuple(found[number] for number in sorted(found))
+        flat = tuple(members[number] for number in sorted(members))
         if len(flat) == 1:
             return flat[0]
         # `x|~x` is everything; `x&~x`, which is its complement, nothing.
-        if any(one.kind == "not" and one.parts[0].number in found for one in flat):
+        if any(one.kind == "not" and one.parts[0].number in members for one in flat):
             return self.all
         return self._make("any", reduce(or_, (one.nulls for one in flat)), flat)
 
-    def _absorb(self, found: dict[int, Expression]) -> None:
+    def _absorb(self, members: dict[int, Expression]) -> None:
         """Leave out of a union what another of its parts matches anyway; without this, counted repeats of `.*` explode.
 
         `x.*s` is within `.*s`, and `xr{5,}` in `xr{4,}`.
         """
-        joins = [one.parts for one in found.values() if one.kind == "join"]
+        joins = [one.parts for one in members.values() if one.kind == "join"]
         tails = {parts[1:] for parts in joins if parts and parts[0] is self.all}
         fewest: dict[tuple[object, ...], Expression] = {}
-        for number, one in list(found.items()):
+        for number, one in list(members.items()):
             parts = one.parts if one.kind == "join" else (one,)
             self.spend(1 + len(tails) // 2)
             if any(parts[-len(tail) :] == tail and parts[: -len(tail)] != (self.all,) for tail in tails):
-                del found[number]
+                del members[number]
             elif parts and parts[-1].turns[1] is None:
                 key = (parts[:-1], parts[-1].parts)
                 other = fewest.setdefault(key, one)
                 if other is not one:
                     last = other.parts[-1] if other.kind == "join" else other
                     fewest[key], lost = (one, other) if parts[-1].turns[0] < last.turns[0] else (other, one)
-                    del found[lost.number]
+                    del members[lost.number]
 
     def _not(self, part: Expression) -> Expression:
         if part.kind == "not":

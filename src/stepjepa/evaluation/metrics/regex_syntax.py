@@ -59,13 +59,13 @@ class Pattern:
 
 def merged(ranges: list[tuple[int, int]]) -> Ranges:
     """Ranges sorted, and those that touch as one."""
-    found: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
         else:
-            found.append((low, high))
-    return tuple(found)
+            joined.append((low, high))
+    return tuple(joined)
 
 
 def others(ranges: Ranges) -> Ranges:
@@ -265,8 +265,8 @@ class _Reader:
             return self.name(value)
         sign = self.take()
         if sign.lower() in _SHORT:
-            found = _SHORT[sign.lower()]
-            return found if sign.islower() else others(found)
+            characters = _SHORT[sign.lower()]
+            return characters if sign.islower() else others(characters)
         if sign in _CONTROL:
             return self.name(_CONTROL[sign])
         if sign.isdecimal():
@@ -279,8 +279,8 @@ class _Reader:
         """The characters between [ and ]."""
         negated = self.next_is("^")
         self.position += negated
-        found: list[tuple[int, int]] = []
-        while not found or not self.next_is("]"):
+        parts: list[tuple[int, int]] = []
+        while not parts or not self.next_is("]"):
             low = self.member()
             if self.next_is("-") and self.text[self.position + 1 : self.position + 2] not in ("]", ""):
                 self.position += 1
@@ -288,9 +288,9 @@ class _Reader:
                 if not (len(low) == len(high) == 1 and low[0][0] == low[0][1] <= high[0][0] == high[0][1]):
                     raise PatternError(f"a range in brackets goes backwards or has no ends, at {self.position}")
                 low = self.name(low[0][0], high[0][0])
-            found += low
+            parts += low
         self.position += 1
-        ranges = merged(found)
+        ranges = merged(parts)
         return others(ranges) if negated else ranges
 
     def member(self) -> Ranges:
