@@ -178,6 +178,9 @@ def test_what_a_template_leaves_out_of_an_answer_is_counted():
     assert f"part of the answer in 2 rows, {3 * lost} characters in all (first: list row 1: '<think>" in line
     _, _, report = report_of("qwen3", rows)  # in earlier turns
     assert (report.prompts.left_out, report.prompts.characters_left_out) == (1, lost)
+    _, _, report = report_of("lfm2_2_5", rows)
+    (line,) = [line for line in report.lines() if "leaves out" in line]
+    assert line.endswith("""the model is not trained on it: --chat_template_kwargs '{"preserve_thinking": true}'""")
     _, _, report = report_of("qwen3_training", rows)
     assert not report.prompts.left_out and not report.prompts.warnings()
 
@@ -197,8 +200,10 @@ def test_an_answer_that_is_not_located_says_what_is_missing():
     keeps = "{% if keep_thinking or '</think>' not in m['content'] %}<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}"
     with pytest.raises(RowError) as caught:
         ChatRenderer(tokenizer_with("{% for m in messages %}" + keeps + "{% endfor %}")).render(CHATS["thinking"])
-    assert "message 2 (assistant) cannot be located in what the chat template writes" in str(caught.value)
-    assert str(caught.value).endswith("""--chat_template_kwargs '{"keep_thinking": true}' keeps it""")
+    assert str(caught.value) == (
+        "message 2 (assistant) cannot be located in what the chat template writes; '<think>' is missing; "
+        """--chat_template_kwargs '{"keep_thinking": true}' keeps it"""
+    )
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])

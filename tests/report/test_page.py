@@ -171,6 +171,12 @@ def test_likelihoods_alone_are_paired(tmp_path):
     assert row[:4] == ["test, answer_nll", "a", "b", "+0.5000 nats per token"] and row[-1] == "mean of 3 questions"
 
 
+def test_near_zero_percent_there_is_nothing_to_compare(tmp_path):
+    text = Reader(page_of(*write_pair(tmp_path, "w" * 40, "r" + "w" * 39))).text("answer")
+    assert "there are too few right answers to compare: 1 of 40 by regular or step." in text
+    assert "no difference" not in text
+
+
 def test_questions_that_are_not_the_same_are_not_compared(tmp_path):
     a, b = write_pair(tmp_path)
     write_evaluation(b, "rrw", q1="something else")
