@@ -1,9 +1,12 @@
 """The page: numbers equal to the files', everything escaped, and words for what is missing."""
 
+import copy
 import json
+import random
 import re
 import shutil
 
+from stepjepa.cli.main import main
 from stepjepa.report.charts import mean_points
 from stepjepa.report.comparison import chosen, cut
 from stepjepa.report.reading import read_folders
@@ -320,3 +323,34 @@ def test_nothing_is_fetched(tmp_path):
     assert not re.search(r"(src|href)=\"(?!data:|#)", page) and "url(" not in page and "@import" not in page
     assert " style=" not in page  # the policy forbids it
     assert page == page_of(tmp_path / "regular", tmp_path / "step")
+
+
+def places(value, before=()):
+    """The path of keys to every value in a record."""
+    yield before
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in parts:
+        yield from places(inner, (*before, key))
+
+
+def test_odd_values_are_left_out_or_one_line(tmp_path, capsys):
+    """Of damaged files, or those of other versions."""
+    run, study, draw = write_run(tmp_path / "run"), write_study(tmp_path / "study"), random.Random(0)
+    write_evaluation(run, "rwu")
+    files = [run / name for name in ("run.json", "metrics.json", "data_report.json", "evaluation-test/metrics.json")]
+    statuses = []
+    for file in [*files, study / "state.json", study / "table.json"]:
+        text = file.read_text()
+        for place in draw.sample(list(places(json.loads(text)))[1:], 6):
+            changed = copy.deepcopy(json.loads(text))
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = draw.choice([None, "x", -3, [], {}, [None], True, float("inf"), {"a": {}}])
+            file.write_text(json.dumps(changed))
+            folder = study if study in file.parents else run
+            statuses.append(main(["report", str(folder), "--overwrite", "--output_file", str(tmp_path / "page.html")]))
+            error = capsys.readouterr().err
+            assert error.count("\n") == (statuses[-1] == 2) and "Traceback" not in error, place
+        file.write_text(text)
+    assert set(statuses) == {0, 2}
