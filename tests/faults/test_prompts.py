@@ -11,8 +11,11 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError, attempted
+from stepjepa.evaluation.options import EvaluateOptions
+from stepjepa.generation.place import Place
 from stepjepa.inspect.check import read_tokens
 from stepjepa.inspect.statistics import TextReader
+from stepjepa.modeling.card import CARD, Records, write_card
 from stepjepa.training.options import JEPAOptions
 from support.checks import check_format, warned
 from support.encoding import settings_of
@@ -149,6 +152,24 @@ def test_prompts_are_what_was_trained_unless_something_else_is_asked_for():
     assert prompt(None, None) == (opened, True)  # a model from elsewhere, and one note
     assert prompt("template", None) == prompt("template", "<think>\n") == prompt(None, "") == (opened, False)
     assert prompt("training", None) == prompt(None, "<think>\n") == prompt("training", "<think>\n") == (header, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "asked", "on_card"),
+    [
+        ("qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n", "enable_thinking=False"),
+        ("deepseek_r1_distill", {}, "<\uff5cAssistant\uff5c>", "removesuffix('<think>\\n')"),
+    ],
+)
+def test_what_a_run_was_trained_with_is_what_its_model_and_its_card_ask_with(name, kwargs, asked, on_card, tmp_path):
+    tokenizer, _, report = report_of(name, [{"messages": CHATS["one turn"]}], kwargs=kwargs)
+    run, data = {"settings": {"chat_template_kwargs": kwargs}}, {"train": report.to_dict()}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    (tmp_path / "data_report.json").write_text(json.dumps(data))
+    prompter = Place(str(tmp_path), tmp_path).prompter(tokenizer, EvaluateOptions())
+    assert prompter.text(chat(QUESTION)).endswith(asked)
+    write_card(tmp_path, "model", Records(run=run, data=data), tokenizer, [])
+    assert on_card in (tmp_path / CARD).read_text()
 
 
 @pytest.mark.parametrize("name", ["gptoss", "muse_glimmer", "qwen3", "glm4moe", "nemotron_3_nano", "llama3_1"])
