@@ -126,6 +126,10 @@ def test_collapse_signs(tmp_path):
         in text
     )
     assert "regular collapse" not in text and "regular no sign" not in text
+    log = json.loads((tmp_path / "step" / "metrics.json").read_text())
+    log["log_history"] = [{**entry, "effective_rank": 50.0} for entry in log["log_history"]]
+    write(tmp_path / "step" / "metrics.json", log)
+    assert "step signs, but no collapse by themselves" in Reader(page_of(tmp_path / "step")).text("curves")
     text = Reader(page_of(write_run(tmp_path / "run", control="random"))).text("curves")
     assert "run one vector by design (--control random)" in text and "effective rank of 1.16" not in text
 
