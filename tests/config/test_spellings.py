@@ -118,6 +118,7 @@ dataset_text_field=text shuffle_dataset=true truncation_mode=keep_start loss_typ
 bnb_4bit_quant_type=nf4"""
 # or an error with these words.
 ANSWERS = {
+    "below 1": "warmup_ratio=1",
     "--use_cpu": "use_mps_device=false",
     "--hub_model_id": "push_to_hub_organization=a",
     "safetensors only": "save_safetensors=false",

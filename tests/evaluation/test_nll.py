@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
-from stepjepa.errors import DataError
+from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation import nll
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from stepjepa.evaluation.run import evaluate_model
@@ -172,3 +173,10 @@ def test_the_end_of_turn_and_the_rest_are_the_answer(tokenizer):
     total = result.value("content_nll") * (n - 4) + result.value("end_nll") * 4
     assert total == pytest.approx(result.value("answer_nll") * n, rel=1e-6)
     assert not result.predictions and set(result.answer_nll[0]) >= {"content_nll", "end_nll", "answer_nll"}
+
+
+def test_out_of_memory_is_one_line(tokenizer, monkeypatch):
+    full = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes.")
+    monkeypatch.setattr(nll, "answer_losses", Mock(side_effect=full))
+    with pytest.raises(ConfigError, match="out of memory with 2 chats"):
+        list(likelihood(tokenizer, ROWS[:2]).compute())

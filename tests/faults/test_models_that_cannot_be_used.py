@@ -38,6 +38,9 @@ def write_model(kind, folder, tokenizer):
         for name in ("model.Q4_1.gguf", "model.Q8_0.gguf"):
             (folder / name).write_bytes(b"GGUF")
         return
+    if kind == "no tokenizer":
+        tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+        return
     tokenizer.save_pretrained(folder)
     if kind == "t5":
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
@@ -50,6 +53,7 @@ def write_model(kind, folder, tokenizer):
     ("kind", "message"),
     [
         ("two gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of one file"),
+        ("no tokenizer", "the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)"),
         ("no weights", "the folder holds no weights (model.safetensors)"),
         ("t5", "is an encoder-decoder; give a causal language model"),
     ],

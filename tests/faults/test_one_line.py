@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import torch
 import transformers
 
+from stepjepa.cli.main import main
 from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError, RunError
@@ -29,6 +31,8 @@ from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.study.folder import StudyRunFolder
 from stepjepa.training import config
 from stepjepa.training.config import JEPAConfig
+from stepjepa.utils.failures import explaining
+from stepjepa.utils.files import parse_json
 from support.rows import step_rows
 from support.runs import copy_of, result_of, resume, train
 from support.training import trainer_for
@@ -200,6 +204,21 @@ def test_aliases_of_yaml_are_limited(levels):
         parse_tree("a: " + "[" * 3000 + "]" * 3000, "run.yaml")
 
 
+def test_a_deep_record_of_a_run_costs_no_traceback(ended, tmp_path, capsys):
+    for depth in (101, 900, 100_000):
+        for begin, end in (("[", "]"), ('{"a": ', "}")):
+            with pytest.raises(ValueError, match="nested too deeply"):
+                parse_json(begin * depth + "1" + end * depth)
+    assert parse_json("[" + ", ".join(["[[]]"] * 500) + "]") == [[[]]] * 500
+    out = copy_of(ended, tmp_path)
+    record = json.loads((out / "run.json").read_text())
+    text = json.dumps({**record, "settings": {**record["settings"], "objective": "DEEP"}})
+    (out / "run.json").write_text(text.replace('"DEEP"', "[" * 900 + "]" * 900))
+    assert main(["report", str(out), "--output_file", str(tmp_path / "page.html")]) == 0
+    assert main(["export", "--checkpoint", str(out / "checkpoint-4"), "--output_dir", str(tmp_path / "model")]) == 0
+    assert "Traceback" not in capsys.readouterr().err and (tmp_path / "model" / "README.md").exists()
+
+
 def test_damaged_records_of_evaluations_and_studies_are_one_line(tmp_path):
     metric = {"kind": "accuracy", "value": 0.5, "low": 0.1, "high": 0.9, "correct": 1, "n": 2}
     good = {"metrics": {"exact": metric}, "generation": {}, "rows": {"skipped": {}}}
@@ -252,6 +271,9 @@ def test_a_lack_of_memory_does_not_speak_of_folders(tmp_path, tokenizer, monkeyp
     with pytest.raises(RunError, match="out of memory while the model was loaded") as refused:
         load_model(str(tmp_path), tokenizer)
     assert "save_pretrained" not in str(refused.value)
+    words = r"^out of memory \(Cannot allocate memory\); lower --batch_size, then start again$"
+    with pytest.raises(RunError, match=words), explaining("--batch_size", "start again"):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory", "/some/folder/model.safetensors")
 
 
 # Neither a signal nor a thread interrupts the workers.

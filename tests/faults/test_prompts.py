@@ -11,8 +11,11 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError, attempted
+from stepjepa.evaluation.options import EvaluateOptions
+from stepjepa.generation.place import Place
 from stepjepa.inspect.check import read_tokens
 from stepjepa.inspect.statistics import TextReader
+from stepjepa.modeling.card import CARD, Records, write_card
 from stepjepa.training.options import JEPAOptions
 from support.checks import check_format, warned
 from support.encoding import settings_of
@@ -151,6 +154,24 @@ def test_prompts_are_what_was_trained_unless_something_else_is_asked_for():
     assert prompt("training", None) == prompt(None, "<think>\n") == prompt("training", "<think>\n") == (header, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "kwargs", "asked", "on_card"),
+    [
+        ("qwen3", {"enable_thinking": False}, "<think>\n\n</think>\n\n", "enable_thinking=False"),
+        ("deepseek_r1_distill", {}, "<\uff5cAssistant\uff5c>", "removesuffix('<think>\\n')"),
+    ],
+)
+def test_what_a_run_was_trained_with_is_what_its_model_and_its_card_ask_with(name, kwargs, asked, on_card, tmp_path):
+    tokenizer, _, report = report_of(name, [{"messages": CHATS["one turn"]}], kwargs=kwargs)
+    run, data = {"settings": {"chat_template_kwargs": kwargs}}, {"train": report.to_dict()}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    (tmp_path / "data_report.json").write_text(json.dumps(data))
+    prompter = Place(str(tmp_path), tmp_path).prompter(tokenizer, EvaluateOptions())
+    assert prompter.text(chat(QUESTION)).endswith(asked)
+    write_card(tmp_path, "model", Records(run=run, data=data), tokenizer, [])
+    assert on_card in (tmp_path / CARD).read_text()
+
+
 @pytest.mark.parametrize("name", ["gptoss", "muse_glimmer", "qwen3", "glm4moe", "nemotron_3_nano", "llama3_1"])
 def test_a_response_is_what_comes_after_the_text_that_the_template_writes(name):
     tokenizer = tokenizer_with(template(name))
@@ -178,6 +199,9 @@ def test_what_a_template_leaves_out_of_an_answer_is_counted():
     assert f"part of the answer in 2 rows, {3 * lost} characters in all (first: list row 1: '<think>" in line
     _, _, report = report_of("qwen3", rows)  # in earlier turns
     assert (report.prompts.left_out, report.prompts.characters_left_out) == (1, lost)
+    _, _, report = report_of("lfm2_2_5", rows)
+    (line,) = [line for line in report.lines() if "leaves out" in line]
+    assert line.endswith("""the model is not trained on it: --chat_template_kwargs '{"preserve_thinking": true}'""")
     _, _, report = report_of("qwen3_training", rows)
     assert not report.prompts.left_out and not report.prompts.warnings()
 
@@ -197,8 +221,10 @@ def test_an_answer_that_is_not_located_says_what_is_missing():
     keeps = "{% if keep_thinking or '</think>' not in m['content'] %}<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}"
     with pytest.raises(RowError) as caught:
         ChatRenderer(tokenizer_with("{% for m in messages %}" + keeps + "{% endfor %}")).render(CHATS["thinking"])
-    assert "message 2 (assistant) cannot be located in what the chat template writes" in str(caught.value)
-    assert str(caught.value).endswith("""--chat_template_kwargs '{"keep_thinking": true}' keeps it""")
+    assert str(caught.value) == (
+        "message 2 (assistant) cannot be located in what the chat template writes; '<think>' is missing; "
+        """--chat_template_kwargs '{"keep_thinking": true}' keeps it"""
+    )
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])

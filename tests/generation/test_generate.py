@@ -332,6 +332,7 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--model_name none", "--model_name must be given"),
         (ROW, "--base_url none", "needs --base_url"),
         (ROW, "--base_url localhost:8000", "no address"),
+        (ROW, "--base_url http://[", "no address"),
         (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
         (ROW, "--api_key_env sk-proj-abc", "no environment variable of that name"),
     ],

@@ -1,9 +1,12 @@
 """The page: numbers equal to the files', everything escaped, and words for what is missing."""
 
+import copy
 import json
+import random
 import re
 import shutil
 
+from stepjepa.cli.main import main
 from stepjepa.report.charts import mean_points
 from stepjepa.report.comparison import chosen, cut
 from stepjepa.report.reading import read_folders
@@ -123,6 +126,10 @@ def test_collapse_signs(tmp_path):
         in text
     )
     assert "regular collapse" not in text and "regular no sign" not in text
+    log = json.loads((tmp_path / "step" / "metrics.json").read_text())
+    log["log_history"] = [{**entry, "effective_rank": 50.0} for entry in log["log_history"]]
+    write(tmp_path / "step" / "metrics.json", log)
+    assert "step signs, but no collapse by themselves" in Reader(page_of(tmp_path / "step")).text("curves")
     text = Reader(page_of(write_run(tmp_path / "run", control="random"))).text("curves")
     assert "run one vector by design (--control random)" in text and "effective rank of 1.16" not in text
 
@@ -169,6 +176,12 @@ def test_likelihoods_alone_are_paired(tmp_path):
         write(folder / "answer_nll.jsonl", rows)
     (row,) = Reader(page_of(a, b)).rows("Paired differences")[1:]
     assert row[:4] == ["test, answer_nll", "a", "b", "+0.5000 nats per token"] and row[-1] == "mean of 3 questions"
+
+
+def test_near_zero_percent_there_is_nothing_to_compare(tmp_path):
+    text = Reader(page_of(*write_pair(tmp_path, "w" * 40, "r" + "w" * 39))).text("answer")
+    assert "there are too few right answers to compare: 1 of 40 by regular or step." in text
+    assert "no difference" not in text
 
 
 def test_questions_that_are_not_the_same_are_not_compared(tmp_path):
@@ -314,3 +327,34 @@ def test_nothing_is_fetched(tmp_path):
     assert not re.search(r"(src|href)=\"(?!data:|#)", page) and "url(" not in page and "@import" not in page
     assert " style=" not in page  # the policy forbids it
     assert page == page_of(tmp_path / "regular", tmp_path / "step")
+
+
+def places(value, before=()):
+    """The path of keys to every value in a record."""
+    yield before
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in parts:
+        yield from places(inner, (*before, key))
+
+
+def test_odd_values_are_left_out_or_one_line(tmp_path, capsys):
+    """Of damaged files, or those of other versions."""
+    run, study, draw = write_run(tmp_path / "run"), write_study(tmp_path / "study"), random.Random(0)
+    write_evaluation(run, "rwu")
+    files = [run / name for name in ("run.json", "metrics.json", "data_report.json", "evaluation-test/metrics.json")]
+    statuses = []
+    for file in [*files, study / "state.json", study / "table.json"]:
+        text = file.read_text()
+        for place in draw.sample(list(places(json.loads(text)))[1:], 6):
+            changed = copy.deepcopy(json.loads(text))
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = draw.choice([None, "x", -3, [], {}, [None], True, float("inf"), {"a": {}}])
+            file.write_text(json.dumps(changed))
+            folder = study if study in file.parents else run
+            statuses.append(main(["report", str(folder), "--overwrite", "--output_file", str(tmp_path / "page.html")]))
+            error = capsys.readouterr().err
+            assert error.count("\n") == (statuses[-1] == 2) and "Traceback" not in error, place
+        file.write_text(text)
+    assert set(statuses) == {0, 2}

@@ -48,6 +48,10 @@ class Answer:
         return self.text.format(option=self.option)
 
 
+class Share(str):
+    """An option that counts steps, or takes a share of them below 1, under a name that takes the share only."""
+
+
 # What another name than an option's own stands for, see `StrictParser`.
 Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]", Answer]
 
@@ -93,7 +97,7 @@ class StrictParser:
         text: of the help, in paragraphs: the command's usage, what it does, an example. The docstring of a command.
         aliases: other spellings, without leading dashes, for flags and YAML keys alike. One maps to
 
-            - a field's name: `{"batch_size": "per_device_train_batch_size"}`;
+            - a field's name: `{"batch_size": "per_device_train_batch_size"}`, or a `Share` of it;
             - a field and the value that the spelling alone gives it: `{"regular": ("objective", "regular")}`.
               `--regular true` is the same, `--regular false` and `regular: false` set nothing;
             - a table from the words that it takes to the fields and values that they set; the spelling alone is "true".
@@ -234,7 +238,10 @@ class StrictParser:
         option = self.options[target]
         if given is _BARE and option.bare is MISSING:
             raise BadValue(f"expected {option.expects}, got no value")
-        return [(target, option.bare if given is _BARE else option.read(given))]
+        value = option.bare if given is _BARE else option.read(given)
+        if isinstance(target, Share) and value >= 1:
+            raise BadValue(f"it is a share of the steps, below 1; for a number of steps write --{target}")
+        return [(str(target), value)]
 
     # Help
 

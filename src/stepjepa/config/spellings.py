@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import Alias, Answer, Setting, StrictParser, alias_settings, merged
+from stepjepa.config.parser import Alias, Answer, Setting, Share, StrictParser, alias_settings, merged
 from stepjepa.config.yaml_file import representable
 
 # ``--linear`` chose the semantic tube and its mode in one.
@@ -135,7 +135,7 @@ _BOARD = "set TENSORBOARD_LOGGING_DIR in the environment, for --{option} tensorb
 
 # What transformers 5 no longer has.
 _TRANSFORMERS_4: dict[str, Alias] = {
-    "warmup_ratio": "warmup_steps",
+    "warmup_ratio": Share("warmup_steps"),
     "evaluation_strategy": "eval_strategy",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",

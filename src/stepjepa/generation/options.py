@@ -167,7 +167,10 @@ class GenerateOptions(GeneratorOptions):
             return
         if not self.base_url:
             raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
-        url = urlsplit(self.base_url)
+        try:
+            url = urlsplit(self.base_url)
+        except ValueError:  # brackets that do not close
+            url = urlsplit("")
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"{address} {self.base_url}: no address; expected one such as http://localhost:8000/v1")
         if url.username or url.password or url.query:

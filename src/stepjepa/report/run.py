@@ -20,7 +20,7 @@ from markupsafe import Markup
 from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.config.parser import build
 from stepjepa.config.spellings import by_our_names
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, logged_collapse
@@ -90,7 +90,7 @@ def report(**options: Any) -> ReportResult:
         options: those of ``stepjepa report`` by name, such as ``folders=["runs/a", "runs/b"]``.
 
     Raises:
-        ConfigError: a folder holds nothing to report, or the page cannot be written.
+        ConfigError: a folder holds nothing to report, a file in it another form of record, or the page cannot be written.
     """
     (asked,) = build((ReportOptions,), by_our_names(options, ReportOptions))
     check_fields(asked)
@@ -98,13 +98,27 @@ def report(**options: Any) -> ReportResult:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
     folders = [Path(name).expanduser() for name in asked.folders]
     output = Path(asked.output_file).expanduser() if asked.output_file else folders[0] / "report.html"
+<<<<<<< HEAD
     reported = read_folders(folders)
+=======
+>>>>>>> part-R1
     if output.is_dir():
         raise ConfigError(f"{output}: is a folder; give a file")
     if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
+<<<<<<< HEAD
     page, answer = report_page(reported, asked.max_predictions)
+=======
+    try:
+        found = read_folders(folders)
+        page, answer = report_page(found, asked.max_predictions)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        what = f"{type(error).__name__}: {said(error, lines=1)[:100]}"
+        raise ConfigError(
+            f"{', '.join(map(str, folders))}: a record is damaged, or of another version ({what})"
+        ) from None
+>>>>>>> part-R1
     write_page(page, output)
     return ReportResult(output, len(page), answer, reported.reader.problems, reported.reader.stale)
 
