@@ -341,7 +341,9 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     """A metric with its options, checked, and its direction."""
     if name in GEOMETRY:
         return MetricSpec(name, _views(options, where), GEOMETRY[name].higher_is_better)
-    if name in MODEL_METRICS and not options:
+    if name in MODEL_METRICS:
+        if options:
+            raise ConfigError(f"{where} has no options")
         return MetricSpec(name, {}, higher_is_better=False)
     if name.startswith(HARNESS):
         raise ConfigError(f"{where}: tasks of the harness are scored by stepjepa evaluate")
