@@ -331,6 +331,10 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
         (ROW, "--model_name none", "--model_name must be given"),
         (ROW, "--base_url none", "needs --base_url"),
+        (ROW, "--base_url http://[::1/v1", "no address"),
+        (ROW, "--base_url http://host:123456/v1", "no address"),
+        (ROW, "--base_url http://host/v1#chat", "give the address alone"),
+        (ROW, "--api_key_env BROKEN_KEY", "characters that no key can have"),
         (ROW, "--base_url localhost:8000", "no address"),
         (ROW, "--base_url http://[", "no address"),
         (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
@@ -340,6 +344,7 @@ NOWHERE = "http://127.0.0.1:9/v1"
 def test_one_clear_line(text, flags, said, tmp_path, capsys, monkeypatch):
     """Exit status 2, nothing written, nobody asked, a key in place of a name not repeated."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BROKEN_KEY", "sk-proj\nabc")
     (tmp_path / "data.jsonl").write_text(text)
     fixed = f"data.jsonl --backend openai --base_url {NOWHERE} --model_name big --output_file out.jsonl"
     assert main(["generate", *fixed.split(), *flags.split()]) == 2

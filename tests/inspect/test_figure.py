@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import row_figure, save_figure, spread
 from stepjepa.inspect.record import KINDS
 from support.colours import assert_told_apart
@@ -60,6 +61,19 @@ def test_tokens_are_written_where_they_fit():
     assert {"w3", "predictor_1"} <= set(texts_of(row_figure([short])))
     long = row_record([stepped_example(90, 1, 1)], 1, lambda index: f"w{index}", vocabulary=97)
     assert not any(text.startswith("w") and text[1:].isdigit() for text in texts_of(row_figure([long])))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_same_figure_gives_the_same_bytes(suffix, tmp_path):
+    record = row_record([stepped_example(15, 1, 1)], 1, lambda index: f"w{index}", vocabulary=97)
+    for number in "12":
+        save_figure(row_figure([record]), tmp_path / f"{number}.{suffix}", dpi=50)
+    first, second = ((tmp_path / f"{number}.{suffix}").read_bytes() for number in "12")
+    assert (
+        first == second and len(first) > 1000 and first.lstrip().startswith(b"<?xml" if suffix == "svg" else b"\x89PNG")
+    )
+    with pytest.raises(ConfigError, match="figures are written as .png or .svg"):
+        save_figure(row_figure([record]), tmp_path / "row.pdf")
 
 
 def test_control_characters_and_missing_letters(tmp_path):

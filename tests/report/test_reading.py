@@ -1,10 +1,13 @@
 """What a report finds in folders: runs, studies, old and broken ones."""
 
+import json
+
 import pytest
 
 from stepjepa.errors import ConfigError
 from stepjepa.report.reading import read_folders
-from support.reports import log, write, write_evaluation, write_run, write_study
+from stepjepa.report.run import report_page
+from support.reports import log, study_record, write, write_evaluation, write_run, write_study
 
 
 def test_a_run(tmp_path):
@@ -79,3 +82,27 @@ def test_broken_files_are_told_and_left_out(tmp_path):
     assert [problem.split(": ")[0] for problem in found.reader.problems] == [
         str(run / name) for name in ("run.json", "resolved.yaml", "data_report.json")
     ]
+
+
+@pytest.mark.parametrize("key", ["verdicts", "tables", "missing"])
+def test_a_table_of_another_form_is_told_and_left_out(tmp_path, key):
+    study = write_study(tmp_path / "study")
+    table = study / "table.json"
+    record = study_record()
+    write(table, {**record, key: [{}]})
+    if key == "verdicts":
+        del record[key]
+        write(table, record)
+    found = read_folders([study])
+    assert found.study.title == "" and found.study.tables == found.study.verdicts == []
+    assert [problem.split(": ")[0] for problem in found.reader.problems] == [str(table)]
+    assert str(table) in report_page(found)[0]
+
+
+def test_records_of_another_form_do_not_cost_the_page(tmp_path):
+    study = write_study(tmp_path / "study", answers=True)
+    write(study / "state.json", {"identity": {"blocks": {"": {"arms": {"regular": None}}}}})
+    metrics = study / "runs" / "regular" / "seed-1" / "evaluation-test" / "metrics.json"
+    record = json.loads(metrics.read_text())
+    write(metrics, {**record, "generation": {"did_not_stop": {"n": 4}}, "rows": {"skipped": {"no_answer": None}}})
+    assert "None of 4" in report_page(read_folders([study]))[0]

@@ -135,6 +135,7 @@ def test_a_seed_may_stand_in_a_name():
         ("controls=[shufled]", ["controls", "shuffled, random", "shufled"]),
         ("metrics=[answer_nl]", ["metric is 'answer_nl'", "did you mean answer_nll?"]),
         ("metrics=[{gsm8k: {colunm: a}}]", ["no option 'colunm' of gsm8k"]),
+        ("metrics=[{answer_nll: {column: a}}]", ["metrics: answer_nll has no options"]),
         ("select=exact", ["'exact' is none of the study's metrics (answer_nll, gsm8k)"]),
         ("select={metric: gsm8k}", ["select: expected"]),
         ("grid={lbd: [1, 2]}", ["unknown key 'grid': write out the arms", "tune: {option: [values]}"]),

@@ -14,7 +14,6 @@ from stepjepa.generation.options import SAMPLING, GeneratorOptions
 
 AS_TRAINED = "as_trained"
 _MODEL, _DATA, _METRIC, _OUTPUT, _ANALYSIS, _HARNESS = "model", "data", "metric", "output", "analysis", "harness"
-HARNESS = "harness:"  # how a study names a task of the harness
 _KNOWN = f"one or several of {', '.join([*METRICS, *MODEL_METRICS])}, or module:function"
 
 

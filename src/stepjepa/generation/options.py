@@ -169,11 +169,12 @@ class GenerateOptions(GeneratorOptions):
             raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
         try:
             url = urlsplit(self.base_url)
-        except ValueError:  # brackets that do not close
-            url = urlsplit("")
-        if url.scheme not in ("http", "https") or not url.hostname:
+            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
             raise ConfigError(f"{address} {self.base_url}: no address; expected one such as http://localhost:8000/v1")
-        if url.username or url.password or url.query:
+        if url.username or url.password or url.query or url.fragment:
             raise ConfigError(f"{address}: give the address alone; a key goes into --{_NAME.api_key_env}")
         self.api_key()
 
@@ -181,7 +182,7 @@ class GenerateOptions(GeneratorOptions):
         """The key of the endpoint, from the environment.
 
         Raises:
-            ConfigError: the variable is not set.
+            ConfigError: the variable is not set, or holds no key.
         """
         if self.api_key_env is None:
             return None
@@ -192,6 +193,8 @@ class GenerateOptions(GeneratorOptions):
                 f"--{_NAME.api_key_env} takes the NAME of an environment variable, and no environment variable of that name "
                 "is set; export it first"
             )
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(f"--{_NAME.api_key_env}: the variable holds characters that no key can have")
         return key
 
 

@@ -39,6 +39,7 @@ _NAMES = 0.26  # inches, the line for names below a bar
 _MOST_LETTERS = 13
 _LETTER = 0.075  # inches, the width of a letter
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # between two positions that are written
+_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 _CAPTION = "Triangles: tokens at which views are read; an arrow leads from a source to the target that it must predict."
 
 
@@ -93,20 +94,21 @@ def row_figure(records: Sequence[RowRecord], title: str = "") -> Figure:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG, as `write_page` does.
+    """Write a figure as PNG or SVG, by the file's name, as `write_page` does.
 
-    The same figure gives the same bytes with the same version of matplotlib.
+    The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
 
     Args:
-        dpi: pixels an inch; 100 makes it 800 wide.
+        dpi: pixels an inch of a PNG; 100 makes it 800 wide.
 
     Raises:
-        ConfigError: the name does not end in .png, or the file cannot be written; an earlier one is unchanged.
+        ConfigError: the name ends in neither .png nor .svg, or the file cannot be written; an earlier one is unchanged.
     """
-    if Path(path).suffix.lower() != ".png":
-        raise ConfigError(f"{path}: figures are written as .png")
-    memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
+    kind, memory = Path(path).suffix.lower(), io.BytesIO()
+    if kind not in _METADATA:
+        raise ConfigError(f"{path}: figures are written as .png or .svg")
+    with library("matplotlib", "analysis").rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
+        figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
     write_page(memory.getvalue(), path)
 
 
@@ -312,8 +314,6 @@ COLOURS = (
     Colour("#3d2bff", "#4f7bff"),
     Colour("#8a1c5c", "#6f9a52"),
 )
-
-
 SERIES = len(COLOURS)  # and as many dashes and markers, where a figure has them
 
 

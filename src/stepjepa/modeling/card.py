@@ -175,12 +175,12 @@ def _markdown(value: object) -> str:
     return re.sub(r"([\\`*_\[\]<>|&#~$])", r"\\\1", escaped(str(value)))
 
 
+# What counts as collapse, for the training log, the card, `stepjepa analyze` and the report. Plain language models have
+# cone-shaped states: two unrelated views have a cosine of .76 to .96, and the effective rank is well above 1. Collapsed ones
+# reach .995 and rank 1.0.
+
 CONE_COSINE = 0.98  # mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995)
-
-
 LOW_RANK = 2.0  # effective rank of unit rows
-
-
 RANK_ROWS = 8  # rows and dimensions below which a rank says nothing
 
 

@@ -363,15 +363,10 @@ def own_configs(model: PreTrainedModel) -> None:
             module.config = copy.deepcopy(module.config, memo)
 
 
-# Bases in 4 and 8 bits by bitsandbytes
-
+# Models in llama.cpp's GGUF form, which transformers reads and dequantises
 
 GGUF_SUFFIX = ".gguf"
-
-
 WEIGHTS = (".safetensors", ".bin")
-
-
 TOKENIZERS = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
 
 

@@ -75,9 +75,10 @@ def _accuracy_row(
             bar = [round(100 * end, 1) for end in (value, low, high)]
 
     stop = table(result, "generation", "did_not_stop")
-    did_not_stop = f"{stop['count']} of {stop['n']}" if stop else "-"
-    skipped = sum(table(result, "rows", "skipped").values())
-    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, str(skipped), bar)
+    did_not_stop = f"{stop.get('count')} of {stop.get('n')}" if stop else "-"
+    reasons = table(result, "rows", "skipped")
+    skipped = sum(number(reasons, reason) or 0 for reason in reasons)
+    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, f"{skipped:g}", bar)
 
 
 @dataclass(frozen=True)

@@ -267,21 +267,27 @@ def _study(folder: Path, reader: Reader) -> ReportedStudy:
     study.code = table(state, "identity", "code")
     for block, about in table(state, "identity", "blocks").items():
         for arm, settings in table(about, "arms").items():
-            study.arms[f"{block}/{arm}" if block else arm] = settings
-    result = reader.object(folder / "table.json")
-    study.title = result.get("title", "")
-    for line in result.get("verdicts", ()):
-        if line.startswith(" ") and study.verdicts:  # of the metric above
-            study.verdicts[-1] += f"\n{line}"
+            study.arms[f"{block}/{arm}" if block else arm] = table(settings)
+    reader.read(folder / "table.json", lambda content: _add_tables(study, parse_object(content)))
+    return study
+
+
+def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
+    """Take over what ``table.json`` holds."""
+    verdicts: list[str] = []
+    for line in map(str, result["verdicts"]):
+        if line.startswith(" ") and verdicts:  # of the metric above
+            verdicts[-1] += f"\n{line}"
         else:
-            study.verdicts.append(line)
-    for record in result.get("tables", ()):
+            verdicts.append(line)
+    tables = []
+    for record in result["tables"]:
         columns = table_cells(record)
         rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        study.tables.append(StudyTable(table_title(record), list(columns), rows))
-    missing = [f"{one['run']}: {one['error'] or one['status']}" for one in result.get("missing", ())]
-    study.notes = [*result.get("choices", ()), *missing, *result.get("notes", ())]
-    return study
+        tables.append(StudyTable(table_title(record), list(columns), rows))
+    missing = [f"{one['run']}: {one['error'] or one['status']}" for one in result["missing"]]
+    study.title, study.verdicts, study.tables = str(result.get("title", "")), verdicts, tables
+    study.notes = [*map(str, result.get("choices", ())), *missing, *map(str, result.get("notes", ()))]
 
 
 def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:

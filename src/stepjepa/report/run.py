@@ -98,27 +98,19 @@ def report(**options: Any) -> ReportResult:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
     folders = [Path(name).expanduser() for name in asked.folders]
     output = Path(asked.output_file).expanduser() if asked.output_file else folders[0] / "report.html"
-<<<<<<< HEAD
-    reported = read_folders(folders)
-=======
->>>>>>> part-R1
     if output.is_dir():
         raise ConfigError(f"{output}: is a folder; give a file")
     if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
-<<<<<<< HEAD
-    page, answer = report_page(reported, asked.max_predictions)
-=======
     try:
-        found = read_folders(folders)
-        page, answer = report_page(found, asked.max_predictions)
+        reported = read_folders(folders)
+        page, answer = report_page(reported, asked.max_predictions)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {said(error, lines=1)[:100]}"
         raise ConfigError(
             f"{', '.join(map(str, folders))}: a record is damaged, or of another version ({what})"
         ) from None
->>>>>>> part-R1
     write_page(page, output)
     return ReportResult(output, len(page), answer, reported.reader.problems, reported.reader.stale)
 

@@ -22,7 +22,6 @@ from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric, metric_class
-from stepjepa.evaluation.options import HARNESS
 from stepjepa.objectives.base import OBJECTIVES, Objective, built_in, objective_of
 from stepjepa.study.score import GEOMETRY
 from stepjepa.study.spec import (
@@ -341,9 +340,11 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     """A metric with its options, checked, and its direction."""
     if name in GEOMETRY:
         return MetricSpec(name, _views(options, where), GEOMETRY[name].higher_is_better)
-    if name in MODEL_METRICS and not options:
+    if name in MODEL_METRICS:
+        if options:
+            raise ConfigError(f"{where} has no options")
         return MetricSpec(name, {}, higher_is_better=False)
-    if name.startswith(HARNESS):
+    if name.startswith("harness:"):
         raise ConfigError(f"{where}: tasks of the harness are scored by stepjepa evaluate")
     near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
     if name not in METRICS and near in GEOMETRY:
