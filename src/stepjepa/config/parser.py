@@ -238,10 +238,10 @@ class StrictParser:
         option = self.options[target]
         if given is _BARE and option.bare is MISSING:
             raise BadValue(f"expected {option.expects}, got no value")
-        value = option.bare if given is _BARE else option.read(given)
-        if isinstance(target, Share) and value >= 1:
+        result: Any = option.bare if given is _BARE else option.read(given)
+        if isinstance(target, Share) and result >= 1:
             raise BadValue(f"it is a share of the steps, below 1; for a number of steps write --{target}")
-        return [(str(target), value)]
+        return [(str(target), result)]
 
     # Help
 
