@@ -123,6 +123,13 @@ def test_the_likelihood_alone(home, tmp_path, capsys):
     assert json.loads((tmp_path / "metrics.json").read_text())["generation"] == {}
     assert "answers:" not in capsys.readouterr().err
 
+    assert main([*words, "content_nll", "--output_dir", str(tmp_path)]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(lines(tmp_path / "answer_nll.jsonl")) == len(rows)
+    # The same metrics in another order: nothing is computed, and what is stored stays.
+    assert main([*words[:-1], "content_nll", "--output_dir", str(tmp_path)]) == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
 
 def test_published_spellings_and_short_form(home, tmp_path, capsys):
     run, test = str(home / "run"), str(home / "test.jsonl")

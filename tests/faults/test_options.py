@@ -229,6 +229,8 @@ def test_no_number_of_a_run_is_beyond_use(value, tmp_path):
         with pytest.raises(ConfigError, match=name):
             JEPAOptions(**{name: value}).check()
     assert len(method) > 20
+    with pytest.raises(ConfigError, match="^dataloader_prefetch_factor is 0; it must be at least 1$"):
+        JEPAConfig(output_dir=str(tmp_path), dataloader_prefetch_factor=0, dataloader_num_workers=1)
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):  # it would be filled for hours
         with pytest.raises(ConfigError, match=f"^{name} is 2147483648; it must be .* at most 1048576$"):
             JEPAConfig(output_dir=str(tmp_path), **{name: 2**31})

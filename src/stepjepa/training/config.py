@@ -91,6 +91,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     per_device_eval_batch_size: int = option(
         8, "Examples of an evaluation batch on each device.", _TRAINER, resume=True, at_least=1, at_most=2**20
     )
+    dataloader_prefetch_factor: int | None = option(
+        None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
+    )
     local_rank: int = option(
         -1, "The number of this process, set by the launcher.", _TRAINER, resume=True, dumped=False, at_least=-1
     )
