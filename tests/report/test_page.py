@@ -357,4 +357,4 @@ def test_odd_values_are_left_out_or_one_line(tmp_path, capsys):
             error = capsys.readouterr().err
             assert error.count("\n") == (statuses[-1] == 2) and "Traceback" not in error, place
         file.write_text(text)
-    assert set(statuses) == {0, 2}
+    assert 0 in statuses and set(statuses) <= {0, 2}

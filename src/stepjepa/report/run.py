@@ -20,7 +20,7 @@ from markupsafe import Markup
 from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
 from stepjepa.config.parser import build
 from stepjepa.config.spellings import by_our_names
-from stepjepa.errors import ConfigError, said
+from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, logged_collapse
@@ -103,14 +103,8 @@ def report(**options: Any) -> ReportResult:
     if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
-    try:
-        reported = read_folders(folders)
-        page, answer = report_page(reported, asked.max_predictions)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{type(error).__name__}: {said(error, lines=1)[:100]}"
-        raise ConfigError(
-            f"{', '.join(map(str, folders))}: a record is damaged, or of another version ({what})"
-        ) from None
+    reported = read_folders(folders)
+    page, answer = report_page(reported, asked.max_predictions)
     write_page(page, output)
     return ReportResult(output, len(page), answer, reported.reader.problems, reported.reader.stale)
 
