@@ -15,7 +15,7 @@ The loss of a state is the binary cross-entropy summed over the vocabulary and d
 has the size of an LM loss; a state with nothing ahead has none. The paper weighs entries by their rarity, or learns the
 summary with a second model that reads backwards; neither is done here. The head serves training alone.
 
-Shapes: P states, one a pair; D width, V vocabulary, W tokens of a window, C rows of a chunk.
+Shapes: P states, one a pair; D width, V vocabulary, A = window - 1 tokens ahead, C rows of a chunk.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from stepjepa.config.option import Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
-from stepjepa.objectives.base import JEPA, LookAhead, ModelView
-from stepjepa.objectives.multi_token import MultiToken
+from stepjepa.objectives.base import JEPA, ModelView
+from stepjepa.objectives.multi_token import TokenHeads
 from stepjepa.objectives.options import AHEAD
 from stepjepa.objectives.pairs import VectorNames
 
@@ -45,72 +45,46 @@ class FutureSummaryOptions(Topic):
     )
 
 
-class FutureSummary(LookAhead):
+class FutureSummary(TokenHeads):
     """``--objective future_summary``; see the top of this file."""
 
     name = "future_summary"
     Options = FutureSummaryOptions
     vector_names = VectorNames("bag of tokens", "state", "tokens after")
     distance_name = "binary cross-entropy"
-    unread = MultiToken.unread
 
     def modules(self, width: int, vocabulary: int) -> nn.Module:
         """The head."""
-        from torch import nn
-
-        return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        return self.head(width)
 
     def flops(self, pairs: int, width: int, vocabulary: int) -> float:
-        """See `Objective`; as if the output head were trained."""
-        products = 3 if pairs <= _rows(vocabulary) else 4  # chunks are computed again in the backward pass
-        return float(pairs * (3 * 8 * width**2 + products * 2 * width * vocabulary))
+        """See `Objective`."""
+        return pairs * self.head_flops(width, vocabulary, chunked=pairs > _rows(vocabulary))
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         """See `Objective`; one part."""
-        import torch
         import torch.nn.functional as F
 
         from stepjepa.losses.lm import chunked_sum
 
         assert view.modules is not None
-        window = self.options.summary_window
-        vocabulary = view.vocabulary
+        window, vocabulary = self.options.summary_window, view.vocabulary
         offset = math.log(window / vocabulary)
-        bags_PW = window_tokens(batch, window, vocabulary)
-        if self.options.control == "random":  # one token for all
-            generator = torch.Generator().manual_seed(self.options.seed)
-            token = int(torch.randint(vocabulary, (), generator=generator))
-            bags_PW = bags_PW.where(bags_PW == vocabulary, token)
+        bags_PA = self.tokens_ahead(batch, window, vocabulary, outside=vocabulary)
 
-        def chunk_loss(states_CD: torch.Tensor, tokens_CW: torch.Tensor) -> torch.Tensor:
+        def chunk_loss(states_CD: torch.Tensor, tokens_CA: torch.Tensor) -> torch.Tensor:
             logits_CV = view.logits(states_CD).float() + offset
             # Places behind the run have the number behind the vocabulary, whose column is dropped.
-            bag = logits_CV.new_zeros(len(tokens_CW), vocabulary + 1)
-            bag_CV = bag.scatter_(1, tokens_CW, 1.0)[:, :vocabulary]
+            bag = logits_CV.new_zeros(len(tokens_CA), vocabulary + 1)
+            bag_CV = bag.scatter_(1, tokens_CA, 1.0)[:, :vocabulary]
             losses_C = F.binary_cross_entropy_with_logits(logits_CV, bag_CV, reduction="none").sum(dim=1)
             entries_C = bag_CV.sum(dim=1)
             return (losses_C * (entries_C > 0) / entries_C.clamp(min=1)).sum()
 
         states_PD = output.source_states
         predicted_PD = view.modules(states_PD.float()).to(states_PD.dtype)
-        total = chunked_sum(chunk_loss, _rows(vocabulary), predicted_PD, bags_PW)
+        total = chunked_sum(chunk_loss, _rows(vocabulary), predicted_PD, bags_PA)
         return {JEPA: LossPart(total, batch.weight)}
-
-
-def window_tokens(batch: Batch, window: int, nothing: int) -> torch.Tensor:
-    """The W = `window` - 1 tokens from the second ahead of each source on, (P, W) int64; `nothing` for those behind its
-    labelled run."""
-    import torch
-
-    ids = batch.rows.input_ids.flatten()
-    ahead_W = torch.arange(1, window, device=ids.device)  # of the target, which is one ahead of the source
-    place_PW = (batch.targets.positions[:, None] + ahead_W).clamp(max=len(ids) - 1)
-    labelled = torch.zeros_like(ids, dtype=torch.bool)
-    labelled[batch.label_positions + 1] = True
-    # A place is in the run of its source where no place before it, back to the source's target, is unlabelled.
-    inside_PW = labelled[place_PW].cumprod(dim=1).bool()
-    inside_PW &= batch.targets.positions[:, None] + ahead_W < len(ids)
-    return ids[place_PW].where(inside_PW, nothing)
 
 
 def _rows(vocabulary: int) -> int:

@@ -11,7 +11,7 @@ Every head f_k is a network of its own, D -> 2 D -> D with GELU in between; W is
 cross-entropy is summed over the heads and averaged over the states; tokens beyond the labelled run are left out. It predicts
 no states: it is the known remedy where next-token prediction fails to plan. The heads serve training alone.
 
-Shapes: P states, one a pair; D width, N labelled positions.
+Shapes: P states, one a pair; D width, A tokens ahead, H = A + 1 with the next one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from stepjepa.objectives.options import AHEAD, LossOptions, PairOptions
 from stepjepa.objectives.pairs import VectorNames
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -40,16 +41,57 @@ class MultiTokenOptions(Topic):
 
 
 _NAME = Names(LossOptions, PairOptions)
+_LEFT_OUT = -100  # a label that cross-entropy leaves out
 
 
-class MultiToken(LookAhead):
+class TokenHeads(LookAhead):
+    """An objective whose heads predict the tokens ahead of a state, through the output head, which is trained along."""
+
+    unread = LookAhead.unread | {_NAME.jepa_loss, _NAME.regularizer, _NAME.target_grad}
+
+    def head(self, width: int) -> nn.Module:
+        """D -> 2 D -> D with GELU in between."""
+        from torch import nn
+
+        return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def head_flops(self, width: int, vocabulary: int, chunked: bool) -> float:
+        """FLOPs of one head on one state, forward and backward, as if the output head were trained; in chunks its logits are
+        computed again in the backward pass."""
+        products = 4 if chunked else 3
+        return float(3 * 8 * width**2 + products * 2 * width * vocabulary)
+
+    def tokens_ahead(self, batch: Batch, horizon: int, vocabulary: int, outside: int) -> torch.Tensor:
+        """The tokens 2 to `horizon` ahead of each source, (P, A) int64; with ``--control random`` all of them are one.
+
+        Args:
+            outside: stands for the tokens behind the labelled run of a source's next token.
+        """
+        import torch
+
+        ids = batch.rows.input_ids.flatten()
+        if self.options.control == "random":
+            generator = torch.Generator().manual_seed(self.options.seed)
+            token = int(torch.randint(vocabulary, (), generator=generator))
+            ids = torch.full_like(ids, token)
+        # One place more than there are tokens, which is never labelled, for what lies behind the last row.
+        labelled = torch.zeros(len(ids) + 1, dtype=torch.bool, device=ids.device)
+        labelled[batch.label_positions + 1] = True
+        ahead_H = torch.arange(horizon, device=ids.device)  # of the next token
+        place_PH = (batch.targets.positions[:, None] + ahead_H).clamp(max=len(ids))
+        # A run has no gap: a token is in it where all from the next one to it are labelled.
+        inside_PH = labelled[place_PH].cumprod(dim=1).bool()
+        tokens_PH = ids[place_PH.clamp(max=len(ids) - 1)].where(inside_PH, outside)
+        return tokens_PH[:, 1:]
+
+
+class MultiToken(TokenHeads):
     """``--objective multi_token``; see the top of this file."""
 
     name = "multi_token"
     Options = MultiTokenOptions
     vector_names = VectorNames("tokens ahead", "state", "tokens after")
     distance_name = "cross-entropy"
-    unread = LookAhead.unread | {_NAME.jepa_loss, _NAME.regularizer, _NAME.target_grad}
 
     @property
     def sources(self) -> int | None:  # type: ignore[override]
@@ -60,18 +102,14 @@ class MultiToken(LookAhead):
         """The heads."""
         from torch import nn
 
-        heads = nn.ModuleList()
-        for _ in range(1, self.options.token_horizon):
-            head = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-            heads.append(head)
-        return heads
+        return nn.ModuleList(self.head(width) for _ in range(1, self.options.token_horizon))
 
     def flops(self, pairs: int, width: int, vocabulary: int) -> float:
-        """See `Objective`; as if the output head were trained."""
+        """See `Objective`."""
         from stepjepa.losses.lm import chunk_rows
 
-        products = 3 if pairs <= chunk_rows(vocabulary) else 4  # chunks are computed again in the backward pass
-        return float(pairs * (self.options.token_horizon - 1) * (3 * 8 * width**2 + products * 2 * width * vocabulary))
+        chunked = pairs > chunk_rows(vocabulary)
+        return pairs * (self.options.token_horizon - 1) * self.head_flops(width, vocabulary, chunked)
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         import torch
@@ -80,21 +118,10 @@ class MultiToken(LookAhead):
 
         assert isinstance(view.modules, torch.nn.ModuleList)
         states_PD = output.source_states
-        ids = batch.rows.input_ids.flatten()
-        if self.options.control == "random":  # one token for all
-            generator = torch.Generator().manual_seed(self.options.seed)
-            token = int(torch.randint(view.vocabulary, (), generator=generator))
-            ids = torch.full_like(ids, token)
-        labelled = batch.label_positions + 1
-        next_P = batch.targets.positions  # where the next token is
-        inside_P = torch.isin(next_P, labelled)
+        tokens_PA = self.tokens_ahead(batch, self.options.token_horizon, view.vocabulary, outside=_LEFT_OUT)
         rows = chunk_rows(view.vocabulary)
         total = states_PD.new_zeros((), dtype=torch.float32)
-        for ahead, head in enumerate(view.modules, 1):
-            place_P = next_P + ahead
-            inside_P = inside_P & torch.isin(place_P, labelled)
-            token_P = ids[place_P.clamp(max=len(ids) - 1)]
-            token_P = token_P.where(inside_P, -100)  # which cross-entropy leaves out
+        for head, token_P in zip(view.modules, tokens_PA.unbind(dim=1), strict=True):
             predicted_PD = head(states_PD.float()).to(states_PD.dtype)
             total = total + chunked_cross_entropy_sum(view.logits, predicted_PD, token_P, rows)
         return {JEPA: LossPart(total, batch.weight)}
