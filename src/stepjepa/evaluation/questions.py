@@ -16,12 +16,11 @@ from stepjepa.data.report import RowCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
+from stepjepa.evaluation.predictions import quoted
 from stepjepa.generation.output import digest_of
 from stepjepa.generation.place import Place
-from stepjepa.utils.text import one_line
 
 _NAME = Names(EvaluateOptions)
-_SHOWN = 80  # characters of a system message
 
 
 @dataclass
@@ -92,19 +91,15 @@ def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: Trai
     if use_test_prompts:
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
     if asked != AS_TRAINED:
-        return SystemPrompt(asked, False, f"{_quoted(asked)} (--{_NAME.system_prompt})")
+        return SystemPrompt(asked, False, f"{quoted(asked)} (--{_NAME.system_prompt})")
     if not record.system_prompts:
         return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
-        return SystemPrompt(common, False, f"{_quoted(common)}, as in training")
+        return SystemPrompt(common, False, f"{quoted(common)}, as in training")
     count = f"{len(record.system_prompts)}{' and more' if record.others else ''}"
     own = f"the file's own, as in training with {count} different ones"
-    return SystemPrompt(common, True, f"{own}; for rows without one {_quoted(common)}")
-
-
-def _quoted(text: str | None) -> str:
-    return "none" if text is None else repr(one_line(text, _SHOWN))
+    return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
 
 
 @dataclass(frozen=True)
