@@ -112,22 +112,19 @@ class Question:
         chat: the chat up to the answer, which is its last message; an earlier answer may stand between it and the user's
             last message.
         row: what metrics see: the row's columns, with the chat as ``messages``.
+        template_kwargs: what the chat template gets for this row alone.
     """
 
     index: int
     place: str
     chat: list[dict[str, str]]
     row: dict[str, Any]
+    template_kwargs: dict[str, Any]
 
     @property
     def prompt(self) -> list[dict[str, str]]:
         """The chat before the answer."""
         return self.chat[:-1]
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """What the chat template gets for this row alone."""
-        return template_kwargs_of(self.row)
 
     @property
     def text(self) -> str:
@@ -172,7 +169,7 @@ def read_questions(
         try:
             messages = row_to_messages(row, None, columns)
             asked.own_system_prompts += messages[0]["role"] == "system"
-            template_kwargs_of(row)  # refuses what no template could take
+            template_kwargs = template_kwargs_of(row)
             last = _last_answer(messages)
             if all(turn["role"] != "user" for turn in messages[:last]):
                 raise RowError("no_user_message", "no message of the user before the last answer")
@@ -182,7 +179,8 @@ def read_questions(
         shown = {**row, "messages": messages[: last + 1]}
         if columns is not None:  # what metrics look for by its usual name
             shown["answer"] = messages[last]["content"]
-        asked.questions.append(Question(index, place, system.apply(messages[: last + 1]), shown))
+        chat = system.apply(messages[: last + 1])
+        asked.questions.append(Question(index, place, chat, shown, template_kwargs))
     return asked
 
 
