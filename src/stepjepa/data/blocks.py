@@ -79,9 +79,8 @@ def answer_of(text: str) -> str:
     """What a text says after its last thinking; empty where thinking does not end, the text itself where there is none."""
     if not has_thinking(text):
         return text
-    lines = text.replace("\r\n", " \n").replace("\r", "\n")
-    thoughts = [block.end for block in blocks_of(lines) if block.kind == "think"]
-    return text[max(thoughts, default=0) :]
+    ends = [end for _, end in text_of(text).thoughts]
+    return text[max(ends, default=0) :]
 
 
 def has_thinking(text: str) -> bool:

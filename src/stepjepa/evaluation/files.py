@@ -13,6 +13,7 @@ import math
 import platform
 import re
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -46,6 +47,17 @@ class ModelToEvaluate:
     place: Place
     system: SystemPrompt
     prompter: Prompter
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest that differs for another model: by the files of its folder (see `model_parts`), and of its base."""
+        place = self.place
+        own = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
+        if place.base is None:
+            return digest(own)
+        base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
+        adapter = [] if self.options.no_lora else own
+        return digest([*adapter, b"base:", *base])
 
 
 def find(options: EvaluateOptions) -> ModelToEvaluate:
@@ -100,7 +112,7 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
     identity = {
         **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
         "chat_template": digest([template_of(prompter.tokenizer).encode()]),
-        "model": fingerprint(model.place, options.no_lora),
+        "model": model.fingerprint,
         "data": data,
     }
     if prompter.dropped:
@@ -114,16 +126,6 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
 
     inputs = [Path(str(options.test_file))]
     return Output(paths, identity, overwrite=options.overwrite_output_dir, inputs=inputs, identity_of=identity_of)
-
-
-def fingerprint(place: Place, no_lora: bool = False) -> str:
-    """A digest that differs for another model: by the files of its folder (see `model_parts`), and of its base."""
-    own = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
-    if place.base is None:
-        return digest(own)
-    base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
-    adapter = [] if no_lora else own
-    return digest([*adapter, b"base:", *base])
 
 
 def _parts(folder: Path | None, name: str) -> list[bytes]:

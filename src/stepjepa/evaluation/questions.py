@@ -16,12 +16,11 @@ from stepjepa.data.report import RowCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
+from stepjepa.evaluation.predictions import quoted
 from stepjepa.generation.output import digest_of
 from stepjepa.generation.place import Place
-from stepjepa.utils.text import one_line
 
 _NAME = Names(EvaluateOptions)
-_SHOWN = 80  # characters of a system message
 
 
 @dataclass
@@ -92,19 +91,15 @@ def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: Trai
     if use_test_prompts:
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
     if asked != AS_TRAINED:
-        return SystemPrompt(asked, False, f"{_quoted(asked)} (--{_NAME.system_prompt})")
+        return SystemPrompt(asked, False, f"{quoted(asked)} (--{_NAME.system_prompt})")
     if not record.system_prompts:
         return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
-        return SystemPrompt(common, False, f"{_quoted(common)}, as in training")
+        return SystemPrompt(common, False, f"{quoted(common)}, as in training")
     count = f"{len(record.system_prompts)}{' and more' if record.others else ''}"
     own = f"the file's own, as in training with {count} different ones"
-    return SystemPrompt(common, True, f"{own}; for rows without one {_quoted(common)}")
-
-
-def _quoted(text: str | None) -> str:
-    return "none" if text is None else repr(one_line(text, _SHOWN))
+    return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
 
 
 @dataclass(frozen=True)
@@ -117,22 +112,19 @@ class Question:
         chat: the chat up to the answer, which is its last message; an earlier answer may stand between it and the user's
             last message.
         row: what metrics see: the row's columns, with the chat as ``messages``.
+        template_kwargs: what the chat template gets for this row alone.
     """
 
     index: int
     place: str
     chat: list[dict[str, str]]
     row: dict[str, Any]
+    template_kwargs: dict[str, Any]
 
     @property
     def prompt(self) -> list[dict[str, str]]:
         """The chat before the answer."""
         return self.chat[:-1]
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """What the chat template gets for this row alone."""
-        return template_kwargs_of(self.row)
 
     @property
     def text(self) -> str:
@@ -177,7 +169,7 @@ def read_questions(
         try:
             messages = row_to_messages(row, None, columns)
             asked.own_system_prompts += messages[0]["role"] == "system"
-            template_kwargs_of(row)  # refuses what no template could take
+            template_kwargs = template_kwargs_of(row)
             last = _last_answer(messages)
             if all(turn["role"] != "user" for turn in messages[:last]):
                 raise RowError("no_user_message", "no message of the user before the last answer")
@@ -187,7 +179,8 @@ def read_questions(
         shown = {**row, "messages": messages[: last + 1]}
         if columns is not None:  # what metrics look for by its usual name
             shown["answer"] = messages[last]["content"]
-        asked.questions.append(Question(index, place, system.apply(messages[: last + 1]), shown))
+        chat = system.apply(messages[: last + 1])
+        asked.questions.append(Question(index, place, chat, shown, template_kwargs))
     return asked
 
 

@@ -126,7 +126,7 @@ def evaluate_model(
         losses = model_metrics(metrics)
         if losses:
             likelihood = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
-        generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
+        generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size) if chosen else None
         return _answer_and_score(
             asked, chosen, losses, files.Answers(), sampling, generator, likelihood, Bar(silent=True)
         )
