@@ -261,6 +261,14 @@ def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path
     assert len(server.bodies) <= 5
 
 
+def test_an_error_after_a_refusal_is_the_one_that_is_named(server, data, tmp_path, capsys):
+    refusal, failure = (400, {}, {"error": {"message": "too long"}}), (401, {}, {"error": {"message": "key expired"}})
+    server.script = lambda body, count: refusal if number_in(body) == 0 else failure
+    assert main(words(server, data, tmp_path / "out.jsonl", "--concurrency", "1")) == 2
+    message = error_line(capsys)
+    assert "key expired" in message and "refuses every request" not in message
+
+
 def by_seed(body, count):
     """Right or wrong by what is asked alone, so that two runs agree whatever the order."""
     return solution(body, wrong=body["seed"] % 3 > 0)

@@ -110,10 +110,10 @@ class EndpointGenerator:
                     refused = []
         finally:
             self._stopped = True
+        if error is not None and len(refused) < _MOST_REFUSALS:
+            raise error  # what was not asked because of it might have been answered
         if refused:
             raise ConfigError(f"the model refuses every request: {refused[0].refused}")
-        if error is not None:
-            raise error
 
     async def _ask_all(self, requests: Sequence[Request], replies: queue.SimpleQueue[Any]) -> None:
         """Put a reply, an error or (once the work has ended) None for each request."""
