@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from stepjepa.study.records import kept_runs
 
 Record = Mapping[str, Any]
 _PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -14,8 +15,7 @@ _PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def records_in(path: Path) -> list[Record]:
     """The runs of a file of records, the last line of each; a line without a finished stage is a run that was cut off."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return list({record["run"]: record for record in map(json.loads, lines) if record["at"]}.values())
+    return list(kept_runs(path).values())
 
 
 def arm_of(record: Record) -> str:
