@@ -10,7 +10,7 @@ from typing import Any
 from stepjepa.study.records import kept_runs
 
 Record = Mapping[str, Any]
-_PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (\w+) ?([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def records_in(path: Path) -> list[Record]:
@@ -30,5 +30,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fill(text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
-    """A page with its tables written again: at ``<!-- KIND NAME -->`` what the function of that kind gives for the name."""
+    """A page with its tables written again: at ``<!-- KIND NAMES -->`` what that kind's function gives for them."""
     return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]](match[3])}{match[4]}", text)
