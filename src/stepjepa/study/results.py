@@ -252,7 +252,7 @@ def write_results(study: Study, state: State, items: Sequence[Item], notes: Sequ
 
     Args:
         items: the runs that could be begun.
-        notes: on the data.
+        notes: on the runs.
     """
     records = [record_of(item, state) for item in items]
     tables, missing = study_tables(study, records), missing_lines(study, state, items)
