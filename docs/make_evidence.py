@@ -7,11 +7,13 @@ without folders the tables and figures are only written anew, from what lies the
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import page_tables
 
 from stepjepa.analysis.plots import GREY, legend_below, look, new_figure, save_figure
 from stepjepa.study.compare import ArmComparison, ComparedArm, Kind
@@ -42,7 +44,6 @@ SIGNS = {
 }
 # Mean difference, low and high end of its interval; the ends may be missing.
 Estimate = tuple[float, "float | None", "float | None"]
-_PLACE = re.compile(r"(<!-- table (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def keep(folder: Path) -> Path:
@@ -80,23 +81,22 @@ def signs_table(name: str) -> str:
     for record in records_of(name):
         if record.get("signs") and record["control"] != "random" and record["compute"] == "equal examples":
             found.setdefault(_row(record), []).append(record["signs"])
-    lines = [["arm", *SIGNS.values()]]
+    lines = []
     for row, signs in found.items():
         means = {key: sum(one[key] for one in signs) / len(signs) for key in SIGNS}
         lines.append([f"`{row}`", *(f"{means[key]:.{1 if key == 'effective_rank' else 3}f}" for key in SIGNS)])
-    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *rest]) + "\n"
+    return page_tables.table(["arm", *SIGNS.values()], lines)
 
 
+@cache
 def tables(name: str) -> dict[str, Table]:
     """Metric -> table of a study whose records are kept."""
     path, tree = open_study(name)
     study = read_study(tree, path)
-    lines = (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     kept = {"block": "", "cell": {}, "chosen": True, "settings": {}, "model": None, "error": None}
-    rows = [json.loads(line) for line in lines]
     records = [
-        RunRecord(**{**{key: row[key] for key in KEPT}, **kept, "metrics": {"test": row["metrics"]}}) for row in rows
+        RunRecord(**{**{key: row[key] for key in KEPT}, **kept, "metrics": {"test": row["metrics"]}})
+        for row in records_of(name)
     ]
     return {metric: table for (_, metric), table in study_tables(study, records).items()}
 
@@ -105,15 +105,14 @@ def markdown(table: Table) -> str:
     """The table, narrower than a study's own: one row for the baseline and one for every arm."""
     kinds = [kind for kind in TITLES if any(kind in arm.comparisons for arm in table.arms)]
     percent = table.metric in ("exact", "prefix", "gsm8k")
-    lines = [["arm", "mean", "sd", *(TITLES[kind] for kind in kinds), "FLOPs", "verdict"]]
+    lines = []
     for arm in table.arms:
         if arm.role in ("baseline", "arm"):
             cells = [_difference(arm.comparisons.get(kind), percent) for kind in kinds]
             lines.append(
                 [f"`{arm.name}`", *_level(arm, percent), *cells, scaled(arm.flops), str(arm.verdict or arm.role)]
             )
-    head, *rest = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *rest]) + "\n"
+    return page_tables.table(["arm", "mean", "sd", *(TITLES[kind] for kind in kinds), "FLOPs", "verdict"], lines)
 
 
 def figure(name: str, table: Table) -> Path:
@@ -181,18 +180,15 @@ def forest_figure(
     return figure
 
 
+def page_table(place: str) -> str:
+    """The table of a study, ``NAME METRIC``, or of its signs, ``NAME signs``."""
+    name, metric = place.split()
+    return signs_table(name) if metric == "signs" else markdown(tables(name)[metric])
+
+
 def filled(text: str) -> str:
-    """The page with its tables written anew."""
-    known: dict[str, dict[str, Table]] = {}
-
-    def fill(match: re.Match[str]) -> str:
-        name, metric = match[2], match[3]
-        if metric == "signs":
-            return f"{match[1]}{signs_table(name)}{match[4]}"
-        known.setdefault(name, tables(name))
-        return f"{match[1]}{markdown(known[name][metric])}{match[4]}"
-
-    return _PLACE.sub(fill, text)
+    """The page with its tables written anew: ``<!-- table NAME METRIC -->``, ``<!-- table NAME signs -->``."""
+    return page_tables.fill(text, {"table": page_table})
 
 
 def main(folders: Iterable[str]) -> None:

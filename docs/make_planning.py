@@ -17,8 +17,9 @@ from scipy import stats
 
 from stepjepa.analysis.plots import draw_lines, legend_below, new_figure, save_figure
 from stepjepa.evaluation.statistics import holm
+from stepjepa.study import results
 from stepjepa.study.reading import read_study
-from stepjepa.study.spec import all_runs
+from stepjepa.study.spec import MetricSpec, all_runs
 from stepjepa.study.tree import open_study
 from stepjepa.utils.text import scaled
 
@@ -26,6 +27,7 @@ DOCS = Path(__file__).parent
 RECORDS = DOCS / "evidence" / "planning"
 PAGE = DOCS / "planning.md"
 BASELINE, TOKENS, REACHED, ALPHA = "regular", "multi_token", 0.95, 0.01
+TASK = MetricSpec("task", higher_is_better=True)  # the share of right answers
 SETTINGS, SEEDS = 4, 3  # of an arm, and of a setting, in the grid
 Runs = dict[str, dict[int, Record]]  # arm or arm+control -> seed -> record
 
@@ -65,9 +67,9 @@ def within(record: Record, flops: float) -> float:
     )[1]
 
 
-def examples_until(record: Record) -> int | None:
+def examples_until(record: Record) -> float | None:
     """Examples until an evaluation reached `REACHED`; None where none did."""
-    return next((int(h["examples"]) for h in record["history"] if h["eval_task"] >= REACHED), None)
+    return results.examples_until(record["history"], TASK, REACHED)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -163,7 +165,7 @@ def arms_table(name: str, task: str) -> str:
         low, high = interval(values)
         cells = [f"`{arm}`", f"{percent(float(np.mean(values)))} [{percent(low)}, {percent(high)}]"]
         cells.append(percent(float(np.mean([accuracy(row, metric="first_step") for row in own.values()]))))
-        cells.append(f"{sum(value >= REACHED for value in values)} of {len(values)}")
+        cells.append(f"{sum(results.reaches(value, TASK, REACHED) for value in values)} of {len(values)}")
         cells += ["" if arm == other else points(differences(own, runs[other])) for other in (BASELINE, TOKENS)]
         rows.append(cells)
     head = ["arm", "right, % [95 %]", "first step, %", "seeds at 95 % or more"]

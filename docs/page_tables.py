@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepjepa.study.records import kept_runs
+
 Record = Mapping[str, Any]
-_PLACE = re.compile(r"(<!-- (\w+) ?(\S*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- (\w+) ?([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def records_in(path: Path) -> list[Record]:
     """The runs of a file of records, the last line of each; a line without a finished stage is a run that was cut off."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return list({record["run"]: record for record in map(json.loads, lines) if record["at"]}.values())
+    return list(kept_runs(path).values())
 
 
 def arm_of(record: Record) -> str:
@@ -30,5 +30,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def fill(text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
-    """A page with its tables written again: at ``<!-- KIND NAME -->`` what the function of that kind gives for the name."""
+    """A page with its tables written again: at ``<!-- KIND NAMES -->`` what that kind's function gives for them."""
     return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]](match[3])}{match[4]}", text)

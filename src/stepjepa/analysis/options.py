@@ -17,7 +17,7 @@ from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.training.options import JEPAOptions
 
-# The headings of the options; --from_states reads the last two.
+# The headings of the options.
 _MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
 _READ = "reading (default: as the model's run had it)"
 _SEEDS: dict[str, Any] = {"at_least": 0, "at_most": 2**32 - 1}  # that NumPy and scikit-learn take

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -297,17 +298,10 @@ def comparison_figures(
         chance = 100 * next(iter(comparison.shown.values())).pairs.chance_at_1
         titles = "Targets found from their sources", "retrieval@1 (%)"
         yield "retrieval", partial(by_layer, *titles, lambda one: 100 * one.pairs.retrieval_at_1, chance)
-        rank = "effective rank (of unit rows)"
-        yield "rank_source", partial(by_layer, "Effective rank of the source states", rank, _source_rank)
-        yield "rank_target", partial(by_layer, "Effective rank of the target states", rank, _target_rank)
+        for side in ("source", "target"):
+            title = f"Effective rank of the {side} states"
+            rank = attrgetter(f"{side}.effective_rank")
+            yield f"rank_{side}", partial(by_layer, title, "effective rank (of unit rows)", rank)
     for method in dict.fromkeys(methods):
         for label in states:
             yield f"{method}-{slug(label)}", partial(scatter, label, method)
-
-
-def _source_rank(numbers: GeometryNumbers) -> float:
-    return numbers.source.effective_rank
-
-
-def _target_rank(numbers: GeometryNumbers) -> float:
-    return numbers.target.effective_rank

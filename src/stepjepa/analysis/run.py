@@ -89,7 +89,8 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
         if options.from_states:
             collected = _saved_states(options.from_states, options.base_model)
         else:
-            collected, earlier = _Collection(options, given, bar).into(folder, earlier), []
+            collected = _Collection(options, given, bar).into(folder, earlier)
+            earlier = []  # they are gone by now
         states = collected.states
         bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
         horizon = options.prediction_horizon or MOST_HORIZONS

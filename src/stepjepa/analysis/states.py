@@ -16,7 +16,6 @@ Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -121,11 +120,21 @@ def read_pairs(
 
 def every_step(method: JEPAOptions) -> Objective:
     """The objective that pairs every step with the next one, by last states on the trunk, whatever `method` pairs."""
-    method = copy.copy(method)
-    method.objective, method.step_pairs, method.horizon, method.multi_horizon = StepJEPA.name, "all", 1, None
-    method.last_token, method.readout, method.readout_layer, method.predictors = None, "last", None, 0
-    method.forward, method.jepa_target_column = "packed", None
-    return objective_of(method)
+    return objective_of(
+        replace(
+            method,
+            objective=StepJEPA.name,
+            step_pairs="all",
+            horizon=1,
+            multi_horizon=None,
+            last_token=None,
+            readout="last",
+            readout_layer=None,
+            predictors=0,
+            forward="packed",
+            jepa_target_column=None,
+        )
+    )
 
 
 class Walks(NamedTuple):

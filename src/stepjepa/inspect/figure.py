@@ -145,9 +145,9 @@ def draw_strip(axes: Axes, record: RowRecord) -> None:
     axes.set_xlim(0, lanes.width)
     axes.set_ylim(strip_height(record), 0)
     axes.set_title("positions", fontsize=_SMALL, color=FAINT, loc="left", pad=2)
-    for name, top in reversed(list(zip(lanes.names, tops, strict=True))):
-        if name not in lanes.names[: tops.index(top)]:
-            axes.text(-0.08 / unit, top + bar / 2, name, fontsize=_SMALL, ha="right", va="center", color=INK)
+    for name in dict.fromkeys(lanes.names):
+        top = tops[lanes.names.index(name)]  # of the first of its lanes
+        axes.text(-0.08 / unit, top + bar / 2, name, fontsize=_SMALL, ha="right", va="center", color=INK)
 
     top_of = list[float]()  # of each token's bar
     free = dict.fromkeys(tops, -1.0)  # where there is room for the next name below a bar

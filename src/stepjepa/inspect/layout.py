@@ -7,7 +7,7 @@ Shapes: L positions of a row, T tokens of one trunk, K predictors.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -287,9 +287,9 @@ def _mark(kinds: list[str], indices: Iterable[int], start: int, kind: str) -> No
 
 def _vector(name: str, terms: Iterable[Readout]) -> Vector:
     """A sum of states, equal ones put together; a mean covers its tokens, a displacement those after its start."""
-    total: Counter[int] = Counter()
+    total = defaultdict[int, float](float)
     for index, coefficient in terms:
-        total[index] += coefficient  # type: ignore[assignment]
+        total[index] += coefficient
     kept = tuple(Readout(index, total[index]) for index in sorted(total) if total[index])
     indices = [term.token for term in kept]
     signs = [term.coefficient for term in kept]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.parser import build
+from stepjepa.data.columns import is_stream
 from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource, is_stream, texts_of
+from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.tokens import token_span
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError, no_rows
@@ -29,8 +30,6 @@ from stepjepa.utils.failures import library
 from stepjepa.utils.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 

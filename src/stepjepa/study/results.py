@@ -195,21 +195,26 @@ def _tested(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def _solved(records: Sequence[RunRecord], metric: MetricSpec, bound: float) -> Solved:
     """How many of an arm's runs came to the bound, and when they first did so in an evaluation on the way."""
-
-    def solves(value: float | None) -> bool:
-        if value is None or not math.isfinite(value):
-            return False
-        return value >= bound if metric.higher_is_better else value <= bound
-
-    solved = sum(solves(record.metrics.get("test", {}).get(metric.name)) for record in records)
+    solved = sum(reaches(record.metrics.get("test", {}).get(metric.name), metric, bound) for record in records)
     interval = share(solved, len(records))
-    examples = []
-    for record in records:
-        reached = [entry["examples"] for entry in record.history if solves(entry.get(f"eval_{metric.name}"))]
-        examples += reached[:1]
-    return Solved(
-        len(records), solved, interval.low, interval.high, len(examples), median(examples) if examples else None
-    )
+    on_the_way = [examples_until(record.history, metric, bound) for record in records]
+    reached = [examples for examples in on_the_way if examples is not None]
+    return Solved(len(records), solved, interval.low, interval.high, len(reached), median(reached) if reached else None)
+
+
+def reaches(value: float | None, metric: MetricSpec, bound: float) -> bool:
+    """Whether a value of a metric is as good as the bound; one that is missing or not finite is not."""
+    if value is None or not math.isfinite(value):
+        return False
+    return value >= bound if metric.higher_is_better else value <= bound
+
+
+def examples_until(history: Sequence[Mapping[str, float]], metric: MetricSpec, bound: float) -> float | None:
+    """Examples until the first evaluation on the way that came to the bound; None where none did."""
+    for entry in history:
+        if reaches(entry.get(f"eval_{metric.name}"), metric, bound):
+            return entry["examples"]
+    return None
 
 
 def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterator[ArmRuns]:
@@ -247,7 +252,7 @@ def write_results(study: Study, state: State, items: Sequence[Item], notes: Sequ
 
     Args:
         items: the runs that could be begun.
-        notes: on the data.
+        notes: on the runs.
     """
     records = [record_of(item, state) for item in items]
     tables, missing = study_tables(study, records), missing_lines(study, state, items)

@@ -141,12 +141,12 @@ def run_study(
         known = KeptRuns(Path(kept), study, identity) if kept else None
         state.take_over(identity)
 
-        notes = []
+        notes = list[str]()
         other = sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
         if other:
-            notes.append(f"{kept}: {other} of its runs were made by other code or versions")
-        for note in notes:
+            note = f"{kept}: {other} of its runs were made by other code or versions"
             say(f"note   {note}")
+            notes.append(note)
         run = StudyRun(study, state, say, notes, known)
         run.carry_out(executor_of(study), deadline)
         return run
@@ -157,7 +157,7 @@ class StudyRun:
 
     Args:
         say: takes lines on its progress.
-        notes: lines on its data.
+        notes: lines on the runs that it takes over.
         kept: runs that are not carried out again; it gets those that end.
     """
 

@@ -336,7 +336,9 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
         metric, highest = block.select
         choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
         data = assignments(block.data.builtin or {split: " ".join(names) for split, names in block.data.files.items()})
-        yield from ("", f"block {block.name}") if block.name else ("",)
+        yield ""
+        if block.name:
+            yield f"block {block.name}"
         yield f"base       {assignments(block.base)}"
         yield f"seeds      {seeds}; baseline {block.baseline}"
         yield f"data       {data}"
