@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any, TypeVar
 
 from stepjepa.utils.text import escaped, one_line, printable, printable_json
@@ -166,7 +166,7 @@ class Bar:
 
 
 @contextlib.contextmanager
-def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
+def ending(command: str, kept: str) -> Iterator[None]:
     """Let SIGTERM end a command as Ctrl-C does, and print then what is kept.
 
     For commands whose files are complete at any moment, so that there is nothing to save.
@@ -180,7 +180,7 @@ def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print_error(f"stepjepa {command}: interrupted; {kept()}; the same command resumes from there")
+        print_error(f"stepjepa {command}: interrupted; {kept}; the same command resumes from there")
         raise
     finally:
         if in_main:
