@@ -109,6 +109,14 @@ def test_what_left_is_answered(command, answer, capsys):
     assert answer in error and error.count("\n") == 0
 
 
+@pytest.mark.parametrize("flag", ["seed", "per_device_train_batch_size"])
+def test_what_left_one_command_is_unknown_to_another(flag, capsys):
+    answers = {"check": f"--{flag}: ", "prepare": f"unknown flag --{flag}"}
+    for command, answer in answers.items():
+        assert main([command, "rows.jsonl", f"--{flag}", "3"]) == 2
+        assert f"stepjepa {command}: error: {answer}" in capsys.readouterr().err
+
+
 def test_an_older_resolved_yaml_still_repeats_its_run(tmp_path):
     """It holds every option with its value, those that left with their defaults too."""
     file = tmp_path / "resolved.yaml"
