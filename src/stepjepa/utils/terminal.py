@@ -145,15 +145,15 @@ class Bar:
         self._done += count
         self._progress.update(self._task, advance=count, note=note)
 
-    def begin(self, name: str, total: int, done: int = 0, note: str = "") -> None:
+    def begin(self, name: str, total: int, done: int = 0) -> None:
         """As `start`; elsewhere than in a terminal, print what begins."""
-        self.start(name, total, done, note)
+        self.start(name, total, done)
         if self._progress.disable:
             self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
 
-    def step(self, count: int, note: str = "") -> None:
+    def step(self, count: int) -> None:
         """As `advance`; elsewhere than in a terminal, print now and then how far the task is."""
-        self.advance(count, note)
+        self.advance(count)
         due = self._done - self._printed >= self._total / _LINES and time.monotonic() - self._when >= _PAUSE
         if self._progress.disable and due and self._done < self._total:
             self._printed, self._when = self._done, time.monotonic()
