@@ -27,6 +27,7 @@ from transformers import Trainer
 from workload import OBJECTIVES, Messages, Workload
 
 from stepjepa.data.steps import make_splitter
+from stepjepa.objectives.step_jepa import StepJEPA
 
 ROW = 512
 IGNORED = -100
@@ -58,7 +59,7 @@ def predictor_tokenizer(tokenizer: Any, count: int) -> tuple[Any, str]:
 
 def make_examples(workload: Workload, tokenizer: Any, predictors: str) -> list[DoubledExample]:
     """Tokenise all rows of a workload."""
-    make = _step_example if OBJECTIVES[workload.name]["objective"] == "step_jepa" else _view_example
+    make = _step_example if OBJECTIVES[workload.name]["objective"] == StepJEPA.name else _view_example
     return [make(tokenizer, chat, predictors) for chat in workload.chats]
 
 

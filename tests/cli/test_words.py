@@ -101,6 +101,8 @@ def test_only_results_from_python(capsys, caplog):
         ("score solutions.jsonl --model_path run", "score: energies of solutions were removed"),
         ("--print-completion bash", "--print-completion: shell completion was removed"),
         ("demo --lbd 0.5", "--lbd: write --set arms.step_jepa.lbd=VALUE"),
+        ("check rows.jsonl --seed 3", "--seed: was removed from check"),
+        ("prepare rows.jsonl --seed 3", "unknown flag --seed"),
     ],
 )
 def test_what_left_is_answered(command, answer, capsys):

@@ -107,6 +107,8 @@ def test_a_run_is_pushed_once_as_its_final_model_which_its_checkpoint_exports_to
     assert name == "me/here" and "# here" in uploaded["README.md"].decode()
     assert uploaded == {name: final[name] for name in uploaded}
     assert weights <= set(uploaded) and not {"training_args.bin", "optimizer.pt", "run.json"} & set(uploaded)
+    written = {name: (run / name).stat().st_mtime_ns for name in ("manifest.json", "metrics.json")}
+    assert written["manifest.json"] <= written["metrics.json"]  # the model is not written again for the upload
 
     words = ["export", str(run / "checkpoint-2"), str(tmp_path / "out")]
     assert main([*words, *(["--keep_predictors"] if kind == "kept" else [])]) == 0

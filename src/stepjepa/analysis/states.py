@@ -43,6 +43,7 @@ from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
 from stepjepa.modeling.parts import backbone, decoder_layers
 from stepjepa.objectives.base import Objective, objective_of
+from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import parse_object, replacing
@@ -108,7 +109,7 @@ def read_pairs(
         first += len(chunk)
     report.require(report.examples)
     if len(examples) < 2:
-        objective = options.objective.name if options.objective else "regular"
+        objective = options.objective.name if options.objective else Regular.name
         what = f"{('no pair', 'one pair')[len(examples)]} for {objective}, and two are needed"
         reasons = [f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items()]
         if reasons:

@@ -171,7 +171,7 @@ def evaluate(argv: list[str]) -> int:
     values = _values(evaluate, EvaluateOptions, argv, name.model_name, name.test_file)
     if name.analyze in values:
         return _analyze_predictions(values)
-    with ending("evaluate", lambda: "what is done is kept"):
+    with ending("evaluate", "what is done is kept"):
         result = api.evaluate(**values)
     if values.get("json"):
         print_json(result.record)
@@ -205,7 +205,7 @@ def generate(argv: list[str]) -> int:
     from stepjepa.generation.options import GenerateOptions
 
     values = _values(generate, GenerateOptions, argv, "file")
-    with ending("generate", lambda: "what is done is kept"):
+    with ending("generate", "what is done is kept"):
         print_text(str(api.generate(**values)))
     return 0
 
@@ -237,7 +237,7 @@ def study(argv: list[str]) -> int:
     from stepjepa.study.spec import StudyOptions
 
     values = _values(study, StudyOptions, argv, "file")
-    with ending("study", lambda: "every stage that is done is kept"):
+    with ending("study", "every stage that is done is kept"):
         result = api.study(**values)
     print_text("\n".join(folded(result.lines)) if values.get("recipes") else str(result))
     return 1 if result.failed else 0

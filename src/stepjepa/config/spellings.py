@@ -235,12 +235,12 @@ LEFT: dict[str, Answer] = {
     "no_run_model": Answer("", _NO_NUMBERS, idle=("true",)),
     "attention_layers": Answer("", _NO_NUMBERS, idle=("none",)),
     "per_device_train_batch_size": Answer(
-        "num_proc",
+        "eval_split",
         "it is an option of stepjepa train; check reports no padding, and stepjepa inspect --rows_packed N shows how N "
         "examples are packed",
     ),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
-    "seed": Answer("num_proc", "was removed from check: nothing of its report is sampled any more"),
+    "seed": Answer("eval_split", "was removed from check: nothing of its report is sampled any more"),
     "resume": Answer(
         "valid_ratio",
         "there is no more interrupted run to resume: a file is written in one go; run the command again",

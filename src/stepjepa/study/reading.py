@@ -22,7 +22,8 @@ from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric, metric_class
-from stepjepa.objectives.base import OBJECTIVES, Objective, built_in, objective_of
+from stepjepa.objectives.base import Objective, built_in, objective_of
+from stepjepa.objectives.regular import Regular
 from stepjepa.study.score import GEOMETRY
 from stepjepa.study.spec import (
     SAME_FLOP,
@@ -65,7 +66,7 @@ class _BlockValues:
 
     seeds: list[int] = field(default_factory=list)
     tune_seeds: list[int] = field(default_factory=list)
-    baseline: str = OBJECTIVES[0]
+    baseline: str = Regular.name
     controls: list[Literal["shuffled", "random"]] = field(default_factory=list)
     equal_compute: bool = False
     select: str = ""

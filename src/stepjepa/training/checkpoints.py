@@ -530,10 +530,20 @@ class CheckpointedTrainer(Trainer):
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
         self.save_model()
+        return self.upload(commit_message, token, revision)
+
+    def upload(
+        self, commit_message: str | None = "End of training", token: str | None = None, revision: str | None = None
+    ) -> CommitInfo | None:
+        """Upload the final model as `save_model` has written it. It waits for the end.
+
+        Raises:
+            RunError: the Hub cannot be reached, or refuses.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if not self.is_world_process_zero():
             return None
         folder = self._folder.path

@@ -89,7 +89,6 @@ def encode(
     tokenizer: PreTrainedTokenizerBase,
     options: JEPAOptions,
     positions: int | None = None,
-    split: str = "train",
     splitter: StepSplitter | None = None,
     vocabulary: int | None = None,
 ) -> tuple[ExampleStore, DataReport]:
@@ -101,7 +100,7 @@ def encode(
     Raises:
         DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
     """
-    rows = source if isinstance(source, RowSource) else RowSource(source, split)
+    rows = source if isinstance(source, RowSource) else RowSource(source)
     settings = settings_for(rows, options, positions, splitter, vocabulary)
     tokenizer = chat_tokenizer(tokenizer, options)
     renderer = make_renderer(tokenizer, options)

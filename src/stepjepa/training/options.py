@@ -29,7 +29,7 @@ from stepjepa.objectives.base import (
     own_options,
 )
 from stepjepa.objectives.future_summary import FutureSummaryOptions
-from stepjepa.objectives.llm_jepa import LLMJEPAOptions
+from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.multi_token import MultiTokenOptions
 from stepjepa.objectives.next_latent import NextLatentOptions
 from stepjepa.objectives.options import (
@@ -58,7 +58,7 @@ class MethodOptions(Topic):
     """Which objective, computed how."""
 
     objective: str | Objective = option(
-        OBJECTIVES[1],
+        LLMJEPA.name,
         "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> later step (step_jepa), first "
         "part of the tokens -> the rest (split), displacements of the chat's own states (semantic_tube), state and token -> "
         "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary); or a "

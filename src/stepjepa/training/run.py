@@ -155,7 +155,7 @@ def _run(
             final = {"steps": state.global_step, "metrics": metrics, "log_history": state.log_history}
             write_json(output / METRICS, final)
     if config.push_to_hub:
-        trainer.push_to_hub()
+        trainer.upload()
     return TrainResult(output, metrics, conclusion(trainer, run, metrics, stopped), trainer)
 
 

@@ -342,9 +342,8 @@ class RunFolder:
         steps = {folder.name: step for step, folder in self._numbered() if _is_complete(folder)}
         best = read_json(checkpoint / _STATE).get("best_model_checkpoint") or ""
         others = steps.keys() - {checkpoint.name, Path(best).name}
-        earlier = sorted(others, key=lambda name: steps[name])
-        last_start = [name for name in earlier if steps[name] > steps[checkpoint.name]]
-        by_age = [*last_start, *(name for name in earlier if name not in last_start)]
+        newest = steps[checkpoint.name]
+        by_age = sorted(others, key=lambda name: (steps[name] <= newest, steps[name]))
         surplus = max(len(steps) - limit, 0)
         for name in by_age[:surplus]:
             remove_checkpoint(self.path / name)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any, TypeVar
 
 from stepjepa.utils.text import escaped, one_line, printable, printable_json
@@ -145,15 +145,15 @@ class Bar:
         self._done += count
         self._progress.update(self._task, advance=count, note=note)
 
-    def begin(self, name: str, total: int, done: int = 0, note: str = "") -> None:
+    def begin(self, name: str, total: int, done: int = 0) -> None:
         """As `start`; elsewhere than in a terminal, print what begins."""
-        self.start(name, total, done, note)
+        self.start(name, total, done)
         if self._progress.disable:
             self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
 
-    def step(self, count: int, note: str = "") -> None:
+    def step(self, count: int) -> None:
         """As `advance`; elsewhere than in a terminal, print now and then how far the task is."""
-        self.advance(count, note)
+        self.advance(count)
         due = self._done - self._printed >= self._total / _LINES and time.monotonic() - self._when >= _PAUSE
         if self._progress.disable and due and self._done < self._total:
             self._printed, self._when = self._done, time.monotonic()
@@ -166,7 +166,7 @@ class Bar:
 
 
 @contextlib.contextmanager
-def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
+def ending(command: str, kept: str) -> Iterator[None]:
     """Let SIGTERM end a command as Ctrl-C does, and print then what is kept.
 
     For commands whose files are complete at any moment, so that there is nothing to save.
@@ -180,7 +180,7 @@ def ending(command: str, kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print_error(f"stepjepa {command}: interrupted; {kept()}; the same command resumes from there")
+        print_error(f"stepjepa {command}: interrupted; {kept}; the same command resumes from there")
         raise
     finally:
         if in_main:
