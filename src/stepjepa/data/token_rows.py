@@ -21,14 +21,14 @@ import numpy as np
 
 from stepjepa.data.columns import MASKS, LeftOver, left_over
 from stepjepa.data.tokens import spans_of
-from stepjepa.data.types import Span
+from stepjepa.data.types import NOT_LABELLED, Span
 from stepjepa.errors import RowError
 from stepjepa.utils.text import lone_surrogate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ATTENTION, LABELS, NOT_LABELLED = "attention_mask", "labels", -100
+ATTENTION, LABELS = "attention_mask", "labels"
 
 
 class StreamRow(NamedTuple):

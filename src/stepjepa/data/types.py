@@ -389,6 +389,8 @@ class LossPart(NamedTuple):
 # By the names of the log: ``lm_loss``, ``jepa_loss``, ...
 LossParts = Mapping[str, LossPart]
 LM = "lm_loss"
+# In the place of a token's id: it is no label. The number that transformers and torch's cross-entropy leave out.
+NOT_LABELLED = -100
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from stepjepa.config.option import Names, Topic, option
-from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
+from stepjepa.data.types import NOT_LABELLED, Batch, ForestOutput, LossPart, LossParts
 from stepjepa.objectives.base import JEPA, LookAhead, ModelView
 from stepjepa.objectives.options import AHEAD, LossOptions, PairOptions
 from stepjepa.objectives.pairs import VectorNames
@@ -41,7 +41,6 @@ class MultiTokenOptions(Topic):
 
 
 _NAME = Names(LossOptions, PairOptions)
-_LEFT_OUT = -100  # a label that cross-entropy leaves out
 
 
 class TokenHeads(LookAhead):
@@ -118,7 +117,7 @@ class MultiToken(TokenHeads):
 
         assert isinstance(view.modules, torch.nn.ModuleList)
         states_PD = output.source_states
-        tokens_PA = self.tokens_ahead(batch, self.options.token_horizon, view.vocabulary, outside=_LEFT_OUT)
+        tokens_PA = self.tokens_ahead(batch, self.options.token_horizon, view.vocabulary, outside=NOT_LABELLED)
         rows = chunk_rows(view.vocabulary)
         total = states_PD.new_zeros((), dtype=torch.float32)
         for head, token_P in zip(view.modules, tokens_PA.unbind(dim=1), strict=True):

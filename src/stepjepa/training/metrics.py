@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ProgressCallback
 
-from stepjepa.data.types import LM, Batch, ForestOutput
+from stepjepa.data.types import LM, NOT_LABELLED, Batch, ForestOutput
 from stepjepa.modeling.card import effective_rank
 from stepjepa.modeling.flops import KINDS
 from stepjepa.training.options import GRADIENT_COSINE
@@ -31,7 +31,6 @@ from stepjepa.utils.terminal import is_quiet, say
 KEPT_TARGETS = 256
 # What does not grow with the number of batches that it was taken over, besides the parts of the loss.
 MEANS = ("cosine_similarity", "target_std", "effective_rank")
-IGNORED = -100  # fills the rows of predicted and of true ids
 # What a line of the log shows, how it is called there, and its format.
 _SHOWN = (
     ("lm_loss", "lm", ".4f"),
@@ -183,14 +182,15 @@ class Predictions:
             example_N = rows.example.flatten()[batch.label_positions]
         counts = torch.bincount(example_N, minlength=size).tolist()
         both_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
-        both_BL2 = pad_sequence(both_N2.split(counts), batch_first=True, padding_value=IGNORED)
-        both_BL2 = accelerator.pad_across_processes(both_BL2, dim=1, pad_index=IGNORED)
+        both_BL2 = pad_sequence(both_N2.split(counts), batch_first=True, padding_value=NOT_LABELLED)
+        both_BL2 = accelerator.pad_across_processes(both_BL2, dim=1, pad_index=NOT_LABELLED)
         self._rows += accelerator.gather(both_BL2).cpu()
 
     def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted and true ids, (E, L) int64 each, of the first `size` examples; `IGNORED` where a row has no more."""
-        both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=IGNORED).numpy()
-        predicted_EL, labels_EL = both_EL2[:, : int((both_EL2[..., 1] != IGNORED).sum(1).max()), :].transpose(2, 0, 1)
+        """Predicted and true ids, (E, L) int64 each, of the first `size` examples; short rows end in `NOT_LABELLED`."""
+        both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=NOT_LABELLED).numpy()
+        longest = int((both_EL2[..., 1] != NOT_LABELLED).sum(1).max())
+        predicted_EL, labels_EL = both_EL2[:, :longest, :].transpose(2, 0, 1)
         return predicted_EL, labels_EL
 
 
