@@ -179,7 +179,7 @@ def test_what_is_refused(name, options, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"answer": "3"}, "the row has no 'task'"),
+        ({"answer": "3"}, "KeyError: 'task'"),
         ({"answer": "3", "task": "countdown"}, "unknown task 'countdown' .known: arithmetic, .* a5"),
         ({"answer": "3", "task": "a5", "ground_truth": "x", "messages": 3}, "as a built-in task writes it"),
     ],

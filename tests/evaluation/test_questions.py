@@ -98,9 +98,9 @@ def test_system_messages():
             assert one.prompt == [*first, {"role": "user", "content": "a"}]
             assert one.chat == [*one.prompt, {"role": "assistant", "content": "b"}]
     chosen = SystemPrompt("A", False, "'A', as in training")
-    assert chosen.line(3, 4).endswith("as in training; it replaces the file's own in 3 of 4 rows")
+    assert chosen.line(3, 4).endswith("as in training; 3 of 4 rows have another in the file, which is replaced")
     assert chosen.line(0, 1).endswith("as in training")
-    assert OWN._replace(origin="the file's own").line(3, 4).endswith("the file's own: 3 of 4 rows have one")
+    assert OWN._replace(origin="the file's own").line(3, 4).endswith("the file's own; 3 of 4 rows keep their own")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_system_messages():
     [
         ("as_trained", False, {"Solve.": 9}, ("Solve.", False, "'Solve.', as in training")),
         ("as_trained", False, {None: 9}, (None, False, "none, as in training")),
-        ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "with 2 different ones")),
-        ("as_trained", False, {"S": 5, "others": 100}, ("S", True, "1 and more different ones")),
+        ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "with different ones")),
+        ("as_trained", False, {"S": 5, "others": 100}, ("S", True, "with different ones")),
         ("as_trained", False, {}, (None, True, "run has no record of its training")),
         ("as_trained", True, {"Solve.": 9}, (None, True, "--use_test_prompts")),
         ("Other", False, {"Solve.": 9}, ("Other", False, "'Other' (--system_prompt)")),

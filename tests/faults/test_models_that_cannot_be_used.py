@@ -16,8 +16,6 @@ from stepjepa import check
 from stepjepa.cli.main import main
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.files import Answers
-from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import read_predictions, record_lines
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
@@ -188,7 +186,6 @@ def test_large_finite_weights_are_no_fault():
 
 
 def test_a_loss_that_is_no_number_is_written_as_null(tmp_path):
-    Answers().add({"losses": [AnswerLoss(0, float("nan"), 2, 0.5, 1)]})
     metric = {"kind": "loss", "value": float("nan"), "n": 1}
     metrics = {"answer_nll": metric, "again": {**metric, "value": None}}
     lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()

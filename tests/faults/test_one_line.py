@@ -22,7 +22,7 @@ from stepjepa.cli.main import main
 from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError, RunError
-from stepjepa.evaluation.run import earlier_result
+from stepjepa.evaluation.score import earlier_result
 from stepjepa.generation.output import reading_record
 from stepjepa.modeling import load
 from stepjepa.modeling.load import load_model

@@ -59,7 +59,10 @@ def prediction(**values):
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_predictions_cannot_steer_the_terminal(flags, tmp_path, capsys):
     texts = dict.fromkeys(("ground_truth", "gt_answer", "gen_answer", "note"), HOSTILE)
-    rows = [prediction(**texts, scores={HOSTILE: float("nan"), "gsm8k": 0.0}), prediction(correct=True)]
+    rows = [
+        prediction(**texts, scores={HOSTILE: 0.0, "gsm8k": float("nan")}),
+        prediction(correct=True, scores={HOSTILE: 1.0}),
+    ]
     file = write(tmp_path / "\x1b[31mred.jsonl", rows)
     assert main(["evaluate", "--analyze", file, "--show", "3", *flags]) == 0
     out = capsys.readouterr().out

@@ -86,6 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(endpoint, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(endpoint, "MAX_RETRIES", 2)
     with ScriptedServer() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -149,9 +150,8 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     (unsolved,) = lines(tmp_path / "sub" / "out.unsolved.jsonl")
     assert (unsolved["row"], unsolved["attempt"], unsolved["correct"], unsolved["final_answer"]) == (8, 3, False, "9")
     summary = capsys.readouterr().out.splitlines()
-    assert summary[0] == "9 rows read: 7 solved, 1 unsolved, 1 skipped"
-    assert "  attempt 1: 4 of 8 solved (50.0 %)" in summary
-    assert "  attempt 3: 0 of 1 solved (0.0 %)" in summary
+    assert summary[:2] == [f"written: {out}", "9 rows read: 7 solved, 1 unsolved, 1 skipped"]
+    assert "  attempt 1: 4 solved" in summary and "  attempt 2: 3 solved" in summary
     assert "  unsolved 1, by the last attempt: wrong answer 1" in summary
     assert any(
         line.startswith("  skipped 1: none of the columns that make a chat (first:") and "line 9" in line
@@ -186,7 +186,7 @@ def test_request_fields(server, data, tmp_path, monkeypatch):
 
 
 def test_cut_off_responses_broken_text_and_a_refused_question(server, data, tmp_path, capsys):
-    refusal = (400, {}, {"error": {"message": "content filter"}})
+    refusal = (400, {}, b"content filter")
     cut = lambda body: completion(f"\ud83d \u2028 {number_in(body) + 1}", "length")  # noqa: E731
     server.script = lambda body, count: refusal if number_in(body) == 1 else cut(body)
     flags = ["--attempts", "2", "--concurrency", "1", "--max_examples", "3"]
@@ -200,7 +200,7 @@ def test_cut_off_responses_broken_text_and_a_refused_question(server, data, tmp_
     assert rows[0]["response"] == "\ufffd \u2028 1" and len(rows) == 2
 
 
-def test_what_may_pass_is_tried_again(server, data, tmp_path):
+def test_what_may_pass_is_tried_again(server, data, tmp_path, monkeypatch):
     troubles = {
         1: lambda: (429, {"Retry-After": "0.2"}, {"error": {"message": "slow down", "code": "rate_limit"}}),
         2: lambda: (500, {}, b"<html>oops</html>"),
@@ -217,7 +217,8 @@ def test_what_may_pass_is_tried_again(server, data, tmp_path):
 
     server.script = script
     out = tmp_path / "out.jsonl"
-    assert main(words(server, data, out, "--timeout", "0.5", "--concurrency", "1")) == 0
+    monkeypatch.setattr(endpoint, "TIMEOUT", 0.5)
+    assert main(words(server, data, out, "--concurrency", "1")) == 0
     assert [row["attempt"] for row in lines(out)] == [1] * QUESTIONS
     assert [len(server.asked(number)) for number in range(QUESTIONS)] == [1, 3, 3, 3, 3, 3, 3, 1]
     assert times[1] - times[0] >= 0.2 and times[2] - times[1] >= 0.2
@@ -228,7 +229,7 @@ def test_what_may_pass_is_tried_again(server, data, tmp_path):
     [
         ((401, {}, {"error": {"message": "Incorrect key sk-secret"}}), ["401", "Incorrect key ***", "--api_key_env"]),
         ((404, {}, {"error": {"message": "no model big"}}), ["404", "no model big", "--model_name"]),
-        ((402, {}, {"message": "Insufficient\x1b[2J\nBalance"}), ["402", r"Insufficient\x1b[2J Balance", "credit"]),
+        ((402, {}, b"Insufficient\x1b[2J\nBalance"), ["402", r"Insufficient\x1b[2J Balance"]),
         ((429, {}, {"error": {"message": "pay", "code": "insufficient_quota"}}), ["429", "pay"]),
         ((429, {"Retry-After": "86400"}, {}), ["429", "wait 86400 s"]),
         ((308, {"Location": "http://127.0.0.1:9/"}, {}), ["308", "http://127.0.0.1:9/", "--base_url"]),
@@ -240,7 +241,7 @@ def test_what_may_pass_is_tried_again(server, data, tmp_path):
 def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-secret")
     out = tmp_path / "out.jsonl"
-    flags = ["--api_key_env", "MY_KEY", "--max_retries", "2", "--concurrency", "2"]
+    flags = ["--api_key_env", "MY_KEY", "--concurrency", "2"]
     server.script = lambda body, count: reply
     assert main(words(server, data, out, *flags)) == 2
     message = error_line(capsys)
@@ -276,7 +277,7 @@ def by_seed(body, count):
 
 def test_killed_and_resumed_equals_uninterrupted(server, data, tmp_path, capsys):
     """Ended by SIGTERM, then in a process of its own so that nothing can be tidied up, then completed."""
-    flags = ["--attempts", "4", "--concurrency", "3", "--max_retries", "0"]
+    flags = ["--attempts", "4", "--concurrency", "3"]
     server.script = by_seed
     assert main(words(server, data, tmp_path / "whole.jsonl", *flags)) == 0
     total, go_on = len(server.bodies), threading.Event()
@@ -339,14 +340,12 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
         (ROW, "--model_name none", "--model_name must be given"),
         (ROW, "--base_url none", "needs --base_url"),
-        (ROW, "--base_url http://[::1/v1", "no address"),
-        (ROW, "--base_url http://host:123456/v1", "no address"),
-        (ROW, "--base_url http://host/v1#chat", "give the address alone"),
-        (ROW, "--api_key_env BROKEN_KEY", "characters that no key can have"),
-        (ROW, "--base_url localhost:8000", "no address"),
-        (ROW, "--base_url http://[", "no address"),
+        (ROW, "--base_url http://[::1/v1", "takes an address alone"),
+        (ROW, "--base_url http://host/v1#chat", "takes an address alone"),
+        (ROW, "--base_url localhost:8000", "takes an address alone"),
         (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
-        (ROW, "--api_key_env sk-proj-abc", "no environment variable of that name"),
+        (ROW, "--api_key_env BROKEN_KEY", "none of that name holds a key"),
+        (ROW, "--api_key_env sk-proj-abc", "none of that name holds a key"),
     ],
 )
 def test_one_clear_line(text, flags, said, tmp_path, capsys, monkeypatch):

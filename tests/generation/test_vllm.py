@@ -1,15 +1,12 @@
-"""vLLM with adapters and several GPUs, against `support/vllm_api`: no GPU is needed, and none is tested."""
+"""vLLM against `support/vllm_api`: no GPU is needed, and none is tested."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
 from stepjepa.cli.main import main
-from stepjepa.generation.local import allowed_rank
 from support.answers import vllm_stand_in
 from support.models import tiny_model
 from support.rows import write
@@ -54,28 +51,15 @@ def ask(home, tmp_path, capsys):
     return run
 
 
-def adapter_with(home, tmp_path, changes):
-    """The adapter with another configuration."""
-    folder = tmp_path / "adapter"
-    folder.mkdir(exist_ok=True)
-    config = json.loads((home / "adapter" / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(
-        json.dumps({**config, "base_model_name_or_path": str(home / "vllm_base"), **changes})
-    )
-    return folder
-
-
 @pytest.mark.parametrize("command", ["evaluate", "generate"])
-def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
-    """With the tokenizer of the base, since its folder has none; padding of the vocabulary is never generated."""
+def test_what_vllm_is_asked(command, home, ask, monkeypatch):
+    """Padding of the vocabulary is never generated; every request has a seed of its own."""
     seen = vllm_stand_in(monkeypatch)
-    words = ask(command, "adapter", "--temperature 0.5 --top_p 0.9 --seed 7 --batch_size 4")
-    assert "(vLLM, adapter on " in words
+    words = ask(command, "vllm_base", "--temperature 0.5 --top_p 0.9 --seed 7 --batch_size 4")
+    assert "(vLLM)" in words
     loaded, first, second = seen
-    assert loaded["enable_lora"] is True and loaded["max_lora_rank"] == 8
-    assert loaded["model"].endswith("../vllm_base") and loaded["tokenizer"] == loaded["model"]
+    assert loaded["model"] == loaded["tokenizer"] == str(home / "vllm_base")
     assert [len(one.params) for one in (first, second)] == [4, 3]
-    assert first.lora.lora_path == str(home / "adapter") and second.lora.lora_int_id == first.lora.lora_int_id
     one, size = first.params[0], len(byte_bpe_tokenizer())
     assert (one.temperature, one.top_p, one.max_tokens) == (0.5, 0.9, 5)
     assert one.logit_bias == dict.fromkeys(range(size, size + 5), -100.0)
@@ -83,39 +67,20 @@ def test_an_adapter_is_asked_on_its_base(command, home, ask, monkeypatch):
     assert len({params.seed for params in first.params + second.params}) == COUNT
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"use_dora": True}, "not use_dora of this one; merge it (stepjepa export"),
-        ({"modules_to_save": ["lm_head"]}, "not modules_to_save"),
-        ({"trainable_token_indices": {"embed_tokens": [3]}}, "not trainable_token_indices"),
-        ({"bias": "all"}, "not bias"),
-        ({"r": 600}, "up to rank 512, not the rank 600 of this one"),
-        ({"r": "3"}, "not the rank 3"),
-    ],
-)
-def test_adapters_that_vllm_would_refuse(changes, words, home, ask, tmp_path, monkeypatch):
-    """They are refused before vLLM is loaded, and leave nothing."""
+def test_an_adapter_must_be_merged(home, ask, tmp_path, monkeypatch):
     seen = vllm_stand_in(monkeypatch)
-    folder = adapter_with(home, tmp_path, changes)
     for command in ("evaluate", "generate"):
-        message = ask(command, folder, "", status=2)
-        assert len(message.splitlines()) == 1 and words in message and "--backend transformers" in message
-    assert not seen and list(tmp_path.iterdir()) == [folder]
-    ask("evaluate", folder, "--no_lora")
-    assert seen[0]["model"] == str(home / "vllm_base")
-
-
-def test_ranks_are_rounded_up():
-    for rank, allowed in ((1, 8), (8, 8), (9, 16), (129, 256), (321, 512)):
-        assert allowed_rank("adapter", {"r": rank}) == allowed
+        message = ask(command, "adapter", "", status=2)
+        assert "merge the adapter (stepjepa export" in message.splitlines()[-1]
+    assert not seen and not list(tmp_path.iterdir())
+    ask("evaluate", "adapter", "--no_lora")
+    assert seen[0]["model"] == seen[0]["tokenizer"] == f"{home}/adapter/../vllm_base"
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ('--vllm_options {"tensor_parallel_size":2}', "holds tensor_parallel_size, for which there is an option"),
-        ('--vllm_options {"model":"other"}', "holds model"),
+        ('--vllm_options {"model":"other"}', "vLLM cannot load it"),
         ('--vllm_options {"max_lora_rank":7,"enable_lora":true}', "vLLM cannot load it (1 validation error for LoRA"),
         ("--data_parallel_size 2", "serve copies of the model (vllm serve --data-parallel-size N)"),
     ],

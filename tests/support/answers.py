@@ -30,10 +30,7 @@ def vllm_stand_in(monkeypatch, texts=None):
 
 
 def harness_stand_in(monkeypatch, fails=()):
-    """A module with the interface of lm-eval 0.4.13 and three tasks; what it is asked goes to the list that comes back.
-
-    Of `sums`, whose answers the model generates, odd documents are right; of `capitals`, a choice of two, all are.
-    """
+    """A module with the interface of lm-eval 0.4.13 and three tasks; what it is asked goes to the list that comes back."""
     seen = []
 
     class TaskManager:
@@ -53,26 +50,16 @@ def harness_stand_in(monkeypatch, fails=()):
         model, model_args=None, tasks=None, num_fewshot=None, *, limit=None, log_samples=True, system_instruction=None,
         apply_chat_template=False, task_manager=None, confirm_run_unsafe_code=False,
     ):  # fmt: skip
-        (task,) = tasks
         seen.append({**locals(), "include": task_manager.include_path})
-        if task in fails:
+        if set(tasks) & set(fails):
             raise ConnectionError("no network\nat all")
-        samples = []
-        for doc in range(limit or 6):
-            one = {"doc_id": doc, "filter": "none", "doc": {}, "metrics": ["exact_match", "words"], "words": [1]}
-            if task == "sums":
-                one |= {"target": str(doc), "filtered_resps": [str(doc * (doc % 2))], "exact_match": float(doc % 2)}
-                samples += [one | {"arguments": [(f"{doc} + 0?", {"until": []})]}]
-                samples += [samples[-1] | {"filter": "strict", "exact_match": 0.0}]
-            else:
-                pair = {"filtered_resps": [(-2.0, False), (-1.0, True)], "target": 1, "exact_match": 1.0}
-                samples += [one | pair | {"arguments": [(f"{doc}?", " Bonn"), (f"{doc}?", " Rome")]}]
-        print("Running requests: 100%", file=sys.stderr)  # the harness's own bars
-        value = sum(one["exact_match"] for one in samples if one["filter"] == "none") / (limit or 6)
-        found = {"name": task, "alias": task, "sample_len": limit or 6, "exact_match,none": value}
-        found |= {"exact_match_stderr,none": 0.1, "exact_match,strict": 0.0, "exact_match_stderr,strict": "N/A"}
-        part = {"alias": "part", "sample_len": 3, "acc,none": 0.5, "acc_stderr,none": 0.25}
-        return {"results": {"part": part, task: found}, "samples": {task: samples}, "lm_eval_version": "0.4.13"}
+        results = {"part": {"alias": "part", "sample_len": 3, "acc,none": 0.5, "acc_stderr,none": 0.25}}
+        for task in tasks:
+            value = 0.5 if task == "sums" else 1.0
+            found = {"name": task, "alias": task, "sample_len": limit or 6, "exact_match,none": value}
+            found |= {"exact_match_stderr,none": 0.1, "exact_match,strict": 0.0, "exact_match_stderr,strict": "N/A"}
+            results[task] = found
+        return {"results": results, "lm_eval_version": "0.4.13"}
 
     parts = {"tasks": {"TaskManager": TaskManager}, "models": {}, "models.huggingface": {"HFLM": HFLM}}
     for name, values in {"": {"simple_evaluate": simple_evaluate}, **parts}.items():

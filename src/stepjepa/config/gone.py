@@ -14,6 +14,10 @@ GONE = {
         "gsm8k_socratic": "use gsm8k: each line 'sub-question ** step' is a step as it is",
         "implicit_cot": "write each line 'question||steps #### answer' as a JSON object with question and answer",
     },
+    "metric": {
+        "code_execution": "use tasks of the lm-evaluation-harness, as in --harness mbpp,humaneval",
+        **dict.fromkeys(("rouge", "bleu"), "call the package in a function of your own, --metric FILE.py:FUNCTION"),
+    },
     "task": dict.fromkeys(("shortest_path", "s5", "countdown"), _TASK),
 }
 

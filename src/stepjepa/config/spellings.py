@@ -192,7 +192,7 @@ _NO_NUMBERS = (
 )
 # Flags of the demo of version 0.2 -> where its study has the value.
 _IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
-# What left (flags, commands, metrics) -> what replaces it.
+# What left (flags, commands) -> what replaces it.
 LEFT: dict[str, Answer] = {
     "runs": Answer("", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"),
     "keep_attempts": Answer(
@@ -204,6 +204,12 @@ LEFT: dict[str, Answer] = {
         "", "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again", idle=("false",)
     ),
     "response_field": Answer("", "was removed: the column is called response, which prepare reads", idle=("response",)),
+    "samples_per_question": Answer("", "was removed: every question is asked once", idle=("1",)),
+    "timeout": Answer("attempts", "was removed: a request is given up after ten minutes and sent again"),
+    "max_retries": Answer("attempts", "was removed: a request is sent again six times, and the same command resumes"),
+    "question_column": Answer("attempts", "write --source_column and --target_column"),
+    "answer_column": Answer("attempts", "write --source_column and --target_column"),
+    "ground_truth_column": Answer("attempts", "call the column ground_truth, or name it with --target_column"),
     "no_resume": Answer("", "was removed: nothing is replaced without --overwrite; name another --output_file"),
     "energy": Answer("", _NO_ENERGIES),
     "best_of": Answer("", _NO_ENERGIES),
@@ -212,7 +218,6 @@ LEFT: dict[str, Answer] = {
     "map_layers": Answer(
         "", "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it"
     ),
-    "code_execution": Answer("", _NO_PROGRAMS),
     "allow_code_execution": Answer("", _NO_PROGRAMS, idle=("false",)),
     "data_cache": Answer(
         "",

@@ -8,7 +8,7 @@ Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from stepjepa.config.option import Names
 from stepjepa.data.columns import TEMPLATE_KWARGS
 from stepjepa.data.encode import EncodeOptions, RowEncoder
+from stepjepa.data.report import DataReport
 from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.data.types import Example
 from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, MODEL_METRICS, NLL
@@ -107,23 +108,20 @@ class AnswerLikelihood:
         self.examples: dict[int, Example] = dict(zip(kept, encoded.store, strict=True))
         self.report = encoded.report
 
-    def compute(self, done: Collection[int] = ()) -> Iterator[list[AnswerLoss]]:
-        """A batch of rows at a time, those that are not done.
-
-        The batches are formed of all rows, longest first, so that the same rows give the same numbers, interrupted or not.
+    def compute(self) -> Iterator[list[AnswerLoss]]:
+        """A batch of rows at a time, longest first.
 
         Raises:
             ConfigError: a batch does not fit into memory.
         """
-        order = sorted(self.examples, key=lambda index: -len(self.examples[index].trunk))
         ends = self.prompter.stop_ids(None)
+        lengths = {index: len(example.trunk) for index, example in self.examples.items()}
+        order = sorted(lengths, key=lambda index: -lengths[index])
         for begin in range(0, len(order), self.batch_size):
-            batch = [index for index in order[begin : begin + self.batch_size] if index not in done]
-            if not batch:
-                continue
+            batch = order[begin : begin + self.batch_size]
             examples = [self.examples[index] for index in batch]
-            advice = f"what is done is kept; lower --{_NAME.batch_size}"
-            with saying_out_of_memory(f"out of memory with {len(batch)} chats at once; {advice}"):
+            message = f"out of memory with {len(batch)} chats at once; lower --{_NAME.batch_size}"
+            with saying_out_of_memory(message):
                 losses = answer_losses(self.model, examples, self.vocabulary, ends)
             yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
 
@@ -169,34 +167,25 @@ def softmax_size(model: torch.nn.Module, prompter: Prompter) -> int:
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
-def labelled_bytes(example: Example, prompter: Prompter) -> int:
-    """Bytes of the labelled text in UTF-8, without the tokens that end a turn."""
-    ids = np.concatenate([example.trunk[start:stop] for start, stop in example.labels])
-    ids = ids[~np.isin(ids, prompter.stop_ids(None))]
-    text = prompter.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return len(str(text).encode())
+def summarise(losses: Sequence[AnswerLoss], report: DataReport, name: str = NLL) -> dict[str, Any]:
+    """The metric `name`: mean per token, perplexity, and the mean of the rows' means with its interval.
 
-
-def summarise(losses: Sequence[AnswerLoss], likelihood: AnswerLikelihood, name: str = NLL) -> dict[str, Any]:
-    """The metric `name`: mean per token, perplexity, bits per byte, and the mean of the rows' means with its interval."""
+    Args:
+        report: of the rows that the losses are of.
+    """
     parts = [one.part(name) for one in losses]
-    total = math.fsum(part for part, _ in parts)
     tokens = sum(count for _, count in parts)
-    value = total / tokens if tokens else None
-    size = 0
-    if name != END_NLL:
-        size = sum(labelled_bytes(likelihood.examples[one.row], likelihood.prompter) for one in losses)
+    value = math.fsum(part for part, _ in parts) / tokens if tokens else None
     rows = mean([part / count for part, count in parts if count])
     return {
         "kind": "loss",
         "value": value,
         "perplexity": None if value is None else math.exp(min(value, 700.0)),
-        "bits_per_byte": total / math.log(2) / size if size else None,
         "row_mean": rows.value,
         "low": rows.low,
         "high": rows.high,
         "n": sum(1 for _, count in parts if count),
         "tokens": tokens,
-        "answers_truncated": likelihood.report.answers_truncated,
-        "skipped": dict(likelihood.report.rows_skipped),
+        "answers_truncated": report.answers_truncated,
+        "skipped": dict(report.rows_skipped),
     }

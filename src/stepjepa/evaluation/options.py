@@ -10,7 +10,7 @@ from stepjepa.config.option import Names, option, options_of, unread_options
 from stepjepa.data.options import ColumnOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, model_metrics
-from stepjepa.generation.options import SAMPLING, GeneratorOptions
+from stepjepa.generation.options import GeneratorOptions
 
 AS_TRAINED = "as_trained"
 _MODEL, _DATA, _METRIC, _OUTPUT, _ANALYSIS, _HARNESS = "model", "data", "metric", "output", "analysis", "harness"
@@ -18,23 +18,7 @@ _KNOWN = f"one or several of {', '.join([*METRICS, *MODEL_METRICS])}, or module:
 
 
 @dataclass
-class HarnessOptions:
-    """What the lm-evaluation-harness runs."""
-
-    harness: list[str] | None = option(
-        None, "Tasks of the lm-evaluation-harness instead of a file, as in mmlu,ifeval.", _HARNESS, resume=True
-    )
-    harness_include: str | None = option(
-        None, "Folder with further tasks (YAML).", _HARNESS, needs={"harness": True}, resume=True
-    )
-    harness_fewshot: int | None = option(
-        None, "Solved questions in front of each. Default: as the task says, or none.", _HARNESS, at_least=0,
-        needs={"harness": True},
-    )  # fmt: skip
-
-
-@dataclass
-class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
+class EvaluateOptions(GeneratorOptions, ColumnOptions):
     """Which model answers which questions, by which measure, and where the answers go."""
 
     model_name: str | None = option(
@@ -78,10 +62,6 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
         at_least=1,
     )
 
-    samples_per_question: int = option(
-        1, "Answers to each question, for pass@k; needs a temperature.", SAMPLING, at_least=1
-    )
-
     output_dir: str | None = option(
         None,
         "Folder for predictions.jsonl and metrics.json. Default: evaluation-<data> in the model's folder; for a Hub id "
@@ -107,6 +87,17 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
         2, "Examples of each kind to show with --analyze.", _ANALYSIS, at_least=0, needs={"analyze": True}, resume=True
     )
 
+    harness: list[str] | None = option(
+        None, "Tasks of the lm-evaluation-harness instead of a file, as in mmlu,ifeval.", _HARNESS, resume=True
+    )
+    harness_include: str | None = option(
+        None, "Folder with further tasks (YAML).", _HARNESS, needs={"harness": True}, resume=True
+    )
+    harness_fewshot: int | None = option(
+        None, "Solved questions in front of each. Default: as the task says, or none.", _HARNESS, at_least=0,
+        needs={"harness": True},
+    )  # fmt: skip
+
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         if self.harness is not None:
@@ -122,29 +113,26 @@ class EvaluateOptions(HarnessOptions, GeneratorOptions, ColumnOptions):
             self._check_file()
 
     def _check_harness(self) -> None:
-        others = (_NAME.test_file, _NAME.metric, _NAME.output_file)
-        given = [name for name in others if getattr(self, name)]
-        if given or not self.model_name or not self.harness or self.backend != "transformers":
-            what = f"leave --{given[0]} out" if given else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
+        others = [name for name in (_NAME.test_file, _NAME.metric, _NAME.output_file) if getattr(self, name)]
+        if others or not self.model_name or self.backend != "transformers":
+            what = f"leave --{others[0]} out" if others else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
             raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
 
     def _check_file(self) -> None:
-        if not self.model_name or not self.test_file:
-            missing = _NAME.test_file if self.model_name else _NAME.model_name
-            example = f"write: stepjepa evaluate RUN test.jsonl --{_NAME.metric} NAME"
-            raise ConfigError(f"--{missing} is missing; {example}")
-        if not self.metric:
-            raise ConfigError(f"--{_NAME.metric} is missing; choose {_KNOWN}")
+        missing = [name for name in (_NAME.model_name, _NAME.test_file, _NAME.metric) if not getattr(self, name)]
+        if missing:
+            example = f"write: stepjepa evaluate RUN test.jsonl --{_NAME.metric} NAME; choose {_KNOWN}"
+            raise ConfigError(f"--{missing[0]} is missing; {example}")
         ColumnOptions.check(self)
         if self.use_test_prompts and self.system_prompt != AS_TRAINED:
             keeps = f"--{_NAME.use_test_prompts} keeps the file's system messages"
             raise ConfigError(f"{keeps}, and --{_NAME.system_prompt} replaces them")
         if self.output_file is not None:
-            file, folder = f"--{_NAME.output_file}", f"--{_NAME.output_dir}"
+            file = f"--{_NAME.output_file} {self.output_file}"
             if self.output_dir is not None:
-                raise ConfigError(f"{file} names the predictions by itself; leave {folder} out")
+                raise ConfigError(f"{file} names the predictions by itself; leave --{_NAME.output_dir} out")
             if Path(self.output_file).suffix not in (".json", ".jsonl"):
-                raise ConfigError(f"{file} {self.output_file}: the name of a file must end in .jsonl or .json")
+                raise ConfigError(f"{file}: the name of a file must end in .jsonl or .json")
         losses = model_metrics(self.metric)
         if self.backend == "vllm" and losses:
             raise ConfigError(f"{losses[0]} needs --{_NAME.backend} transformers: vLLM gives no states")

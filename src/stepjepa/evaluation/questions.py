@@ -76,10 +76,8 @@ class SystemPrompt(NamedTuple):
 
     def line(self, own: int, rows: int) -> str:
         """Which system message is used, where `own` of so many rows come with one."""
-        if self.keep:
-            return f"system   {self.origin}: {own} of {rows} rows have one"
-        replaced = f"; it replaces the file's own in {own} of {rows} rows" if own else ""
-        return f"system   {self.origin}{replaced}"
+        what = "keep their own" if self.keep else "have another in the file, which is replaced"
+        return f"system   {self.origin}" + (f"; {own} of {rows} rows {what}" if own else "")
 
 
 def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:
@@ -97,8 +95,7 @@ def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: Trai
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
         return SystemPrompt(common, False, f"{quoted(common)}, as in training")
-    count = f"{len(record.system_prompts)}{' and more' if record.others else ''}"
-    own = f"the file's own, as in training with {count} different ones"
+    own = "the file's own, as in training with different ones"
     return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
 
 

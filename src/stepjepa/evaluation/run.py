@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -21,13 +21,20 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import files, nll
-from stepjepa.evaluation.metrics import Metric, make_metrics, model_metrics
+from stepjepa.evaluation.metrics import MODEL_METRICS, Metric, make_metrics, model_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import record_lines
-from stepjepa.evaluation.questions import Question, QuestionSet, SystemPrompt, read_questions
-from stepjepa.evaluation.score import EvaluationResult, drop_unusable, generation_summary, predictions_of, summarise
+from stepjepa.evaluation.questions import QuestionSet, SystemPrompt, read_questions
+from stepjepa.evaluation.score import (
+    EvaluationResult,
+    drop_unusable,
+    earlier_result,
+    generation_summary,
+    prediction_of,
+    summarise,
+)
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
-from stepjepa.generation.output import Generator, Record, Request, reading_record, refuse_other, seed_of
+from stepjepa.generation.output import Record, ReplyLog, Request, reading_record, refuse_other, seed_of
 from stepjepa.generation.place import load_generator
 from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import read_object
@@ -37,29 +44,12 @@ _NAME = Names(EvaluateOptions)
 RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 
 
-class Sampling(NamedTuple):
-    """How often and how a question is asked."""
-
-    temperature: float
-    seed: int
-    samples: int
-
-    def check(self, metrics: Sequence[Metric]) -> None:
-        """Raises ConfigError: several answers to a question would be the same."""
-        if self.samples > 1 and metrics and not self.temperature:
-            given, needed = f"--{_NAME.samples_per_question} {self.samples}", f"--{_NAME.temperature}"
-            raise ConfigError(f"{given}: all answers to a question would be the same; give a {needed} above 0")
-
-    def numbered(self, asked: QuestionSet) -> list[tuple[int, Question]]:
-        """The number of each request, and so of its seed, with its question, which has `samples` of them."""
-        return [(one.index * self.samples + sample, one) for one in asked.questions for sample in range(self.samples)]
-
-    def requests(self, asked: QuestionSet) -> list[Request]:
-        """What the model is asked for."""
-        return [
-            Request(number, one.prompt, self.temperature, seed_of(self.seed, number), one.template_kwargs)
-            for number, one in self.numbered(asked)
-        ]
+def _requests(asked: QuestionSet, temperature: float, seed: int) -> list[Request]:
+    """What the model is asked for."""
+    return [
+        Request(one.index, one.prompt, temperature, seed_of(seed, one.index), one.template_kwargs)
+        for one in asked.questions
+    ]
 
 
 def evaluate_model(
@@ -74,7 +64,6 @@ def evaluate_model(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 42,
-    samples_per_question: int = 1,
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     prompt_from: PromptFrom = None,
@@ -95,7 +84,6 @@ def evaluate_model(
         metrics: names of metrics, see `stepjepa.evaluation.metrics`, also those of likelihoods such as ``answer_nll``.
         metric_options: of the metrics; each takes those that it has.
         max_new_tokens, batch_size, temperature, top_p, seed: of the generation, see `generate_batch`.
-        samples_per_question: answers to each; more than one need a temperature.
         system_prompt: put in front of chats that have none, as in training.
         chat_template_kwargs: what the chat template takes in addition to the messages.
         prompt_from, trained: which prompt is asked with, see `Prompter`.
@@ -120,16 +108,14 @@ def evaluate_model(
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         asked = read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
         drop_unusable(asked, chosen, prompter)
-        sampling = Sampling(temperature, seed, samples_per_question)
-        sampling.check(chosen)
-        likelihood = None
-        losses = model_metrics(metrics)
+        bar, log, likelihoods, losses = Bar(silent=True), ReplyLog(), Likelihoods(), model_metrics(metrics)
         if losses:
-            likelihood = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
-        generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size) if chosen else None
-        return _answer_and_score(
-            asked, chosen, losses, files.Answers(), sampling, generator, likelihood, Bar(silent=True)
-        )
+            computed = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
+            likelihoods = _compute(computed, losses, bar)
+        if chosen:
+            generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
+            log.ask(generator, _requests(asked, temperature, seed), "answers", bar)
+        return _score(asked, chosen, log, likelihoods, bar)
 
 
 def evaluate(options: EvaluateOptions) -> EvaluationResult:
@@ -148,46 +134,37 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         options, prompter = model.options, model.prompter
         paths = files.output_paths(model, str(options.test_file))
         names = list(options.metric or ())
-        if not options.overwrite_output_dir:
-            names = list(dict.fromkeys([*names, *_scored_before(paths.record)]))
+        if not options.overwrite_output_dir:  # the metrics that are there stay
+            names += _scored_metrics(read_object(paths.record))
+        names = _ordered(names)
         metrics = [stack.enter_context(metric) for metric in make_metrics(names, options.metric_options)]
-        sampling = Sampling(options.temperature, options.seed, options.samples_per_question)
-        sampling.check(metrics)
         source = RowSource(options.test_file, options.dataset_split)
         asked = read_questions(source, model.system, options.columns, options.max_examples)
         drop_unusable(asked, metrics, prompter)
 
         output = files.open_output(model, paths, asked.fingerprint())
         target = paths.results[0 if metrics else 1]
-        answers, before = files.Answers(output), output.complete
-        losses, stored = model_metrics(names), dict[str, Any]()
+        log, before, likelihoods = ReplyLog(output), output.complete, Likelihoods()
+        losses = model_metrics(names)
         if before is not None:
             scoring = files.scoring_of(names, options)
             with reading_record(paths.record):
-                if before["scoring"] == scoring:
+                scored = {**before["scoring"], _NAME.metric: _ordered(_scored_metrics(before))}
+                if scored == scoring:
                     return earlier_result(before, [target, paths.record])
-                refuse_other(paths.record, {**before["scoring"], _NAME.metric: names}, scoring)
-                answers.take_complete(before, paths, sampling.samples)
-                if answers.losses:
-                    stored = {name: before["metrics"][name] for name in losses if name in before["metrics"]}
-                    if not metrics and len(stored) == len(losses):  # asked for in another order
-                        return earlier_result(before, [target, paths.record])
-        if len(stored) == len(losses):  # the likelihoods are stored for all of their metrics or for none
-            losses = []
-        else:
-            stored = {}
+                refuse_other(paths.record, {**scored, _NAME.metric: names}, scoring)
+                rows = files.restore(log, before, paths)
+                if rows and before["metrics"].keys() >= set(losses):
+                    likelihoods = Likelihoods({name: before["metrics"][name] for name in losses}, rows)
+                    losses = []
 
         description = "not loaded: its stored answers are scored again"
-        generator = likelihood = None
-        unanswered = any(number not in answers.replies for number, _ in sampling.numbered(asked))
+        generator = None
+        unanswered = any(one.index not in log.replies for one in asked.questions)
         if losses or (metrics and unanswered):
             generator, description = load_generator(model.place, prompter, options, options.no_lora)
-        if losses:
-            assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
-            size, vocabulary = options.batch_size or BATCH_SIZE, nll.softmax_size(generator.model, prompter)
-            likelihood = nll.AnswerLikelihood(asked, prompter, generator.model, size, vocabulary, options.max_length)
 
-        with output.opened(answers.take):
+        with output.opened(log.take):
             bar.say(f"model    {model.place.name} ({description})")
             bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
             for line in asked.skipped_lines():
@@ -195,10 +172,17 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             bar.say(model.system.line(asked.own_system_prompts, asked.rows_read))
             if prompter.note:
                 bar.say(f"note     {prompter.note}")
-            result = _answer_and_score(asked, metrics, losses, answers, sampling, generator, likelihood, bar)
-            result.metrics |= stored
+            if losses:
+                assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
+                size, vocabulary = options.batch_size or BATCH_SIZE, nll.softmax_size(generator.model, prompter)
+                loaded = generator.model
+                computed = nll.AnswerLikelihood(asked, prompter, loaded, size, vocabulary, options.max_length)
+                likelihoods = _compute(computed, losses, bar)
+            if metrics and generator is not None:
+                log.ask(generator, _requests(asked, options.temperature, options.seed), "answers", bar)
+            result = _score(asked, metrics, log, likelihoods, bar)
             result.files = [target, paths.record]
-            result.record = files.metrics_record(model, output, result.metrics, result.generation, result.rows, names)
+            result.record = files.metrics_record(model, output, result, names)
             records = [one.record() for one in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
             if result.predictions:
@@ -208,65 +192,60 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         return result
 
 
-def _scored_before(record: Path) -> list[str]:
-    """The metrics of the complete evaluation in `record`, which stay in its files."""
-    scoring = read_object(record).get("scoring")
+def _scored_metrics(record: Record) -> list[str]:
+    """The metrics of a complete evaluation."""
+    scoring = record.get("scoring")
     metrics = scoring.get("metric") if isinstance(scoring, dict) else None
     return metrics if isinstance(metrics, list) else []
 
 
-def earlier_result(record: Record, written: list[Path]) -> EvaluationResult:
-    """The result of an evaluation that was complete before, which can be printed.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError, ArithmeticError: the record is damaged.
-    """
-    parts = record["metrics"], record["generation"], record["rows"]
-    result = EvaluationResult(*parts, record=record, files=written, already=True)
-    str(result)
-    return result
+def _ordered(names: Sequence[str]) -> list[str]:
+    """Each metric once, likelihoods last: only the order of the others decides something."""
+    texts = [name for name in names if name not in MODEL_METRICS]
+    return list(dict.fromkeys([*texts, *(name for name in MODEL_METRICS if name in names)]))
 
 
-def _answer_and_score(
-    asked: QuestionSet,
-    metrics: Sequence[Metric],
-    losses: Sequence[str],
-    answers: files.Answers,
-    sampling: Sampling,
-    generator: Generator | None,
-    likelihood: nll.AnswerLikelihood | None,
-    bar: Bar,
+@dataclass(frozen=True)
+class Likelihoods:
+    """Likelihoods of the reference answers: the metrics, and what is recorded of each question, by its index."""
+
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+def _compute(likelihood: nll.AnswerLikelihood, names: Sequence[str], bar: Bar) -> Likelihoods:
+    bar.begin("likelihoods", len(likelihood.examples))
+    losses = []
+    for batch in likelihood.compute():
+        losses += batch
+        bar.step(len(batch))
+    losses.sort()
+    metrics = {name: nll.summarise(losses, likelihood.report, name) for name in names}
+    return Likelihoods(metrics, {one.row: one.values() for one in losses})
+
+
+def _score(
+    asked: QuestionSet, metrics: Sequence[Metric], log: ReplyLog, likelihoods: Likelihoods, bar: Bar
 ) -> EvaluationResult:
-    """Compute the likelihoods for the metrics `losses`, let the generator answer what it has not, and score the answers.
-
-    Raises:
-        ConfigError, DataError: the model cannot be asked, an answer not be stored, or a metric of the user's failed.
-    """
-    if likelihood is not None:
-        answers.compute(likelihood, bar)
+    """Score the answers. Raises DataError: a metric of the user's failed."""
     summary, predictions = {}, []
     if metrics:
-        if generator is not None:
-            answers.ask(generator, sampling.requests(asked), "answers", bar)
-        bar.begin("scores", len(asked.questions) * sampling.samples)
-        answered = [(one, answers.replies[number]) for number, one in sampling.numbered(asked)]
-        predictions = predictions_of(answered, sampling.samples, answers.losses, metrics, bar.step)
-        summary = summarise(metrics, predictions, asked.questions)
+        bar.begin("scores", len(asked.questions))
+        for question in asked.questions:
+            reply, likelihood = log.replies[question.index], likelihoods.rows.get(question.index, {})
+            predictions.append(prediction_of(question, reply, metrics, likelihood))
+            bar.step(1)
+        summary = {metric.name: summarise(metric, predictions) for metric in metrics}
     rows = {
         "read": asked.rows_read,
         "evaluated": len(asked.questions),
         "skipped": dict(asked.rows_skipped),
         "first_skipped": asked.first_skipped,
     }
-    result = EvaluationResult(summary, generation_summary(predictions, answers.seconds), rows, predictions)
-    if likelihood is not None:
-        computed = [answers.losses[index] for index in sorted(answers.losses)]
-        for name in losses:
-            result.metrics[name] = nll.summarise(computed, likelihood, name)
-        texts = {question.index: question.text for question in asked.questions}
-        for loss in computed:
-            result.answer_nll.append({"index": loss.row, "question": texts[loss.row], **loss.values()})
-    return result
+    texts = {question.index: question.text for question in asked.questions}
+    stored = [{"index": index, "question": texts[index], **one} for index, one in likelihoods.rows.items()]
+    generation = generation_summary(predictions, log.seconds)
+    return EvaluationResult({**summary, **likelihoods.metrics}, generation, rows, predictions, stored)
 
 
 class AnswerScorer:
@@ -287,12 +266,7 @@ class AnswerScorer:
 
     def __init__(self, rows: RowsGiven, metrics: Sequence[str], samples: int = 100, **settings: Any):
         if losses := model_metrics(metrics):
-            raise ConfigError(
-                f"eval_metrics: {losses[0]} is read off the likelihood of the references, and the evaluation computes their "
-                "lm_loss anyway; leave it out"
-            )
-        if samples < 1:
-            raise ConfigError(f"samples is {samples}; it must be at least 1")
+            raise ConfigError(f"eval_metrics: {losses[0]} is what the evaluation logs as lm_loss anyway; leave it out")
         for metric in make_metrics(metrics, settings.get("metric_options")):  # so that a typo is found before training
             metric.close()
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")

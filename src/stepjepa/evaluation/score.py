@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
 from stepjepa.evaluation.metrics import Judgement, Metric
-from stepjepa.evaluation.nll import AnswerLoss
 from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.output import Reply
-
-_PASS_AT = (5, 10, 100)  # k of pass@k besides 1 and all samples
 
 
 def drop_unusable(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
@@ -77,92 +72,53 @@ def judgement_of(metric: Metric, reply: Reply, question: Question) -> Judgement:
     return Judgement(math.nan if metric.kind == "count" else 0.0, gold, None, reply.refused)
 
 
-def predictions_of(
-    answered: Sequence[tuple[Question, Reply]],
-    samples: int,
-    losses: Mapping[int, AnswerLoss],
-    metrics: Sequence[Metric],
-    step: Callable[[int], object],
-) -> list[Prediction]:
-    """A record for each reply, `samples` to each question; `step` is called with how many more were scored.
+def prediction_of(
+    question: Question, reply: Reply, metrics: Sequence[Metric], likelihood: Mapping[str, Any]
+) -> Prediction:
+    """What is recorded of a reply.
 
     Raises:
         DataError: a function of the user's failed.
     """
-    predictions = []
-    for number, (question, reply) in enumerate(answered):
-        judgements = [judgement_of(metric, reply, question) for metric in metrics]
-        first = judgements[0]
-        binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
-        stop_reason = STOPPED if reply.stopped else CUT
-        prediction = Prediction(
-            question.index,
-            question.text,
-            question.ground_truth,
-            reply.text,
-            gt_answer=first.gold,
-            gen_answer=first.answer,
-            correct=first.score == 1.0 if binary else None,
-            stop_reason=stop_reason if reply.refused is None else REFUSED,
-            tokens=reply.new_tokens,
-            scores={metric.name: one.score for metric, one in zip(metrics, judgements, strict=True)},
-            note=first.note or None,
-            undecided=first.undecided,
-            sample=number % samples + 1 if samples > 1 else None,
-        )
-        loss = losses.get(question.index)
-        if loss is not None:
-            for name, value in loss.values().items():
-                setattr(prediction, name, value)
-        predictions.append(prediction)
-        step(1)
-    return predictions
+    judgements = [judgement_of(metric, reply, question) for metric in metrics]
+    first = judgements[0]
+    binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
+    stop_reason = STOPPED if reply.stopped else CUT
+    return Prediction(
+        question.index,
+        question.text,
+        question.ground_truth,
+        reply.text,
+        gt_answer=first.gold,
+        gen_answer=first.answer,
+        correct=first.score == 1.0 if binary else None,
+        stop_reason=stop_reason if reply.refused is None else REFUSED,
+        tokens=reply.new_tokens,
+        scores={metric.name: one.score for metric, one in zip(metrics, judgements, strict=True)},
+        note=first.note or None,
+        undecided=first.undecided,
+        **likelihood,
+    )
 
 
-def summarise(
-    metrics: Sequence[Metric], predictions: Sequence[Prediction], questions: Sequence[Question]
-) -> dict[str, dict[str, Any]]:
-    """What each metric comes to: a share with its Wilson interval, or a mean with its t interval.
+def summarise(metric: Metric, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """What a metric comes to: a share with its Wilson interval, or a mean with its t interval.
 
-    Both are over questions: one with several samples counts with their mean, which is its pass@1, and in a further summary
-    with its pass@k. A function of the user's that has returned nothing but yes and no is a share too.
+    A function of the user's that has returned nothing but yes and no is a share too.
     """
-    summary: dict[str, dict[str, Any]] = {}
-    samples = len(predictions) // max(len(questions), 1)
-    rows = [question.row for question in questions for _ in range(samples)]
-    texts = [prediction.generated_response for prediction in predictions]
-    for metric in metrics:
-        scores = [prediction.scores[metric.name] for prediction in predictions]
-        groups = [scores[begin : begin + samples] for begin in range(0, len(scores), samples)]
-        if metric.kind == "count":
-            counted = [[score for score in group if not math.isnan(score)] for group in groups]
-            values = [fmean(group) for group in counted if group]
-            summary[metric.name] = {"kind": "count", **mean(values)._asdict(), "n": len(values)}
-            continue
-        binary = metric.kind == "accuracy" or (metric.is_custom and all(score in (0.0, 1.0) for score in scores))
-        summary[metric.name] = _summary_of([fmean(group) for group in groups], binary)
-        corpus = metric.corpus_score(texts, rows)
-        if corpus is not None:
-            summary[metric.name]["corpus"] = corpus
-        for k in (*_PASS_AT, samples):
-            if binary and 1 < k <= samples:
-                chances = [pass_at_k(samples, group.count(1.0), k) for group in groups]
-                summary[f"{metric.name} pass@{k}"] = _summary_of(chances, binary)
-    return summary
-
-
-def _summary_of(values: Sequence[float], binary: bool) -> dict[str, Any]:
+    values = [one.scores[metric.name] for one in predictions]
+    binary = metric.kind == "accuracy"
+    if metric.kind == "count":  # it says nothing about some answers
+        values = [value for value in values if not math.isnan(value)]
+    elif metric.is_custom:
+        binary = set(values) <= {0.0, 1.0}
     n = len(values)
-    if binary and all(value in (0.0, 1.0) for value in values):
+    if binary:
         right = values.count(1.0)
-        return {"kind": "accuracy", **share(right, n)._asdict(), "correct": right, "n": n}
-    return {"kind": "score", **mean(values)._asdict(), "n": n}
-
-
-def pass_at_k(n: int, right: int, k: int) -> float:
-    """The chance that one of k answers is right, of n of which `right` are: 1 - C(n - right, k) / C(n, k), which is unbiased
-    (Chen et al. 2021, equation 1)."""
-    return 1.0 - comb(n - right, k) / comb(n, k)
+        interval = share(right, n)
+        return {"kind": "accuracy", **interval._asdict(), "correct": right, "n": n}
+    interval = mean(values)
+    return {"kind": metric.kind, **interval._asdict(), "n": n}
 
 
 def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dict[str, Any]:
@@ -178,7 +134,6 @@ def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dic
         "mean_tokens": tokens / len(answered) if answered else None,
         "tokens": tokens,
         "seconds": round(seconds, 3),
-        "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
     }
 
 
@@ -190,7 +145,7 @@ class EvaluationResult:
         metrics: metric -> ``value``, ``low`` and ``high`` (95 %), ``n`` and what else belongs to its kind.
         generation: share that did not stop, tokens, seconds; empty where nothing was generated.
         rows: how many rows were read, evaluated, and skipped for which reason.
-        predictions: one for each question, or each of its samples, in order; empty where they were written before.
+        predictions: one for each question, in order; empty where they were written before.
         answer_nll: of each question its index, text, nats per token of the reference answer and its tokens.
         record: what ``metrics.json`` holds; empty where no file is written.
         files: those that are written.
@@ -224,17 +179,26 @@ class EvaluationResult:
         return "\n".join(lines)
 
 
+def earlier_result(record: dict[str, Any], written: list[Path]) -> EvaluationResult:
+    """The result of an evaluation that was complete before, which can be printed.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError: the record is damaged.
+    """
+    parts = record["metrics"], record["generation"], record["rows"]
+    result = EvaluationResult(*parts, record=record, files=written, already=True)
+    str(result)
+    return result
+
+
 def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
     refused, stop = generation["refused"], generation["did_not_stop"]
-    if not stop["n"]:
-        yield f"refused        all {refused} prompts: the model has no room for them"
-        return
-    no_room = f"; {refused} prompts had no room" if refused else ""
-    yield f"did not stop   {_share_text(stop)} ({stop['count']} of {stop['n']}){no_room}"
-    speed = generation["tokens_per_second"]
-    per_second = f", {speed:.0f} per second" if speed else ""
-    total = f"{generation['tokens']} in {generation['seconds']:.1f} s{per_second}"
-    yield f"tokens         {generation['mean_tokens']:.1f} per response; {total}"
+    if refused:
+        yield f"refused        {refused} prompts had no room"
+    if stop["n"]:
+        yield f"did not stop   {_share_text(stop)} ({stop['count']} of {stop['n']})"
+        total = f"{generation['tokens']} in {generation['seconds']:.1f} s"
+        yield f"tokens         {generation['mean_tokens']:.1f} per response; {total}"
 
 
 def _metric_text(summary: Mapping[str, Any]) -> str:
@@ -246,17 +210,17 @@ def _metric_text(summary: Mapping[str, Any]) -> str:
     interval = ""
     if summary.get("low") is not None:
         interval = f", 95 % interval {summary['low']:.4f} to {summary['high']:.4f}"
-    if kind == "score":
-        corpus = f"; of all texts together {summary['corpus']:.4f}" if "corpus" in summary else ""
-        return f"{value:.4f}{interval}{corpus}"
-    if kind == "count":
-        return f"{value:.1f}{interval} ({n} answers)"
-    bits = f"{summary['bits_per_byte']:.4f} bits per byte, " if summary.get("bits_per_byte") else ""
+    if kind != "loss":
+        return f"{value:.4f}{interval} ({n} answers)"
     per_token = f"perplexity {summary['perplexity']:.4g}, {summary['tokens']} tokens"
-    rows = f"mean of {n} rows {summary['row_mean']:.4f}{interval}"
-    cut, skipped = summary["answers_truncated"], sum(summary["skipped"].values())
-    left_out = (f"; {cut} answers cut" if cut else "") + (f"; {skipped} rows left out" if skipped else "")
-    return f"{value:.4f} nats per token ({bits}{per_token}); {rows}{left_out}"
+    text = f"{value:.4f} nats per token ({per_token}); mean of {n} rows {summary['row_mean']:.4f}{interval}"
+    cut = summary["answers_truncated"]
+    if cut:
+        text += f"; {cut} answers cut"
+    skipped = sum(summary["skipped"].values())
+    if skipped:
+        text += f"; {skipped} rows left out"
+    return text
 
 
 def _share_text(share: Mapping[str, Any]) -> str:

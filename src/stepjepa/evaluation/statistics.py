@@ -44,12 +44,14 @@ class Interval(NamedTuple):
 
 def share(successes: int, n: int) -> Interval:
     """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; nothing of n = 0."""
-    if n == 0:
-        return Interval(None, None, None)
+    return Interval(*_wilson(successes, n)) if n else Interval(None, None, None)
+
+
+def _wilson(successes: int, n: int) -> tuple[float, float, float]:
     from scipy import stats
 
     low, high = stats.binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
-    return Interval(successes / n, float(low), float(high))
+    return successes / n, float(low), float(high)
 
 
 def mean(values: Sequence[float]) -> Interval:
@@ -100,8 +102,8 @@ def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> In
     if n == 0:
         return Interval(None, None, None)
     right_a, right_b = both + only_a, both + only_b
-    below_a, above_a = _wilson_reach(right_a, n)
-    below_b, above_b = _wilson_reach(right_b, n)
+    value_a, low_a, high_a = _wilson(right_a, n)
+    value_b, low_b, high_b = _wilson(right_b, n)
 
     # phi, the correlation of the answers
     margins = right_a * (n - right_a) * right_b * (n - right_b)
@@ -110,23 +112,13 @@ def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> In
         agreement = max(agreement - n / 2, 0.0)  # the correction for continuity
     phi = agreement / math.sqrt(margins) if margins else 0.0
 
+    def joined(one: float, other: float) -> float:
+        return math.sqrt(max(one**2 - 2 * phi * one * other + other**2, 0.0))
+
     difference = (only_b - only_a) / n
-    low = difference - _joined_reach(below_b, above_a, phi)
-    high = difference + _joined_reach(above_b, below_a, phi)
+    low = difference - joined(value_b - low_b, high_a - value_a)
+    high = difference + joined(high_b - value_b, value_a - low_a)
     return Interval(difference, max(-1.0, low), min(1.0, high))
-
-
-def _joined_reach(one: float, other: float, phi: float) -> float:
-    """How far an interval of a difference reaches where those of its two sides reach so far."""
-    squared = one**2 - 2 * phi * one * other + other**2
-    return math.sqrt(max(squared, 0.0))
-
-
-def _wilson_reach(successes: int, n: int) -> tuple[float, float]:
-    """How far the Wilson interval reaches below and above the share."""
-    value, low, high = share(successes, n)
-    assert value is not None and low is not None and high is not None
-    return value - low, high - value
 
 
 def mcnemar_p(only_a: int, only_b: int) -> float:

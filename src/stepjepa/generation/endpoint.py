@@ -20,6 +20,8 @@ from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.output import Reply, Request, mended
 from stepjepa.utils.text import one_line
 
+TIMEOUT = 600.0  # seconds without an answer until a request is given up and sent again
+MAX_RETRIES = 6  # how often a request is sent again
 FIRST_DELAY = 1.0  # seconds before the first retry; doubled with each further one
 _LONGEST_BACKOFF = 60.0
 _LONGEST_WAIT = 600.0  # a server that asks for more is out of quota, not busy
@@ -27,15 +29,10 @@ _LOOK = 0.1  # seconds between two looks whether the work has ended, while a req
 _LONGEST_MESSAGE = 300
 _MOST_REFUSALS = 5  # so many and no response: the request itself is wrong, not the questions
 _PATH = "/chat/completions"
-_TRANSIENT, _BUSY, _REFUSALS = {408, 409, 425, 429}, 429, {400, 413, 422}
+_TRANSIENT, _REFUSALS = {408, 409, 425, 429}, {400, 413, 422}
 _NAME = Names(GenerateOptions)
-_ADDRESS, _KEY, _MODEL = f"--{_NAME.base_url}", f"--{_NAME.api_key_env}", f"--{_NAME.model_name}"
-_ADVICE = {
-    401: f"; check the key that {_KEY} names",
-    402: "; the account has no credit",
-    403: f"; the key may not use this model; check {_KEY} and {_MODEL}",
-    404: f"; check {_MODEL}, and that {_ADDRESS} ends where {_PATH} begins (often in /v1)",
-}
+_ADDRESS = f"--{_NAME.base_url}"
+_ADVICE = f"check {_ADDRESS}, --{_NAME.api_key_env} and --{_NAME.model_name}"
 _RESUME = "what is done is kept, and the same command resumes from it"
 
 
@@ -56,11 +53,11 @@ async def _refuse_redirect(response: Any) -> None:
 
 
 class _Trouble(Exception):
-    """What may pass by itself; `wait` is how many seconds the server asks to wait, `busy` whether it has too much to do."""
+    """What may pass by itself; `wait` is how many seconds the server asks to wait."""
 
-    def __init__(self, message: str, wait: float | None = None, busy: bool = False):
+    def __init__(self, message: str, wait: float | None = None):
         super().__init__(message)
-        self.wait, self.busy = wait, busy
+        self.wait = wait
 
 
 class EndpointGenerator:
@@ -77,7 +74,7 @@ class EndpointGenerator:
     def __init__(self, options: GenerateOptions, say: Callable[[str], None]):
         self.url = str(options.base_url).rstrip("/").removesuffix(_PATH) + _PATH
         self._options, self._key, self._say = options, options.api_key(), say
-        self._answers, self._reached, self._stopped = 0, False, False
+        self._answers, self._stopped = 0, False
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
         """Replies as they come in.
@@ -128,35 +125,37 @@ class EndpointGenerator:
                     replies.put(error)
 
         # Without a key of the user's the client would send the Hub's token, which is none of this server's business.
-        async with _Client(base_url=self.url, api_key=self._key or "none", timeout=self._options.timeout) as client:
+        async with _Client(base_url=self.url, api_key=self._key or "none", timeout=TIMEOUT) as client:
             await asyncio.gather(*(ask(client, request) for request in requests))
 
     async def _until_answered(self, client: _Client, request: Request) -> Reply | None:
-        """Send a request until it is answered, at most `max_retries` times again; None where nothing more is to be sent."""
+        """Send a request until it is answered, at most `MAX_RETRIES` times again; None where nothing more is to be sent."""
         answers, tries = self._answers, 0
         while not self._stopped:
             tries += 1
             try:
-                return await self._once(client, request)
+                reply = await self._once(client, request)
+                self._answers += reply.refused is None
+                return reply
             except _Trouble as error:
-                trouble, what = error, self._clean(str(error))
-            if tries > self._options.max_retries:
-                if self._answers > answers and not trouble.busy:  # others were answered: it is this one's fault
+                what, wait = self._clean(str(error)), error.wait
+            if tries > MAX_RETRIES:
+                if self._answers > answers:  # others were answered: it is this one's fault
                     return Reply(request.row, "", stopped=False, refused=f"{what}, tried {tries} times")
                 raise ConfigError(f"{self.url} {what} (tried {tries} times); {_RESUME}")
-            answers, wait = self._answers, trouble.wait
             if wait is None:
                 wait = min(_LONGEST_BACKOFF, FIRST_DELAY * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
             elif wait > _LONGEST_WAIT:
                 raise ConfigError(f"{self.url} {what}; the server asks to wait {wait:.0f} s; {_RESUME}")
             elif wait > 1:
                 self._say(f"{self.url} {what}; waiting {wait:.0f} s as it asks")
-            until = time.monotonic() + wait
+            answers, until = self._answers, time.monotonic() + wait
             while not self._stopped and time.monotonic() < until:
                 await asyncio.sleep(min(_LOOK, wait))
         return None
 
     async def _once(self, client: _Client, request: Request) -> Reply:
+        """The reply to a request. Raises _Trouble: it may pass; ConfigError: it ends the run."""
         options = self._options
         fields = {
             "max_tokens": options.max_new_tokens,
@@ -169,46 +168,34 @@ class EndpointGenerator:
         messages = [{key: one[key] for key in one if key != TRAINED} for one in request.messages]
         try:
             answer = await client.chat_completion(messages, model=options.model_name, extra_body=body)
-            reply = _reply_in(answer, request.row)
+            return _reply_in(answer, request.row)
         except ConfigError:
             raise
         except HfHubHTTPError as error:
-            self._reached = True
             return self._refusal(request.row, error.response)
         except InferenceTimeoutError:
-            raise _Trouble(f"gave no answer in {options.timeout:g} s") from None
+            raise _Trouble(f"gave no answer in {TIMEOUT:g} s") from None
         except (ValueError, TypeError, LookupError, AttributeError):
             raise _Trouble("sends no chat completion") from None
         except Exception as error:  # the HTTP library's own, and which one that is depends on huggingface_hub
             why = self._clean(str(error) or type(error).__name__)
-            if self._reached:
+            if self._answers:
                 raise _Trouble(f"lost the connection ({why})") from None
-            raise ConfigError(
-                f"{self.url} cannot be reached ({why}); check {_ADDRESS}, and that the server runs"
-            ) from None
-        self._reached = True
-        self._answers += reply.refused is None
-        return reply
+            raise ConfigError(f"{self.url} cannot be reached ({why}); {_ADVICE}") from None
 
     def _refusal(self, row: int, response: Any) -> Reply:
-        """The reply that an error status is, where only this request is refused.
-
-        Raises:
-            _Trouble: it may pass.
-            ConfigError: it ends the run.
-        """
+        """The reply that an error status is, where only this request is refused; errors as those of `_once`."""
         status = response.status_code
-        message, code = _message_in(response)
-        what = f"answers {status} ({message})" if message else f"answers {status}"
+        what = f"answers {status} ({response.text})"
         if status in _REFUSALS:
             return Reply(row, "", stopped=False, refused=self._clean(what))
         transient = status in _TRANSIENT or status >= 500
-        if transient and code != "insufficient_quota":
+        if transient and "insufficient_quota" not in what:
             wait = response.headers.get("Retry-After", "")
             is_number = wait.replace(".", "", 1).isdecimal()
             seconds = float(wait) if is_number else None
-            raise _Trouble(what, seconds, busy=status == _BUSY)
-        raise ConfigError(f"{self.url} {self._clean(what)}{_ADVICE.get(status, '')}; {_RESUME}") from None
+            raise _Trouble(what, seconds)
+        raise ConfigError(f"{self.url} {self._clean(what)}; {_ADVICE}; {_RESUME}") from None
 
     def _clean(self, text: str) -> str:
         """A text of others in one line that a terminal can show, without the key."""
@@ -229,16 +216,3 @@ def _reply_in(answer: Any, row: int) -> Reply:
         if isinstance(thoughts, str) and thoughts:
             return Reply(row, text, stopped, *tokens, reasoning=mended(thoughts).strip())
     return Reply(row, text, stopped, *tokens)
-
-
-def _message_in(response: Any) -> tuple[str, str]:
-    """Message and code of an error: OpenAI sends {"error": {"message", "code"}}, others {"message"} or {"detail"}."""
-    try:
-        data = response.json()
-    except ValueError:
-        text = response.text[:1000].strip()
-        return "" if text.startswith("<") else text, ""  # a page for a browser says nothing here
-    error = data.get("error", data) if isinstance(data, dict) else data
-    if not isinstance(error, dict):
-        return str(error), ""
-    return str(error.get("message") or error.get("detail") or ""), str(error.get("code") or "")

@@ -15,10 +15,9 @@ Shapes: B prompts of a batch, T tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,7 +27,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, said
-from stepjepa.generation.options import OVERWRITE, GeneratorOptions
+from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
@@ -38,13 +37,9 @@ _NAME = Names(GeneratorOptions)
 _MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
 VLLM_BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that `max_lora_rank` may be, in every version of vLLM
-# What an adapter may hold besides plain LoRA: by version, vLLM refuses it in the middle of the work, or leaves it out.
-_NOT_PLAIN = "use_dora modules_to_save trainable_token_indices lora_bias bias rank_pattern alpha_pattern".split()
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """One continuation.
 
     Attributes:
@@ -75,7 +70,7 @@ def generate_batch(
     Args:
         model: any Hugging Face causal LM, PEFT models included. Its train/eval mode and generation config are
             restored afterwards.
-        tokenizer: decodes the new tokens and names the pad token; its padding side is ignored.
+        tokenizer: decodes the new tokens; its padding side is ignored.
         prompts: token ids of each prompt, none empty, no padding.
         max_new_tokens: upper bound of new tokens per prompt.
         stop_ids: tokens that end a continuation.
@@ -84,21 +79,16 @@ def generate_batch(
         seed: of the sampling. The global generators are left as they were.
         suppressed: tokens that are never generated.
     """
-    pad_id = tokenizer.pad_token_id
-    if pad_id is None:  # masked out in the prompt and cut off after the stop token, so any valid id will do
-        pad_id = stop_ids[0] if stop_ids else 0
-    sampled = temperature > 0
+    pad_id = stop_ids[0] if stop_ids else 0  # masked out in the prompt and cut off after it, so any valid id will do
+    sampling: dict[str, Any] = {}
+    if temperature:
+        sampling = {"do_sample": True, "top_k": 0, _NAME.temperature: temperature, _NAME.top_p: top_p}
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         eos_token_id=list(stop_ids) or None,
         pad_token_id=pad_id,
-        num_beams=1,
-        use_cache=True,
         suppress_tokens=list(suppressed) or None,
-        do_sample=sampled,
-        temperature=temperature if sampled else 1.0,
-        top_p=top_p if sampled else 1.0,
-        top_k=0 if sampled else 50,
+        **sampling,
     )
     inner: Any = model
     device = inner.get_input_embeddings().weight.device
@@ -210,10 +200,8 @@ class LocalGenerator(BatchGenerator):
         self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
-        message = (
-            f"out of memory with {len(batch)} questions at once; what is done is kept; lower --{_NAME.batch_size} (another "
-            f"one starts again, see {OVERWRITE}) or --{_NAME.max_new_tokens}"
-        )
+        lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
+        message = f"out of memory with {len(batch)} questions at once; what is done is kept; {lower}"
         with saying_out_of_memory(message):
             generations = generate_batch(
                 self.model,
@@ -237,21 +225,13 @@ class VllmGenerator(BatchGenerator):
     """Hands requests to vLLM, each with a seed of its own.
 
     Args:
-        model: a Hub id or folder; with an adapter its base.
-        adapter: the folder of a LoRA adapter, whose configuration is `config`; None for none.
+        model: a Hub id or folder.
 
     Raises:
-        ConfigError: vLLM cannot load the model, or would refuse its adapter.
+        ConfigError: vLLM is not installed, or cannot load the model.
     """
 
-    def __init__(
-        self,
-        model: str,
-        adapter: str | None,
-        config: Mapping[str, Any],
-        prompter: Prompter,
-        options: GeneratorOptions,
-    ):
+    def __init__(self, model: str, prompter: Prompter, options: GeneratorOptions):
         arguments = {
             "model": model,
             "tokenizer": prompter.tokenizer.name_or_path,
@@ -260,16 +240,11 @@ class VllmGenerator(BatchGenerator):
             _NAME.trust_remote_code: options.trust_remote_code,
             _NAME.tensor_parallel_size: options.tensor_parallel_size,
         }
-        if adapter is not None:
-            arguments |= {"enable_lora": True, "max_lora_rank": allowed_rank(adapter, config)}
         vllm = library("vllm", "vllm")
         try:
             self._llm = vllm.LLM(**arguments, **(options.vllm_options or {}))
         except Exception as error:
             raise ConfigError(f"{_MODEL} {model}: vLLM cannot load it ({said(error)})") from None
-        self._lora = None
-        if adapter is not None:
-            self._lora = library("vllm.lora.request", "vllm").LoRARequest("adapter", 1, adapter)
         limits = self._llm.llm_engine.model_config
         super().__init__(prompter, options.batch_size or VLLM_BATCH_SIZE, limits.max_model_len - 1)
         self._params = vllm.SamplingParams
@@ -281,12 +256,9 @@ class VllmGenerator(BatchGenerator):
         }
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
-        params = []
-        for request in batch:
-            one = self._params(temperature=request.temperature, seed=request.seed, **self._sampling)
-            params.append(one)
+        params = [self._params(temperature=one.temperature, seed=one.seed, **self._sampling) for one in batch]
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
-        outputs = self._llm.generate(inputs, params, use_tqdm=False, lora_request=self._lora)
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
         replies = []
         for request, ids, output in zip(batch, prompts, outputs, strict=True):
             answer = output.outputs[0]
@@ -295,17 +267,3 @@ class VllmGenerator(BatchGenerator):
             stopped = answer.finish_reason != "length"
             replies.append(Reply(request.row, text, stopped, len(ids), len(written)))
         return replies
-
-
-def allowed_rank(adapter: str, config: Mapping[str, Any]) -> int:
-    """The smallest `max_lora_rank` for an adapter of this configuration. Raises ConfigError: vLLM cannot use it."""
-    rank = config.get("r")
-    more = [name for name in _NOT_PLAIN if config.get(name) not in (None, False, "none", [], {})]
-    fitting = [one for one in _RANKS if isinstance(rank, int) and one >= rank]
-    if more or not fitting:
-        why = more[0] if more else f"the rank {rank}"
-        raise ConfigError(
-            f"{_MODEL} {adapter}: vLLM takes plain LoRA up to rank {_RANKS[-1]}, not {why} of this one; merge it (stepjepa "
-            f"export {adapter} OUT --merge_lora true, or PEFT's merge_and_unload), or use --{_NAME.backend} transformers"
-        )
-    return fitting[0]

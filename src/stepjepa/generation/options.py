@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
-from stepjepa.data.options import PromptOptions, TemplateOptions
+from stepjepa.data.options import ColumnOptions, PromptOptions, TemplateOptions
 from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoadingOptions
@@ -18,7 +18,6 @@ from stepjepa.utils.failures import library
 
 QUESTION = "{question}"
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
-_DAY = 86400
 _VLLM: Needs = {"backend": ("vllm",)}
 
 
@@ -54,10 +53,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         """As `Topic.check`; raises ConfigError."""
         check_fields(self)
         super().check()
-        taken = {"model", *options_of(GeneratorOptions)}.intersection(self.vllm_options or ())
-        if taken:
-            raise ConfigError(f"{_NAME.vllm_options} holds {min(taken)}, for which there is an option of its own")
-        if self.backend == "vllm" and find_spec("vllm") is None:
+        if self.backend == "vllm":
             library("vllm", "vllm")  # raises an error that says how to install it
 
     def deciding(self, *but: type) -> dict[str, Any]:
@@ -69,7 +65,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
 
 
 @dataclass
-class GenerateOptions(GeneratorOptions):
+class GenerateOptions(GeneratorOptions, ColumnOptions):
     """What is asked, which model, how often, and where the answers go."""
 
     file: str | None = option(
@@ -79,18 +75,6 @@ class GenerateOptions(GeneratorOptions):
         resume=True,
     )
     dataset_split: str = option("train", "Split of a Hub data set.", _DATA, resume=True)
-    question_column: str | None = option(
-        None, "Column with the question. Default: question, prompt or text, or the user's message.", _DATA
-    )
-    answer_column: str | None = option(
-        None, "Column with the known answer. Default: answer, completion or code, or the assistant's message.", _DATA
-    )
-    ground_truth_column: str | None = option(
-        None,
-        r"Column with the bare final answer. Default: ground_truth where there is one, else what follows #### or is in "
-        r"\boxed{} in the answer, else a short answer as it is.",
-        _DATA,
-    )
     max_examples: int | None = option(None, "Ask the first so many questions only.", _DATA, at_least=1)
 
     model_name: str | None = option(
@@ -114,21 +98,6 @@ class GenerateOptions(GeneratorOptions):
         None, "NAME of the environment variable that holds the key.", _ENDPOINT, resume=True
     )
     concurrency: int = option(8, "Requests at a time.", _ENDPOINT, at_least=1, resume=True)
-    timeout: float = option(
-        600.0,
-        "Seconds without an answer until a request is given up and sent again.",
-        _ENDPOINT,
-        above=0,
-        at_most=_DAY,
-        resume=True,
-    )
-    max_retries: int = option(
-        6,
-        "How often a request is sent again after 429, 5xx, a lost connection or a broken answer.",
-        _ENDPOINT,
-        at_least=0,
-        resume=True,
-    )
     extra_body: dict[str, Any] | None = option(
         None,
         'Further fields of the request; null takes one out, as in \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
@@ -148,6 +117,7 @@ class GenerateOptions(GeneratorOptions):
             if not value:
                 raise ConfigError(f"--{name} must be given")
         super().check()
+        ColumnOptions.check(self)
         if self.temperature == 0 and self.attempts > 1:
             raise ConfigError(
                 f"with {_NAME.temperature} 0 every attempt would say the same; set --{_NAME.attempts} 1, or a temperature "
@@ -167,15 +137,15 @@ class GenerateOptions(GeneratorOptions):
             return
         if not self.base_url:
             raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
-        try:
+        usable = False
+        with suppress(ValueError):
             url = urlsplit(self.base_url)
-            usable = url.scheme in ("http", "https") and url.hostname and url.port != 0
-        except ValueError:
-            usable = False
+            extra = url.username or url.password or url.query or url.fragment
+            usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and not extra
         if not usable:
-            raise ConfigError(f"{address} {self.base_url}: no address; expected one such as http://localhost:8000/v1")
-        if url.username or url.password or url.query or url.fragment:
-            raise ConfigError(f"{address}: give the address alone; a key goes into --{_NAME.api_key_env}")
+            # A key may be in it, so it is not repeated.
+            example = f"an address alone, as in http://localhost:8000/v1; a key goes into --{_NAME.api_key_env}"
+            raise ConfigError(f"{address} takes {example}")
         self.api_key()
 
     def api_key(self) -> str | None:
@@ -187,14 +157,11 @@ class GenerateOptions(GeneratorOptions):
         if self.api_key_env is None:
             return None
         key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
+        if not (key and key.isascii() and key.isprintable()):
             # Somebody may have written the key itself, so it is not repeated.
             raise ConfigError(
-                f"--{_NAME.api_key_env} takes the NAME of an environment variable, and no environment variable of that name "
-                "is set; export it first"
+                f"--{_NAME.api_key_env} takes the NAME of an environment variable, and none of that name holds a key"
             )
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"--{_NAME.api_key_env}: the variable holds characters that no key can have")
         return key
 
 

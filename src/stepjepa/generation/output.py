@@ -24,11 +24,13 @@ from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.utils.files import digest, json_bytes, locked, no_links, parse_object, read_json, write_whole
 from stepjepa.utils.terminal import Bar
+from stepjepa.utils.text import one_line
 from stepjepa.version import __version__
 
 Record = dict[str, Any]
 _ADVICE = f"choose another output, or {OVERWRITE} to replace it"
-_LEFT = {"greedy_first", "response_field"}  # options of version 0.2 that nothing depends on any more
+# Options that have left: in records of earlier versions nothing depends on them at these values.
+_LEFT = {"greedy_first": False, "response_field": "response", "samples_per_question": 1}
 _SHOWN = 40  # characters of a setting in messages
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
 
@@ -122,16 +124,14 @@ class ReplyLog:
             ConfigError: the model cannot be asked.
             DataError: a reply cannot be stored.
         """
-        if not requests:
-            return
-        done = sum(request.row in self.replies for request in requests)
+        known = frozenset(self.replies)
+        done = sum(request.row in known for request in requests)
         bar.begin(task, len(requests), done)
-        if done == len(requests):
-            return
         begin = time.perf_counter()
-        for replies in generator.answer(requests, frozenset(self.replies)):
+        for replies in generator.answer(requests, known):
+            seconds = time.perf_counter() - begin
             rows = [list(vars(reply).values()) for reply in replies]
-            self.add({"replies": rows, "seconds": round(time.perf_counter() - begin, 3)})
+            self.add({"replies": rows, "seconds": round(seconds, 3)})
             bar.step(len(replies))
             begin = time.perf_counter()
 
@@ -143,6 +143,8 @@ class ReplyLog:
 
     def take(self, line: Record) -> None:
         """Take a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
+        if "losses" in line:  # the likelihoods that version 0.3 kept here are computed again
+            return
         for values in line["replies"]:
             self.replies[values[0]] = Reply(*values)
         self.seconds += float(line["seconds"])
@@ -235,11 +237,11 @@ class Output:
         if paths.record.exists():
             try:
                 record = read_json(paths.record)
-                known = _without_left(identity_of(record))
+                known = _compared(identity_of(record))
             except _BROKEN:
                 raise ConfigError(f"{paths.record} exists and is no record of this; choose another output") from None
         header = self._header()
-        self.begun = header == self.identity
+        self.begun = header == _compared(self.identity)
         if overwrite:
             return
         if known is not None:
@@ -258,7 +260,7 @@ class Output:
         try:
             with open(path, "rb") as file:
                 line = file.readline()
-            return _without_left(parse_object(line)["identity"]) if line.endswith(b"\n") else None
+            return _compared(parse_object(line)["identity"]) if line.endswith(b"\n") else None
         except FileNotFoundError:
             return None
         except _BROKEN:
@@ -357,24 +359,22 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _without_left(identity: Record) -> Record:
-    return {name: value for name, value in identity.items() if name not in _LEFT}
+def _compared(identity: Record) -> Record:
+    """What is compared of an identity: not what is None, which an option that has left, or is new, may be."""
+    return {name: value for name, value in identity.items() if value is not None and _LEFT.get(name) != value}
 
 
 def refuse_other(path: Path, known: Record, own: Record) -> None:
     """Refuse work in `path` that was done with other settings than one's own; raises ConfigError."""
     for name in {**own, **known}:
-        if known.get(name) == own.get(name):
+        theirs, ours = known.get(name), own.get(name)
+        if theirs == ours:
             continue
         if name in ("model", "data"):
             what = "another model" if name == "model" else "other questions"
             raise ConfigError(f"{path} was made with {what}, or they have changed since; {_ADVICE}")
-        theirs, ours = _setting(known.get(name)), _setting(own.get(name))
-        raise ConfigError(f"{path} was made with {name} {theirs}, not {ours}; use the same options, {_ADVICE}")
+        raise ConfigError(f"{path} was made with {name} {_setting(theirs)}, not {_setting(ours)}; {_ADVICE}")
 
 
 def _setting(value: object) -> str:
-    if value is None:
-        return "none"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return "none" if value is None else one_line(json.dumps(value, ensure_ascii=False), _SHOWN)

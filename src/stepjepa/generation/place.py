@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,11 @@ class Place:
         name: as the user gave it.
         folder: the local folder, None for a Hub id.
         base: of an adapter, the Hub id or folder of its base.
-        adapter: PEFT's configuration of it.
     """
 
     name: str
     folder: Path | None
     base: str | None = None
-    adapter: dict[str, Any] = field(default_factory=dict)
 
     @property
     def run_folder(self) -> Path | None:
@@ -92,21 +90,18 @@ def find_model(name: str) -> Place:
     if is_preset(name):
         raise ConfigError(f"{where}: a preset has random weights; name a trained model, a folder or a Hub id")
     folder = Path(os.path.expanduser(name))
-    if folder.suffix == GGUF_SUFFIX and folder.is_file():
-        return Place(name, None)
-    if folder.is_file():
+    if folder.is_file() and folder.suffix != GGUF_SUFFIX:
         raise ConfigError(f"{where}: is a file; give the model's folder, or a GGUF file")
     if not folder.is_dir():
+        if folder.is_file():
+            return Place(name, None)
         if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
             raise ConfigError(f"{where}: no such folder")
         check_local(name)
         return Place(name, None)
     problem = export_problem(folder)
     if problem is not None:
-        raise ConfigError(
-            f"{where}: {problem}; finish the run: its own command with --resume_from_checkpoint true; or give "
-            "one of its checkpoints"
-        )
+        raise ConfigError(f"{where}: {problem}; finish the run (--resume_from_checkpoint true), or give a checkpoint")
     if (folder / _ADAPTER).is_file():
         return _adapter_place(name, folder)
     if not (folder / "config.json").is_file() and gguf_file(name) is None:
@@ -124,7 +119,7 @@ def _adapter_place(name: str, folder: Path) -> Place:
     near = folder / base
     if near.is_dir() and not Path(base).is_dir():
         base = str(near)
-    return Place(name, folder, base, adapter)
+    return Place(name, folder, base)
 
 
 def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -148,20 +143,14 @@ def load_place(
         ConfigError: it cannot be loaded, or does not fit.
     """
     name, kind = place.base or place.name, ""
-    model: Any
-    try:
-        model = load_model(
-            name,
-            tokenizer,
-            dtype=options.dtype,
-            attn_implementation=options.attn_implementation,
-            trust_remote_code=options.trust_remote_code,
-            quantized=quantization(place.settings),
-        )
-    except ConfigError as error:
-        if place.base is None:
-            raise
-        raise ConfigError(f"the base of the adapter {place.name}: {error}") from None
+    model: Any = load_model(
+        name,
+        tokenizer,
+        dtype=options.dtype,
+        attn_implementation=options.attn_implementation,
+        trust_remote_code=options.trust_remote_code,
+        quantized=quantization(place.settings),
+    )
     if place.base is not None and no_lora:
         kind = f"the base {name} alone; "
     elif place.base is not None:
@@ -181,12 +170,10 @@ def load_generator(
 ) -> tuple[Generator, str]:
     """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
     if options.backend == "vllm":
-        if place.base is None or no_lora:
-            name = place.base or place.name
-            return VllmGenerator(name, None, {}, prompter, options), "vLLM"
-        folder = str(place.folder)
-        generator = VllmGenerator(place.base, folder, place.adapter, prompter, options)
-        return generator, f"vLLM, adapter on {place.base}"
+        if place.base is not None and not no_lora:
+            merge = f"merge the adapter (stepjepa export {place.name} OUT --merge_lora true)"
+            raise ConfigError(f"--{_NAME.backend} vllm takes no adapter: {merge}, or generate with transformers")
+        return VllmGenerator(place.base or place.name, prompter, options), "vLLM"
     model, description = load_place(place, prompter.tokenizer, options, no_lora)
     size = options.batch_size or BATCH_SIZE
     local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)

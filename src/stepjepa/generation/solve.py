@@ -1,4 +1,5 @@
-"""``stepjepa generate``: every question once, then the unsolved ones again, as long as there are attempts left.
+"""``stepjepa generate``: every question whose final answer is known is asked once, then the unsolved ones again, as long as
+there are attempts left.
 
 The files (see `stepjepa.generation.output`):
 
@@ -12,12 +13,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.answers import answers_match, final_answer
-from stepjepa.data.report import skipped_lines
+from stepjepa.data.answers import after_hashes, answers_match, final_answer, last_boxed
+from stepjepa.data.blocks import answer_of
+from stepjepa.data.chat import one_turn, row_to_messages
+from stepjepa.data.columns import answer_column, as_object, column_value
+from stepjepa.data.options import ColumnOptions, text_of
+from stepjepa.data.report import RowCounts, skipped_lines
+from stepjepa.data.sources import RowSource
+from stepjepa.errors import RowError
 from stepjepa.generation.options import QUESTION, GenerateOptions
 from stepjepa.generation.output import (
     Generator,
@@ -27,12 +35,13 @@ from stepjepa.generation.output import (
     Reply,
     ReplyLog,
     Request,
+    digest_of,
     json_line,
     reading_record,
     seed_of,
 )
-from stepjepa.generation.problems import Problem, ProblemSet, read_problems
 from stepjepa.utils.terminal import Bar
+from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
 
 _NAME = Names(GenerateOptions)
@@ -43,22 +52,80 @@ VERDICTS = {
     "no_answer": "no final answer",
     "refused": "request refused",
 }
+_LONGEST_BARE_ANSWER = 60
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One attempt at a question.
+class Problem:
+    """A question that can be asked.
 
     Attributes:
-        number: of the try, from 1.
-        verdict: `RIGHT`, or a key of `VERDICTS`.
-        final_answer: what the response ends in, None without one.
+        row: its row's number, as `RowSource.place` takes it.
+        question, answer: texts of the row.
+        ground_truth: the final answer.
     """
 
-    number: int
-    reply: Reply
-    verdict: str
-    final_answer: str | None
+    row: int
+    question: str
+    answer: str
+    ground_truth: str
+
+
+@dataclass
+class ProblemSet(RowCounts):
+    """The questions of a file; every row that was read is in `problems` or counted."""
+
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_problems(options: GenerateOptions) -> ProblemSet:
+    """Read the rows of ``options.file``, up to ``max_examples`` questions.
+
+    Raises:
+        DataError: the file cannot be read, or holds nothing that can be asked.
+    """
+    rows = RowSource(options.file, options.dataset_split)
+    asked = ProblemSet(rows.name)
+    for number, row in rows:
+        asked.rows_read += 1
+        try:
+            asked.problems.append(_problem(number, row, options))
+        except RowError as error:
+            asked.skip(error, rows.place(number))
+        if len(asked.problems) == options.max_examples:
+            break
+    asked.require(asked.problems, "can be asked")
+    return asked
+
+
+def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
+    row, columns = as_object(row), options.columns
+    held = answer_column(row) if columns is None else columns.target
+    value = column_value(row, held)
+    if value is None or isinstance(value, (int, float)):  # a bare answer, or none next to a ground truth
+        row = {**row, held: text_of(value)}
+    _, question, answer = one_turn(row_to_messages(row, None, columns))
+    if not question.strip():
+        raise RowError("no_question", "the question is empty")
+    bare = text_of(column_value(row, "ground_truth")).strip() or ground_truth(answer)
+    if not bare:
+        why = "no column ground_truth, no #### and no \\boxed{} in the answer, which is too long for a bare one"
+        raise RowError("no_ground_truth", f"no final answer: {why}")
+    if lone_surrogate(bare):
+        raise RowError("broken_text", "the final answer holds half a character (a lone surrogate); remove it")
+    return Problem(number, question, answer, bare)
+
+
+def ground_truth(answer: str) -> str | None:
+    r"""The final answer in a known solution: what follows the first ``####`` on its line, else the last ``\boxed{}``, else
+    the text itself where it is one short line. None without any of them: a number in a longer text may be any.
+    """
+    answer = answer_of(answer)
+    marked = after_hashes(answer) or last_boxed(answer)
+    if marked or "####" in answer:
+        return marked
+    bare = answer.strip()
+    return bare if bare and "\n" not in bare and len(bare) <= _LONGEST_BARE_ANSWER else None
 
 
 @dataclass(frozen=True)
@@ -67,34 +134,29 @@ class GenerationResult:
 
     Attributes:
         summary: rows read, solved, unsolved and skipped, each by reason or attempt; tokens.
-        files: the output and the unsolved questions -> rows in them.
+        output: the file with the solved questions.
         already: whether all was done before.
     """
 
     summary: Record
-    files: dict[Path, int]
+    output: Path
     already: bool = False
 
     def __str__(self) -> str:
         summary = self.summary
-        output = next(iter(self.files))
-        lines = [f"{output} is complete already"] if self.already else []
+        lines = [f"{self.output} is complete already" if self.already else f"written: {self.output}"]
         unsolved = summary["unsolved"]
         skipped = sum(summary["skipped"].values())
         counts = f"{summary['solved']} solved, {unsolved} unsolved, {skipped} skipped"
         lines.append(f"{summary['rows_read']} rows read: {counts}")
-        for number, asked in summary["asked_at_attempt"].items():
-            solved = summary["solved_at_attempt"][number]
-            percent = 100 * solved / asked
-            lines.append(f"  attempt {number}: {solved} of {asked} solved ({percent:.1f} %)")
+        for number, solved in summary["solved_at_attempt"].items():
+            lines.append(f"  attempt {number}: {solved} solved")
         if unsolved:
             reasons = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
             lines.append(f"  unsolved {unsolved}, by the last attempt: {', '.join(reasons)}")
         lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
         if summary["tokens_written"]:
             lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
-        if not self.already:
-            lines += [f"  written: {path} ({rows} rows)" for path, rows in self.files.items() if rows or path == output]
         return "\n".join(lines)
 
 
@@ -107,15 +169,16 @@ def generate(options: GenerateOptions) -> GenerationResult:
         ConfigError, DataError: the model cannot be asked, or the files not written; what is stored by then is kept.
     """
     options.check()
-    problems = read_problems(options)
-    source, settings = problems.record(), options.deciding()
-    output = _open_output(options, {**settings, "data": source["fingerprint"]})
+    asked = read_problems(options)
+    problems, settings = asked.problems, options.deciding(ColumnOptions)  # the columns decide the questions
+    fingerprint = digest_of([one.row, one.question, one.answer, one.ground_truth] for one in problems)
+    source = {"file": asked.source, "questions": len(problems), "fingerprint": fingerprint}
+    output = _open_output(options, {**settings, "data": fingerprint})
     solved, unsolved = output.paths.results
     if output.complete is not None:
         with reading_record(output.paths.record):
             summary = output.complete["summary"]
-            files = {solved: summary["solved"], unsolved: summary["unsolved"]}
-            earlier = GenerationResult(summary, files, already=True)
+            earlier = GenerationResult(summary, solved, already=True)
             str(earlier)  # reads the rest of the record
             return earlier
     with Bar() as bar:
@@ -124,18 +187,16 @@ def generate(options: GenerateOptions) -> GenerationResult:
         with output.opened(log.take):
             bar.say(f"model    {options.model_name} ({description})")
             resumed = f", {len(log.replies)} attempts done before" if log.replies else ""
-            bar.say(f"input    {source['file']}: {source['questions']} questions{resumed}")
-            attempts = solve(problems.problems, options, generator, log, bar)
-            last = list(zip(problems.problems, (tries[-1] for tries in attempts), strict=True))
-            right = [_result_row(problem, one, options) for problem, one in last if one.verdict == RIGHT]
-            wrong = [_result_row(problem, one, options) for problem, one in last if one.verdict != RIGHT]
-            results = {solved: map(json_line, right)}
-            if wrong:
-                results[unsolved] = map(json_line, wrong)
-            summary = _summary(problems, attempts, options)
+            bar.say(f"input    {asked.source}: {len(problems)} questions{resumed}")
+            last = solve(problems, options, generator, log, bar)
+            rows = [_result_row(problem, one, options) for problem, one in zip(problems, last, strict=True)]
+            summary = _summary(asked, last, log)
+            results = {solved: [json_line(row) for row in rows if row["correct"]]}
+            if summary["unsolved"]:
+                results[unsolved] = [json_line(row) for row in rows if not row["correct"]]
             record = {"stepjepa": __version__, "state": "complete", "settings": settings}
             output.finish(results, {**record, "input": source, "summary": summary})
-    return GenerationResult(summary, {solved: len(right), unsolved: len(wrong)})
+    return GenerationResult(summary, solved)
 
 
 def _open_output(options: GenerateOptions, identity: Record) -> Output:
@@ -169,10 +230,18 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
     return place.load_generator(model, prompter, options)
 
 
+class Attempt(NamedTuple):
+    """The last attempt at a question: its number, from 1, the reply, and `RIGHT` or a key of `VERDICTS`."""
+
+    number: int
+    reply: Reply
+    verdict: str
+
+
 def solve(
     problems: Sequence[Problem], options: GenerateOptions, generator: Generator, log: ReplyLog, bar: Bar
-) -> list[list[Attempt]]:
-    """Ask until every question is solved or has had all its attempts; the attempts at each question.
+) -> list[Attempt]:
+    """Ask until every question is solved or has had all its attempts; the last attempt at each question.
 
     Attempt a (from 1) at the question in position p of N is request number (a - 1) N + p.
 
@@ -180,20 +249,19 @@ def solve(
         ConfigError: the model cannot be asked.
         DataError: the attempts cannot be stored.
     """
-    attempts: list[list[Attempt]] = [[] for _ in problems]
+    last: dict[int, Attempt] = {}
     left = list(range(len(problems)))
     for number in range(1, options.attempts + 1):
+        if not left:
+            break
         first = (number - 1) * len(problems)
         requests = [_request(first + place, problems[place], number, options) for place in left]
         log.ask(generator, requests, f"attempt {number}", bar)
-        unsolved = []
         for place in left:
-            attempt = _judged(log.replies[first + place], problems[place], number, options)
-            attempts[place].append(attempt)
-            if attempt.verdict != RIGHT:
-                unsolved.append(place)
-        left = unsolved
-    return attempts
+            reply = log.replies[first + place]
+            last[place] = Attempt(number, reply, _verdict(reply, problems[place], options))
+        left = [place for place in left if last[place].verdict != RIGHT]
+    return [last[place] for place in range(len(problems))]
 
 
 def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions) -> Request:
@@ -203,38 +271,31 @@ def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions)
     return Request(row, messages, options.temperature, seed_of(options.seed, problem.row, attempt))
 
 
-def _judged(reply: Reply, problem: Problem, number: int, options: GenerateOptions) -> Attempt:
+def _verdict(reply: Reply, problem: Problem, options: GenerateOptions) -> str:
     """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
     if reply.refused is not None:
-        return Attempt(number, reply, "refused", None)
-    answer = final_answer(reply.text)
+        return "refused"
     if not reply.stopped and not options.accept_truncated:
-        verdict = "truncated"
-    elif answers_match(answer, problem.ground_truth):
-        verdict = RIGHT
-    else:
-        verdict = "no_answer" if answer is None else "wrong"
-    return Attempt(number, reply, verdict, answer)
+        return "truncated"
+    answer = final_answer(reply.text)
+    if answer is None:
+        return "no_answer"
+    return RIGHT if answers_match(answer, problem.ground_truth) else "wrong"
 
 
-def _summary(problems: ProblemSet, attempts: Sequence[Sequence[Attempt]], options: GenerateOptions) -> Record:
+def _summary(asked: ProblemSet, last: Sequence[Attempt], log: ReplyLog) -> Record:
     """Where every row that was read has ended: solved at an attempt, unsolved, or skipped."""
-    every = [one for tries in attempts for one in tries]
-    last = [tries[-1] for tries in attempts]
-    asked = Counter(one.number for one in every)
-    solved = Counter(one.number for one in last if one.verdict == RIGHT)
+    solved = Counter(str(one.number) for one in last if one.verdict == RIGHT)
     return {
-        "rows_read": problems.rows_read,
+        "rows_read": asked.rows_read,
         "solved": solved.total(),
-        "solved_at_attempt": {str(number): solved[number] for number in sorted(asked)},
-        "asked_at_attempt": {str(number): asked[number] for number in sorted(asked)},
-        "attempts_allowed": options.attempts,
+        "solved_at_attempt": dict(sorted(solved.items(), key=lambda item: int(item[0]))),
         "unsolved": len(last) - solved.total(),
         "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != RIGHT)),
-        "skipped": dict(problems.rows_skipped),
-        "first_skipped": problems.first_skipped,
-        "tokens_read": sum(one.reply.prompt_tokens for one in every),
-        "tokens_written": sum(one.reply.new_tokens for one in every),
+        "skipped": dict(asked.rows_skipped),
+        "first_skipped": asked.first_skipped,
+        "tokens_read": sum(one.prompt_tokens for one in log.replies.values()),
+        "tokens_written": sum(one.new_tokens for one in log.replies.values()),
     }
 
 
@@ -248,7 +309,7 @@ def _result_row(problem: Problem, attempt: Attempt, options: GenerateOptions) ->
         "attempt": attempt.number,
         "model": str(options.model_name),
         "correct": attempt.verdict == RIGHT,
-        "final_answer": attempt.final_answer,
+        "final_answer": final_answer(reply.text) if reply.refused is None else None,
         "row": problem.row,
         "stopped": reply.stopped,
         "new_tokens": reply.new_tokens,

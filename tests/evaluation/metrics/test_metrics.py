@@ -15,13 +15,11 @@ from stepjepa.evaluation.metrics.answers import fitting_metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
 from support.rows import write
 
-PACKAGES = {"math": "math_verify", "rouge": "rouge_score", "bleu": "sacrebleu"}
-
 
 @pytest.mark.parametrize("name", METRICS)
 def test_no_text_makes_a_metric_fail(name, tmp_path):
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
+    if name == "math":
+        pytest.importorskip("math_verify")
     (tmp_path / "empty.sqlite").touch()
     row = {"answer": "SELECT 1", "db_path": str(tmp_path / "empty.sqlite")}
     if name in ("task", "first_step"):
@@ -43,21 +41,18 @@ def test_what_cannot_be_made():
         ("no_such_module_at_all:f", {}, "No module named .no_such_module_at_all"),
         ("json:__name__", {}, "metric json:__name__ is no function"),
         ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
-        ("regex_equivalence", {"dialect": "posix"}, "dialect is 'posix'"),
+        ("regex_equivalence", {"word_boundary": "x"}, "word_boundary is 'x'"),
         ("missing.py:f", {}, "missing.py: there is no such file"),
+        ("rouge", {}, "metric rouge: call the package in a function of your own"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_metric(name, **options)
 
 
-@pytest.mark.parametrize(("name", "package"), PACKAGES.items())
-def test_a_package_that_is_missing(name, package, monkeypatch):
-    for module in [one for one in sys.modules if one == package or one.startswith(f"{package}.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, package, None)
+def test_a_package_that_is_missing(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"pip install 'stepjepa\[{'math' if name == 'math' else 'eval'}\]'"):
-        make_metric(name)
+    with pytest.raises(ConfigError, match=r"pip install 'stepjepa\[math\]'"):
+        make_metric("math")
 
 
 def test_a_function_of_the_users_own(tmp_path, monkeypatch):
@@ -95,7 +90,7 @@ def test_a_worker_answers_and_is_ended():
     with pytest.raises(WorkerError, match="not JSON serializable"):  # from a fresh process
         worker.call(9, args=[*python, ""])
     worker.close()
-    with pytest.raises(WorkerError, match="did not start: ModuleNotFoundError"):
+    with pytest.raises(WorkerError, match="its process ended"):
         Worker(SimpleNamespace(__module__="no_such_module_at_all", __qualname__="f")).call(9)
 
 
@@ -142,31 +137,6 @@ def test_gsm8k_rows():
     assert metric.score("18", {"answer": "no number\nanywhere"})[:4] == nothing
 
 
-def test_rouge_by_hand():
-    pytest.importorskip("rouge_score", reason="needs the package rouge-score")
-    row = {"answer": "the cat sat on the mat"}
-    # "the cat on the mat": 5 of 6 words in order, all 5 of its own: F = 2 * 1 * (5/6) / (1 + 5/6).
-    assert make_metric("rouge").score("the cat on the mat", row).score == pytest.approx(10 / 11)
-    assert make_metric("rouge", variant="rouge2").score("the cat on the mat", row).score == pytest.approx(6 / (4 + 5))
-    assert make_metric("rouge", stem=True).score("cats", {"answer": "cat"}).score == 1
-
-
-def test_bleu_by_hand():
-    pytest.importorskip("sacrebleu", reason="needs the package sacrebleu")
-    metric = make_metric("bleu")
-    row = {"answer": "the cat sat on the mat"}
-    assert metric.score("the cat sat on the mat", row).score == 1
-    # Of 5 words, 5, 3, 1 (the cat sat) n-grams match of 5, 4, 3; none of 2 four-grams. Corpus BLEU of both rows together:
-    # precisions 11/11, 8/9, 5/7, 3/5, lengths 11 against 12.
-    both = metric.corpus_score(["the cat sat on the mat", "the cat sat the mat"], [row, row])
-    expected = (11 / 11 * 8 / 9 * 5 / 7 * 3 / 5) ** 0.25 * 2.718281828459045 ** (1 - 12 / 11)
-    assert both == pytest.approx(expected, rel=1e-6)
-    assert metric.corpus_score([], []) is None
-    assert make_metric("bleu", lowercase=True).score("THE CAT SAT ON THE MAT", row).score == 1
-    with pytest.raises(ConfigError, match="tokenize is 'words'; known: 13a"):
-        make_metric("bleu", tokenize="words")
-
-
 @pytest.fixture(scope="module")
 def mathematics():
     pytest.importorskip("math_verify", reason="needs the package math-verify")
@@ -203,7 +173,7 @@ def test_endless_computations_end(mathematics):
     assert long.note == "longer than 2000 characters"
     mathematics.time_limit = 0.5
     verdict = mathematics.score(r"\boxed{9^{9^{9^{9^9}}}}", {"answer": "5"})
-    assert verdict == (0.0, "5", r"9^{9^{9^{9^9}}}", "not decided within 0.5 s", "unknown")
+    assert verdict == (0.0, "5", r"9^{9^{9^{9^9}}}", "not decided: no result after 0.5 s", "unknown")
 
 
 ROW = {"answerKey": "B", "choices": {"text": ["red", "blue", "green", "dark blue"], "label": ["A", "B", "C", "D"]}}
@@ -228,7 +198,6 @@ def test_the_chosen_option():
     for row, gold in [
         ({"choices": ["x", "y"], "answer": 1}, "B"),
         ({"endings": ["x", "y"], "label": "0"}, "A"),
-        ({"options": {"a": "x", "b": "y"}, "answer": "b"}, "B"),
         ({"choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}, "2"),
         ({"choices": ["x", "y"], "answer": "y"}, "B"),
         ({"answer": "So the answer is C."}, "C"),

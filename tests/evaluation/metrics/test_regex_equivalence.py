@@ -11,16 +11,20 @@ import pytest
 
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.metrics.regex_equivalence import difference
-from stepjepa.evaluation.metrics.regex_syntax import NotSupportedError, PatternError, PatternPart, parse
+from stepjepa.evaluation.metrics.regex_equivalence import (
+    NotSupportedError,
+    PatternError,
+    PatternPart,
+    difference,
+    parse,
+)
 
-BUDGET = 600_000
 # Written and marked by hand: do both match the same lines?
 PAIRS = [json.loads(line) for line in (Path(__file__).parent / "regex_pairs.jsonl").read_text().splitlines()]
 
 
 def compare(first, second, **options):
-    return difference(parse(first, **options), parse(second, **options), BUDGET)
+    return difference(parse(first, **options), parse(second, **options))
 
 
 def test_hand_marked_pairs():
@@ -44,8 +48,7 @@ def test_what_a_verdict_says():
     assert metric.score("  ", row)[:4] == (0.0, ".*a.*b.*", None, "no answer found")
     assert metric.score("(a", row).note == "the answer is no regular expression: a ( is not closed"
     assert (
-        metric.score("(?=a)b", row).note
-        == "unknown: the answer cannot be compared: (?= is not supported: no lookaround, no flags"
+        metric.score("(?=a)b", row).note == "unknown: cannot be compared: (? is not supported: no lookaround, no flags"
     )
     with pytest.raises(DataError, match="no reference answer.*columns found: question"):
         metric.score("a", {"question": "?"})
@@ -91,7 +94,7 @@ def matches_slowly(part: PatternPart, text: str) -> bool:
     @lru_cache(None)
     def ends(part, place):
         if part.kind == "set":
-            inside = place < size and any(low <= ord(text[place]) <= high for low, high in part.ranges)
+            inside = place < size and re.fullmatch(part.text, text[place], re.ASCII | re.DOTALL)
             return frozenset([place + 1] if inside else [])
         if part.kind in ("word", "no word", "begin", "end"):
             edge = in_word(place - 1) != in_word(place)
@@ -99,8 +102,6 @@ def matches_slowly(part: PatternPart, text: str) -> bool:
             return frozenset([place] if holds else [])
         if part.kind == "any":
             return frozenset().union(*(ends(one, place) for one in part.parts))
-        if part.kind == "every":
-            return frozenset(range(place, size + 1)).intersection(*(ends(one, place) for one in part.parts))
         if part.kind == "not":
             return frozenset(range(place, size + 1)) - ends(part.parts[0], place)
         places = frozenset([place])
@@ -120,7 +121,7 @@ def matches_slowly(part: PatternPart, text: str) -> bool:
 
 def slow_matcher(pattern, operators):
     """Python's own where it knows the operators, which repeats no anchor."""
-    one = parse(pattern).part if operators else re.compile(pattern)
+    one = parse(pattern) if operators else re.compile(pattern)
     return lambda text: matches_slowly(one, text) if operators else one.fullmatch(text) is not None
 
 
@@ -135,7 +136,7 @@ def test_verdicts_agree_with_slow_matchers(operators):
                 match = [slow_matcher(one, operators) for one in (first, second)]
             except re.error:
                 continue
-            found = compare(first, second, dialect="nl_rx" if operators else "python")
+            found = compare(first, second)
             if found is not None:
                 text, in_first = found
                 assert [one(text) for one in match] == [in_first, not in_first], (first, second)
@@ -145,7 +146,7 @@ def test_verdicts_agree_with_slow_matchers(operators):
                     assert match[0](text) == match[1](text), (first, second, text)
                 equal += 1
     assert equal > 60 and unequal > 60
-    part = parse(r"\bdog\b.*|~(.*\bdog.*)").part
+    part = parse(r"\bdog\b.*|~(.*\bdog.*)")
     texts = {"dog": True, "dog x": True, "dogs": False, "a dog": False, "hotdog": True}
     assert {text: matches_slowly(part, text) for text in texts} == texts, "the slow matcher knows boundaries"
 
@@ -158,12 +159,11 @@ def test_verdicts_agree_with_slow_matchers(operators):
         ("((a{1000}){1000}){1000}", "((a{1000}){999}a{1000}){1000}"),
         ("[a-z]{1,1000000}", "[a-z]{1,999999}"),
         ("(.{1,50}a){20}", "(.{1,50}a){19}.{1,50}a"),
-        ("|".join(map(chr, range(1000, 1990))), "a"),
     ],
 )
 def test_too_much_work_is_given_up(first, second):
-    metric = make_metric("regex_equivalence", budget=100_000)
-    assert metric.score(second, {"answer": first})[::3] == (0, "unknown: not decided in 100000 steps")
+    metric = make_metric("regex_equivalence")
+    assert metric.score(second, {"answer": first})[::3] == (0, "unknown: not decided in 600000 steps")
     assert metric.score(first, {"answer": first}).score == 1
 
 
@@ -188,31 +188,29 @@ def test_bad_syntax():
         "a)": "unmatched",
         "*a": "nothing to repeat",
         "~": "nothing to repeat or to negate",
-        "[a": "ends in the middle",
-        "[z-a]": "goes backwards",
+        "[a": "unterminated character set",
+        "[z-a]": "bad character range",
         "a\\": "ends in the middle",
         "a{3,2}": "fewer repeats at most",
     }.items():
         with pytest.raises(PatternError, match=message) as caught:
             parse(pattern)
         assert not isinstance(caught.value, NotSupportedError), pattern
-    long = ["a" * 3000, "(" * 100 + ")" * 100, "a{9999999}", "a" + "*" * 500]
-    for pattern in (r"(a)\1", "(?=a)", "(?i)a", *long):
+    for pattern in (r"(a)\1", "(?=a)", "(?i)a", r"a\t", "[\u00e0-\u00fc]", "a" * 3000):
         with pytest.raises(NotSupportedError):
             parse(pattern)
 
 
-def test_dialects():
+def test_what_binds_how_strongly():
     assert parse(r"\bA&B\b|c") == parse(r"((?:\bA)&(?:B\b))|c")
     assert parse("~ab") == parse("(~(a))b")
     assert parse("~a*") == parse("(~(a))*")
     assert compare("~a*", "~(a*)") is not None
-    assert compare("a&b", r"a\&b", dialect="python") is None
     assert compare("a&b", r"a\&b") is not None
-    assert compare("~(a)", "~a", dialect="python") is None
-    assert compare("a+?b*?", "a+b*", dialect="python") is None
-    with pytest.raises(NotSupportedError, match="possessive"):
-        parse("a++", "python")
+
+
+def test_characters():
+    assert compare(r"[\w-]", "[a-zA-Z0-9_\\-]") is None
     assert compare(r"\bdog\b", "dog") is None
     assert compare(r"\bdog\b", "bdogb", word_boundary="letter") is None
     verdict = make_metric("regex_equivalence", word_boundary="letter").score("dog", {"answer": r"\bdog\b"})

@@ -8,7 +8,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.evaluation.metrics import make_metrics
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from stepjepa.evaluation.run import AnswerScorer
-from stepjepa.evaluation.score import predictions_of, summarise
+from stepjepa.evaluation.score import prediction_of, summarise
 from stepjepa.generation.output import Reply
 
 GOLD = "[a-z]+"
@@ -30,12 +30,11 @@ def asked(n):
     return read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
 
 
-def predictions(samples=1):
-    questions, metrics = asked(len(CASES) // samples), make_metrics(NAMES)
-    replies = [Reply(number, text, stopped) for number, (text, stopped) in enumerate(CASES)][: len(questions) * samples]
-    answered = [(questions[number // samples], reply) for number, reply in enumerate(replies)]
-    found = predictions_of(answered, samples, {}, metrics, lambda n: None)
-    return found, summarise(metrics, found, questions)
+def predictions():
+    metrics = make_metrics(NAMES)
+    replies = [Reply(number, text, stopped) for number, (text, stopped) in enumerate(CASES)]
+    found = [prediction_of(*pair, metrics, {}) for pair in zip(asked(len(CASES)), replies, strict=True)]
+    return found, {metric.name: summarise(metric, found) for metric in metrics}
 
 
 def test_each_response_by_each_metric():
@@ -48,11 +47,6 @@ def test_each_response_by_each_metric():
     )
     assert summary["stopped"]["kind"] == "accuracy" and summary["stopped"]["correct"] == 3
     assert summary["text_after"]["kind"] == "count" and summary["text_after"]["n"] == 3
-
-
-def test_several_answers_to_a_question_count_what_can_be_counted():
-    _, summary = predictions(samples=2)  # (0, 7) and (1, nan)
-    assert summary["text_after"]["value"] == pytest.approx((3.5 + 1) / 2)
 
 
 def test_an_evaluation_on_the_way_counts_what_can_be_counted(monkeypatch):

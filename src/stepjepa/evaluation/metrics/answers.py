@@ -1,4 +1,4 @@
-r"""`exact`, `prefix`, `contains`, `rouge` and `bleu` compare texts; `stopped` and `text_after` look at how a response ends;
+r"""`exact`, `prefix` and `contains` compare texts; `stopped` and `text_after` look at how a response ends;
 `gsm8k`, `math` and `multiple_choice` find the answer in a text, and compare that alone; `task` and `first_step` check
 answers to the built-in tasks.
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from stepjepa.config.option import option
 from stepjepa.data.answers import answers_match, final_answer, fold, last_boxed, number_of, plain_text
@@ -21,8 +21,7 @@ from stepjepa.data.blocks import answer_of
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, verdict
-from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
-from stepjepa.utils.failures import library
+from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 _LONGEST = 2_000  # characters for math-verify: of an answer, or of the end of a text in which it looks for formulas
 
@@ -32,15 +31,20 @@ class Exact(Metric):
     """The generated text is the reference, but for white space around both."""
 
     name = "exact"
+    why_wrong: ClassVar[str] = "another text"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the texts are equal."""
+        """1 where the text is right."""
         gold, answer = self.pair(generated, row)
-        return verdict(answer == gold, gold, answer, "another text")
+        return verdict(self.is_right(answer, gold), gold, answer, self.why_wrong)
+
+    def is_right(self, answer: str, gold: str) -> bool:
+        """Whether the text is right."""
+        return answer == gold
 
 
 @dataclass(kw_only=True)
-class Prefix(Metric):
+class Prefix(Exact):
     """The generated text begins with the reference: the published `--startswith`.
 
     Published: the response is stripped and must start with the assistant message, character by character. What follows does
@@ -49,26 +53,26 @@ class Prefix(Metric):
     """
 
     name = "prefix"
+    why_wrong = "begins otherwise"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the text starts with the reference."""
-        gold, answer = self.pair(generated, row)
-        return verdict(answer.startswith(gold), gold, answer, "begins otherwise")
+    def is_right(self, answer: str, gold: str) -> bool:
+        """Whether the text begins with the reference."""
+        return answer.startswith(gold)
 
 
 @dataclass(kw_only=True)
-class Contains(Metric):
+class Contains(Exact):
     """The reference occurs in the generated text, character by character: what the model knows, however the text goes on.
 
     `exact` also asks that the model stops there. The reference may occur within a longer wrong answer, which counts here.
     """
 
     name = "contains"
+    why_wrong = "the reference does not occur"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the text contains the reference."""
-        gold, answer = self.pair(generated, row)
-        return verdict(gold in answer, gold, answer, "the reference does not occur")
+    def is_right(self, answer: str, gold: str) -> bool:
+        """Whether the reference occurs in the text."""
+        return gold in answer
 
 
 @dataclass(kw_only=True)
@@ -107,69 +111,6 @@ class TextAfter(Metric):
 
 
 @dataclass(kw_only=True)
-class Rouge(Metric):
-    """F measure of ROUGE, by the package rouge-score: of words (rouge1), pairs of words (rouge2), the longest common
-    subsequence (rougeL), or that by lines (rougeLsum)."""
-
-    variant: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = option("rougeL", "What is counted.", OPTIONS)
-    stem: bool = option(False, "Compare English words by their stems.", OPTIONS)
-
-    name = "rouge"
-    kind = "score"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._scorer = library("rouge_score.rouge_scorer", "eval").RougeScorer([self.variant], use_stemmer=self.stem)
-
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """The F measure."""
-        gold, answer = self.pair(generated, row)
-        return Judgement(float(self._scorer.score(gold, answer)[self.variant].fmeasure), gold, answer)
-
-
-@dataclass(kw_only=True)
-class Bleu(Metric):
-    """BLEU by the package sacrebleu, 0 to 1.
-
-    A row's score is sentence BLEU with smoothing and effective order; papers report `corpus_score`, which is not its mean.
-    """
-
-    tokenize: str = option("13a", "Sacrebleu's tokenizer: 13a, intl, zh, ja-mecab, char, none and others.", OPTIONS)
-    lowercase: bool = option(False, "Ignore letter case.", OPTIONS)
-
-    name = "bleu"
-    kind = "score"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        BLEU = library("sacrebleu.metrics", "eval").BLEU
-        if self.tokenize not in BLEU.TOKENIZERS:
-            raise ConfigError(f"tokenize is {self.tokenize!r}; known: {', '.join(sorted(BLEU.TOKENIZERS))}")
-        options = {"tokenize": self.tokenize, "lowercase": self.lowercase}
-        try:
-            self._sentence, self._corpus = BLEU(effective_order=True, **options), BLEU(**options)
-        except (ImportError, RuntimeError) as error:  # a tokenizer that needs a package of its own
-            raise ConfigError(f"tokenize {self.tokenize!r}: {error}") from None
-
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """Sentence BLEU."""
-        gold, answer = self.pair(generated, row)
-        return Judgement(_share(self._sentence.sentence_score(answer, [gold])), gold, answer)
-
-    def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
-        """Corpus BLEU; None without any text."""
-        pairs = [self.pair(text, row) for text, row in zip(generated, rows, strict=True)]
-        if not pairs:
-            return None
-        golds, answers = zip(*pairs, strict=True)
-        return _share(self._corpus.corpus_score(answers, [golds]))
-
-
-def _share(bleu: Any) -> float:
-    return min(bleu.score / 100, 1.0)  # sacrebleu gives 100.00000000000004
-
-
-@dataclass(kw_only=True)
 class TaskAnswer(Metric):
     """Whether an answer to a row of a built-in task is right, by the rule of `stepjepa.data.tasks`."""
 
@@ -181,10 +122,9 @@ class TaskAnswer(Metric):
         gold, answer = self.pair(generated, row)
         try:
             right = getattr(task_class(row["task"]), self.rule)(row, answer)
-        except KeyError as error:
-            raise DataError(f"the row has no {error}, as rows of a built-in task have (stepjepa.data.tasks)") from None
-        except (ConfigError, TypeError, ValueError) as error:
-            raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({error})") from None
+        except (KeyError, ConfigError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({what})") from None
         return verdict(right, gold, answer, "wrong")
 
 
@@ -281,8 +221,6 @@ class MathAnswer(FinalAnswer):
             return Judgement(0.0, gold, answer, f"longer than {_LONGEST} characters")
         try:
             same, read = self._worker.call(self.time_limit, gold=_boxed(gold), answer=source)
-        except WorkerTimeout:
-            return Judgement(0.0, gold, answer, f"not decided within {self.time_limit:g} s", "unknown")
         except WorkerError as error:
             return Judgement(0.0, gold, answer, f"not decided: {error}", "unknown")
         return verdict(same, gold, read or answer, "another answer")
@@ -368,22 +306,19 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         DataError: labels and texts do not go together.
     """
-    listed = next((row[name] for name in ("choices", "options", "endings") if row.get(name)), None)
-    if listed is None:
-        return {}
-    labels: Any = None
+    listed: Any = []
+    for name in ("choices", "options", "endings"):
+        listed = listed or row.get(name) or []
+    labels: Any = _LETTERS[: len(listed)]
     if isinstance(listed, Mapping):
-        if "text" not in listed:  # {"A": "red", "B": "blue"}
-            return {str(label).strip().upper(): str(text) for label, text in listed.items()}
-        labels, listed = listed.get("label"), listed["text"]
-    if not isinstance(listed, (list, tuple)) or (labels is not None and len(labels) != len(listed)):
+        labels, listed = listed.get("label"), listed.get("text")
+    if not isinstance(listed, (list, tuple)) or labels is None or len(labels) != len(listed):
         raise DataError(
             "the options of a row must be a list of texts, or an object with `text` and `label` of one length"
         )
-    if labels is None and len(listed) > len(_LETTERS):
-        raise DataError(f"more than {len(_LETTERS)} options without labels")
-    names = _LETTERS if labels is None else [str(label).strip().upper() for label in labels]
-    return dict(zip(names, map(str, listed), strict=False))
+    names = [str(label).strip().upper() for label in labels]
+    texts = map(str, listed)
+    return dict(zip(names, texts, strict=True))
 
 
 def _chosen(text: str, options: Mapping[str, str]) -> str | None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from stepjepa.config.gone import replacement
 from stepjepa.config.option import check_fields, option, options_of
-from stepjepa.config.spellings import LEFT
 from stepjepa.config.values import did_you_mean, load_named
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.columns import column_value, listed_columns
@@ -33,8 +33,6 @@ METRICS = {  # where each is in this package, ``module:class``
     "multiple_choice": "answers:MultipleChoice",
     "task": "answers:TaskAnswer",
     "first_step": "answers:FirstStep",
-    "rouge": "answers:Rouge",
-    "bleu": "answers:Bleu",
 }
 MODEL_METRICS = (NLL, CONTENT_NLL, END_NLL)  # read off the model's own probabilities, so not from a generated text
 
@@ -109,10 +107,6 @@ class Metric(ABC):
     def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
         """Score a response; `stopped`: the model ended it by itself. Most metrics score the text alone."""
         return self.score(generated, row)
-
-    def corpus_score(self, generated: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> float | None:
-        """The score of all texts together, 0 to 1, where the metric defines one that is not the mean of the rows'."""
-        return None
 
     def close(self) -> None:
         """End the process that the metric has started, if any."""
@@ -229,8 +223,9 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
     for name in dict.fromkeys(names):
         if name in MODEL_METRICS:
             continue
-        if name in LEFT:
-            raise ConfigError(f"metric {name}: {LEFT[name]}")
+        gone = replacement("metric", name)
+        if gone:
+            raise ConfigError(f"metric {name}: {gone}")
         kind = metric_class(name) if name in METRICS else CustomMetric
         takes = set(options_of(kind)) - {"target"}
         given = {key: value for key, value in options.items() if key in takes}

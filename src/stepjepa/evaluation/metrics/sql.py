@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from stepjepa.config.option import Names, option
 from stepjepa.data.blocks import answer_of
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
-from stepjepa.evaluation.metrics.worker import Worker, WorkerError, WorkerTimeout
+from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _IN_PROMPT = re.compile(r"\bdb_id:\s*\[([^\]\n]+)\]")
 _LONGEST = 20_000  # characters of a query
 _GRACE = 2.0  # seconds for opening, comparing and closing
 
-_TOLERANCE = 1e-6
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock
 _LARGEST_VALUE = 10_000_000  # bytes of a text or blob
 _READING, _FUNCTION = {20, 21, 33}, 31  # SQLITE_READ, SQLITE_SELECT, SQLITE_RECURSIVE; SQLITE_FUNCTION
 # Functions that reach beyond the query, or build values of any size in one step.
 _FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "randomblob", "zeroblob"}
-_TOKENS = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*|\S""", re.DOTALL
-)
+# What is quoted, and comments.
+_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_BRACKETS = re.compile(r"\([^()]*\)")
+_ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,7 @@ class SqlExecution(Metric):
     """Runs both queries on the row's SQLite database and compares the rows they return.
 
     The order of rows counts only where the reference has an ORDER BY of its own (not in a subquery); duplicates count; the
-    order of columns counts, their names do not. 2 and 2.0 are equal, floats to a relative 1e-6, NULL is only NULL.
+    order of columns counts, their names do not. 2 and 2.0 are equal, floats to nine digits, NULL is only NULL.
 
     The database is the file in the row's `db_path`, or the one of its `db_id` in `db_folder` (`db_id/db_id.sqlite`, as
     Spider lays them out, or `db_id.sqlite`); a `db_id:[name]` in the user's message serves as well. It is opened for
@@ -75,17 +75,14 @@ class SqlExecution(Metric):
         limits = {"seconds": self.time_limit, "max_rows": self.max_rows}
         try:
             note, undecided = self._worker.call(2 * self.time_limit + _GRACE, **queries, **limits)
-        except WorkerTimeout:
-            note, undecided = "unknown: the queries took too long", "unknown"
         except WorkerError as error:
             note, undecided = f"unknown: {error}", "unknown"
         return Judgement(float(not note), gold, answer, note, undecided)
 
     def _database(self, row: Mapping[str, Any]) -> Path:
         """The file of a row's database."""
-        folder = Path(self.db_folder or "")
         if row.get("db_path"):
-            files = [folder / str(row["db_path"])]
+            files = [Path(self.db_folder or "") / str(row["db_path"])]
         else:
             name = _database_name(row)
             if self.db_folder is None:
@@ -94,7 +91,7 @@ class SqlExecution(Metric):
                 )
             if Path(name).name != name:
                 raise DataError(f"db_id {name!r} is no name of a database")
-            files = [folder / name / f"{name}.sqlite", folder / f"{name}.sqlite"]
+            files = [Path(self.db_folder, name, f"{name}.sqlite"), Path(self.db_folder, f"{name}.sqlite")]
         for file in files:
             if file.is_file():
                 return file.absolute()
@@ -178,16 +175,11 @@ def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: 
 
 def is_ordered(query: str) -> bool:
     """Whether a query has an ORDER BY outside of all brackets, strings and comments."""
-    depth, before = 0, ""
-    for token in _TOKENS.findall(query):
-        if token in "()":
-            depth += 1 if token == "(" else -1
-        elif token.startswith(("--", "/*")):
-            continue
-        elif depth == 0 and before == "order" and token.lower() == "by":
-            return True
-        before = token.lower() if depth == 0 else ""
-    return False
+    query = _QUOTED.sub(" ", query)
+    brackets = 1
+    while brackets:
+        query, brackets = _BRACKETS.subn(" ", query)
+    return _ORDER.search(query) is not None
 
 
 def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:
@@ -196,26 +188,14 @@ def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], o
             return f"{len(other)} columns instead of {len(row)}"
     if len(gold) != len(answer):
         return f"{len(answer)} rows instead of {len(gold)}"
-    if not ordered:
-        gold = sorted(gold, key=_key)
-        answer = sorted(answer, key=_key)
-    for row, other in zip(gold, answer, strict=True):
-        if not all(map(_same, row, other)):
-            return "other rows, or another order" if ordered else "other rows"
-    return ""
+    rows = [tuple(map(_rounded, row)) for row in gold]
+    others = [tuple(map(_rounded, row)) for row in answer]
+    if ordered:
+        return "" if rows == others else "other rows, or another order"
+    same = Counter(rows) == Counter(others)
+    return "" if same else "other rows"
 
 
-def _key(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Sorts rows that are equal but for rounding next to each other: by what is no number first."""
-    texts = tuple("" if _is_number(cell) else repr(cell) for cell in row)
-    return texts, tuple(float(f"{cell:.9g}") for cell in row if _is_number(cell))
-
-
-def _is_number(cell: Any) -> bool:
-    return isinstance(cell, (int, float))
-
-
-def _same(cell: Any, other: Any) -> bool:
-    if float in (type(cell), type(other)) and _is_number(cell) and _is_number(other):
-        return math.isclose(cell, other, rel_tol=_TOLERANCE, abs_tol=1e-9)
-    return type(cell) is type(other) and cell == other
+def _rounded(cell: Any) -> Any:
+    """A cell without what differs by the order of a sum alone."""
+    return float(f"{cell:.9g}") if isinstance(cell, float) and not cell.is_integer() else cell

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -82,20 +83,13 @@ class Worker(Generic[Result]):
             encoding="utf-8",
             env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
         )
-        trouble = self._exchange(None, _START_SECONDS).get("error")
-        if trouble:
-            raise WorkerError(f"its process did not start: {trouble}")
+        self._exchange(None, _START_SECONDS)
 
     def _exchange(self, call: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
         """Send a call, if there is one, and read a reply."""
-        process, late = self._process, threading.Event()
+        process, deadline = self._process, time.monotonic() + seconds
         assert process is not None and process.stdin is not None and process.stdout is not None
-
-        def stop() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(seconds, stop)
+        timer = threading.Timer(seconds, process.kill)
         timer.start()
         try:
             if call is not None:
@@ -108,7 +102,7 @@ class Worker(Generic[Result]):
             timer.cancel()
         if reply.endswith("\n"):
             return json.loads(reply)
-        if late.is_set():
+        if time.monotonic() >= deadline:
             raise WorkerTimeout(f"no result after {seconds:g} s")
         raise WorkerError("its process ended")
 
@@ -127,21 +121,15 @@ def serve(module: str, name: str, imports: str | None) -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
-    def reply(name: str, value: Any) -> None:
-        print(json.dumps({name: value}), file=replies, flush=True)
-
-    try:
-        function = getattr(importlib.import_module(module), name)
-        importlib.import_module(imports or module)
-        reply("ready", True)
-    except Exception as error:
-        reply("error", f"{type(error).__name__}: {error}")
-        return
+    function = getattr(importlib.import_module(module), name)
+    importlib.import_module(imports or module)
+    print(json.dumps({"value": "ready"}), file=replies, flush=True)
     for line in sys.stdin:
         call = json.loads(line)
         alarm(int(call["seconds"]) + 6)
         try:
-            reply("value", function(**call["arguments"]))
+            reply = json.dumps({"value": function(**call["arguments"])})
         except Exception as error:
-            reply("error", f"{type(error).__name__}: {error}")
+            reply = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        print(reply, file=replies, flush=True)
         alarm(0)
