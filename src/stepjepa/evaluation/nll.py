@@ -115,15 +115,18 @@ class AnswerLikelihood:
             ConfigError: a batch does not fit into memory.
         """
         ends = self.prompter.stop_ids(None)
-        lengths = {index: len(example.trunk) for index, example in self.examples.items()}
-        order = sorted(lengths, key=lambda index: -lengths[index])
+        order = sorted(self.examples, key=self._length, reverse=True)
         for begin in range(0, len(order), self.batch_size):
             batch = order[begin : begin + self.batch_size]
             examples = [self.examples[index] for index in batch]
             message = f"out of memory with {len(batch)} chats at once; lower --{_NAME.batch_size}"
             with saying_out_of_memory(message):
                 losses = answer_losses(self.model, examples, self.vocabulary, ends)
-            yield [AnswerLoss(index, *loss) for index, loss in zip(batch, losses, strict=True)]
+            numbered = zip(batch, losses, strict=True)
+            yield [AnswerLoss(index, *loss) for index, loss in numbered]
+
+    def _length(self, index: int) -> int:
+        return len(self.examples[index].trunk)
 
 
 def answer_losses(
