@@ -22,6 +22,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.options import StepsOptions
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.errors import ConfigError
+from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.study.spec import ProblemRows
 from stepjepa.training.config import JEPAConfig, check_arguments
 from stepjepa.training.options import RunOptions, inherited_names
@@ -270,7 +271,7 @@ def test_the_names_of_training_arguments_are_known_without_their_library():
 
 
 # Values that an option no longer takes are answered with what replaces them, as a flag and from Python.
-TAKERS = (PrepareOptions, StepsOptions, AnalyzeOptions, ProblemRows)
+TAKERS = (PrepareOptions, StepsOptions, AnalyzeOptions, EvaluateOptions, ProblemRows)
 CASES = [
     (kind, option, value) for kind in TAKERS for option in GONE if option in options_of(kind) for value in GONE[option]
 ]
