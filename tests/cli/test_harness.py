@@ -11,7 +11,7 @@ from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from support.answers import SYSTEM, TEST, TRAIN, harness_stand_in
-from support.rows import write
+from support.rows import lines, write
 from support.runs import printed
 
 
@@ -99,9 +99,16 @@ def test_mistakes(home, capsys, monkeypatch, flags, said):
 
 
 @pytest.mark.long
-def test_lm_eval_itself_asks_as_we_do(home, capsys):
+def test_lm_eval_itself_asks_as_we_do(home, capsys, monkeypatch):
     """Tasks of one's own, no network: an adapter, whose generated answers are those of an evaluation of the same rows."""
-    pytest.importorskip("lm_eval")
+    HFLM = pytest.importorskip("lm_eval.models.huggingface").HFLM
+    generate, answers = HFLM.generate_until, []
+
+    def generate_until(self, requests, **more):
+        answers.extend(generate(self, requests, **more))
+        return answers
+
+    monkeypatch.setattr(HFLM, "generate_until", generate_until)
     train = f"--train_file {write(home / 'train.jsonl', TRAIN)} --step_jepa --batch_size 8 --disable_tqdm true"
     words = [*train.split(), "--save_strategy", "no", "--system_prompt", SYSTEM]
     run = "--model_name tiny --learning_rate 3e-3 --max_steps 40 --output_dir run"
@@ -120,6 +127,10 @@ def test_lm_eval_itself_asks_as_we_do(home, capsys):
     for task in (sums, choice):
         (home / "tasks" / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))
     evaluate(capsys, "adapter", "--harness", "own_*", "--harness_include", "tasks", "--max_examples", "5")
+    evaluate(capsys, "adapter", data, "--metric", "exact", "--max_new_tokens", "24", "--max_examples", "5")
+    rows = lines(home / "adapter" / "evaluation-rows" / "predictions.jsonl")
+    assert len(rows) == 5 and len(set(answers)) > 1
+    assert answers == [row["generated_response"] for row in rows]
     metrics = json.loads((home / "adapter" / "evaluation-own_" / "metrics.json").read_text())["metrics"]
     assert set(metrics) == {"own_choice acc", "own_choice acc_norm", "own_sums exact_match"}
     assert metrics["own_choice acc"]["n"] == 5 and metrics["own_choice acc"]["stderr"] > 0
