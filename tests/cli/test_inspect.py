@@ -114,7 +114,6 @@ def inspect(capsys, monkeypatch, file):
         ("--step_jepa --jepa_ratio 0.000001", {}, ["leaves this row out"]),
         ("--step_jepa --system_prompt Add.", {"trunk: system": "Add."}, []),
         ("--step_pairs all", {}, ["--step_pairs has no effect with objective llm_jepa"]),
-        ("--step_jepa --overwrite", {}, ["--overwrite has no effect without --png or --html"]),
     ],
 )
 def test_a_row(inspect, options, drawn, said):

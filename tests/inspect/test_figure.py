@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.figure import row_figure, save_figure, spread
+from stepjepa.inspect.figure import row_figure, save_figure
 from stepjepa.inspect.record import KINDS
 from support.colours import assert_told_apart
 from support.pages import stepped_example
@@ -21,14 +21,6 @@ def texts_of(figure):
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
 
 
-def test_spread():
-    assert spread([5, 20, 40], 4, 0, 100) == [5, 20, 40]
-    assert spread([5, 6, 7], 4, 0, 100) == [5, 9, 13]
-    assert spread([97, 98, 99], 4, 0, 100) == [92, 96, 100]
-    assert spread([-3], 4, 2, 100) == [2]
-    assert spread([], 4, 0, 100) == []
-
-
 def made_up(texts=str, length=15, pairs=1, **form):
     return row_record(stepped_example(length, pairs), 2, texts, vocabulary=97, **form)
 
@@ -36,7 +28,7 @@ def made_up(texts=str, length=15, pairs=1, **form):
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_row_in_every_form(tmp_path, inline):
     figure = row_figure(made_up(inline=inline), "a $title_{")
-    texts = texts_of(figure)
+    texts = [text.strip() for text in texts_of(figure)]
     assert any(text.startswith("a $title_{: ") for text in texts)
     assert {"source 1", "target 1", "answer"} <= set(texts)
     assert ("branch 1" in texts) == (not inline)

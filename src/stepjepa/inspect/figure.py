@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -128,37 +127,15 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
 
 
 def _side_labels(axes: Axes, labels: list[tuple[float, str, str]], size: int, edge: float, ha: str) -> None:
-    """Labels (row, text, colour) next to the mask that do not touch, with lines to their rows; some where not all have
-    room."""
+    """Labels (row, text, colour) next to the mask; one that would touch the last is left out."""
     distance = _LABEL / _MASK * size
-    kept = labels[:: 1 + int(len(labels) * distance / size)]
-    places = spread([row for row, _, _ in kept], distance, 0.5 * distance, size - 0.5 * distance)
-    text_edge = edge + (0.05 if ha == "left" else -0.05) * size
-    for (row, text, colour), place in zip(kept, places, strict=True):
-        axes.annotate(
-            written(text),
-            (edge, row),
-            xytext=(text_edge, place),
-            fontsize=_SMALL,
-            ha=ha,
-            va="center",
-            color=colour,
-            annotation_clip=False,
-            parse_math=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0},
-        )
-
-
-def spread(places: Sequence[float], distance: float, low: float, high: float) -> list[float]:
-    """Ascending places at least `distance` from each other, close to the given ones, within [low, high] if there is room."""
-    moved = list[float]()
-    for place in places:
-        moved.append(max(place, low))
-        low = moved[-1] + distance
-    for index in reversed(range(len(moved))):
-        moved[index] = min(moved[index], high)
-        high = moved[index] - distance
-    return moved
+    free = 0.0
+    for row, text, colour in labels:
+        if row >= free:
+            axes.text(
+                edge, row, f" {written(text)} ", fontsize=_SMALL, ha=ha, va="center", color=colour, parse_math=False
+            )
+            free = row + distance
 
 
 # The series of a figure and of the report's page: their colours differ under deuteranopia too, their lines in the dashes.

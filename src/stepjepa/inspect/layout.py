@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.tokens import byte_letters
 from stepjepa.data.types import Example, Pair, Read
 from stepjepa.forest.layout import Forest, build_forest, build_inline
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Views
@@ -185,18 +184,17 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
-    r"""A function from a token id to its text; bytes that are no complete character are written ``\xf0``."""
-    letters = byte_letters()  # of byte-level tokenizers
+    """A function from a token id to its text; of bytes that are no complete character, as the vocabulary writes them."""
 
     def text(index: int) -> str:
         piece = tokenizer.convert_ids_to_tokens(index)
         if piece is None:
             return f"<id {index}>"
         decoded = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        if "\ufffd" in decoded and all(letter in letters for letter in piece):
-            return "".join(f"\\x{letters[c]:02x}" if letters[c] > 126 else chr(letters[c]) for c in piece)
+        if decoded == "" or "\ufffd" in decoded:
+            return str(piece)
         if str(piece).startswith("\u2581") and not decoded.startswith(" "):
             return f" {decoded}"  # SentencePiece's decoder drops the first space of a text
-        return str(piece) if decoded == "" or "\ufffd" in decoded else decoded
+        return decoded
 
     return text

@@ -27,7 +27,7 @@ from stepjepa.data.token_rows import stream_content
 from stepjepa.errors import RowError, attempted
 from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
-from stepjepa.utils.parallel import mapped, twice
+from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, printable
 
 _SHOWN_CHARACTERS = 400
@@ -203,22 +203,21 @@ class TextStatistics(RowCounts):
 
 
 def _listed(counts: Counter[str]) -> str:
-    parts = [f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_ORDERS)]
-    if len(counts) > _MOST_ORDERS:
-        parts.append(f"and {len(counts) - _MOST_ORDERS:,} other kinds")
-    return "; ".join(parts)
+    return "; ".join(f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_ORDERS))
 
 
 class Chunk(NamedTuple):
     """What is counted in a chunk of rows.
 
     Attributes:
+        numbers: of the rows.
         texts: statistics of the chunk.
         questions: the hash of each row's question, None where there is none.
         encoded: the examples of the rows; None without an encoder.
         longest: tokens of the longest chat before any cut; 0 for plain text.
     """
 
+    numbers: list[int]
     texts: TextStatistics
     questions: list[int | None]
     encoded: Encoded | None
@@ -238,8 +237,10 @@ class _Counter:
     options: EncodeOptions
     encoder: RowEncoder | None = None
 
-    def __call__(self, rows: Sequence[PlacedRow]) -> Chunk:
-        """Count a chunk; with `strict_data` a DataError for an unusable row."""
+    def __call__(self, numbered: Sequence[tuple[int, PlacedRow]]) -> Chunk:
+        """Count a chunk of rows with their numbers; with `strict_data` a DataError for an unusable row."""
+        numbers = [number for number, _ in numbered]
+        rows = [row for _, row in numbered]
         texts = deepcopy(self.empty)
         is_text = [texts.plain_text and is_stream(row) for _, row in rows]
         chat_rows = [row for (_, row), text in zip(rows, is_text, strict=True) if not text]
@@ -261,9 +262,9 @@ class _Counter:
         texts.rows_read = len(rows)
         texts.rows_usable = len(rows) - texts.rows_skipped.total()
         if self.encoder is None:
-            return Chunk(texts, questions, None, 0)
+            return Chunk(numbers, texts, questions, None, 0)
         encoded = self.encoder(rows, chats)
-        return Chunk(texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
+        return Chunk(numbers, texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
 
     def _count_chat(self, texts: TextStatistics, place: str, chat: CheckedChat | RowError) -> int | None:
         """Count a chat; the hash of its question. Raises the RowError that it is, or has instead of its steps."""
@@ -348,14 +349,13 @@ class TextReader:
         Raises:
             DataError: the source is broken or without a usable row, or with ``strict_data`` the first bad row.
         """
-        rows, texts, numbered = self.rows, self.texts, iter(self.rows)
-        ahead, chunks = twice(iter(lambda: list(islice(numbered, CHUNK_ROWS)), []))
-        placed = ([(rows.place(number), row) for number, row in chunk] for chunk in ahead)
-        results = mapped(replace(self._counter, encoder=encoder), placed, processes, "num_proc")
-        for result, chunk in zip(results, chunks, strict=False):
+        rows, texts = self.rows, self.texts
+        placed = ((number, (rows.place(number), row)) for number, row in rows)
+        chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
+        for result in mapped(replace(self._counter, encoder=encoder), chunks, processes, "num_proc"):
             texts.samples = texts.samples or result.texts.samples
             texts.add(result.texts)
-            for (number, _), question in zip(chunk, result.questions, strict=True):
+            for number, question in zip(result.numbers, result.questions, strict=True):
                 if question is None:
                     continue
                 earlier = self._first.setdefault(question, number)

@@ -149,8 +149,6 @@ def inspect(
     record, row_notes = shown_row(source, row, encoder, method, given.seed)
 
     notes = [str(unread) for unread in without_effect(method, options)]
-    if given.overwrite and not files:
-        notes.append(f"--{_NAME.overwrite} has no effect without --{_NAME.png} or --{_NAME.html}")
     view = RowView(f"row {row} ({place}), {summary(method)}", record, [*notes, *row_notes])
     for file in files:
         view.save(file, given.overwrite)
