@@ -237,7 +237,7 @@ def test_hostile_text(inspect, tmp_path):
         ("--chat_template no.jinja", "no.jinja"),
         ("--png row.jpg", "must end in .png"),
         ("--html page", "must end in .html or .htm"),
-        ("--html {folder}/folder.html", "is a folder"),
+        ("--html {folder}/folder.html", "exists; choose another name"),
         ("--html {folder}/file/page.html", "cannot be written"),
     ],
 )

@@ -74,13 +74,13 @@ def test_plain_text_is_no_chat_and_no_error():
     source = [{"text": "One and\ntwo."}, {"text": " "}, {"input_ids": [5, 6, 7]}, {"text": 3}, {"input_ids": [-1]}]
     report = check_format([*source, {"question": "q", "answer": BLANK}, {"text": "Three."}])
     assert (report.plain_text, report.rows_read, report.rows_usable) == (True, 7, 4)
-    assert (report.streams, report.chats) == ({"Plain text": 2, "Token ids": 1}, 1)
+    assert (report.streams, report.chats) == (3, 1)
     assert report.rows_skipped == {"nothing_to_learn": 1, "content_not_text": 1, "unknown_token": 1}
     assert [sample.texts["Text"] for sample in report.samples] == ["One and\ntwo."]
     objectives = "regular or split or next_latent or multi_token or future_summary"
     assert report.verdict.startswith(f"plain text: train with --objective {objectives}")
     lines = report.lines()
-    assert "  Plain text: 2 rows" in lines and "  Token ids: 1 row" in lines
+    assert "  Plain text: 3 rows" in lines
     assert "    two." in lines
     assert not any("steps" in line for line in lines)
     assert json.loads(json.dumps(report.to_dict()))["ready_for_step_jepa"] is False

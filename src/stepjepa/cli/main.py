@@ -47,9 +47,8 @@ class Command(NamedTuple):
         summary: a line for the list of commands.
         options: module and class of its options.
         help: usage, what it does, and an example, in paragraphs.
-        positional: options that free words fill.
-        required: options without which it is refused, by their names as arguments of the function.
-        arguments: options that the function has under other names.
+        positional: the options that free words fill, in this order, out of the names of all.
+        required: whether all of these must be given.
         kept: what an interruption leaves, of commands that resume.
         record: the result as plain values, for ``--json``.
     """
@@ -57,156 +56,200 @@ class Command(NamedTuple):
     summary: str
     options: str
     help: str
-    positional: tuple[str, ...] = ("file",)
-    required: tuple[str, ...] = ()
-    arguments: dict[str, str] = {}
+    positional: Callable[[Names], tuple[str, ...]] = lambda option: (option.file,)
+    required: bool = False
     kept: str = ""
     record: Callable[[Any], object] = asdict
 
 
-_DATA = {"file": "data", "model_name": "tokenizer"}
-COMMANDS = {
-    "train": Command(
-        "fine-tune or pre-train a model, with or without a JEPA objective",
-        "training.options:RunOptions",
-        """stepjepa train FILE
+COMMANDS: dict[str, Command] = {}
 
-        Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone.
 
-        example: stepjepa train data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run""",
-        ("train_file",),
-    ),
-    "demo": Command(
-        "train a small model on built-in data and compare (no network, minutes)",
-        "study.demo:DemoOptions",
-        """stepjepa demo
+def _command(summary: str, options: str, **more: Any) -> Callable[[Callable[[], None]], None]:
+    """Add a command under the name of a function, whose docstring is its help."""
 
-        Train a small model with and without the JEPA objective on a built-in task, and compare: a study that ends with its
-        report.
+    def add(described: Callable[[], None]) -> None:
+        COMMANDS[described.__name__] = Command(summary, options, described.__doc__ or "", **more)
 
-        example: stepjepa demo --output_dir runs/demo --seed 1""",
-        (),
-    ),
-    "prepare": Command(
-        "turn raw questions and answers into chat rows with steps",
-        "data.prepare:PrepareOptions",
-        """stepjepa prepare INPUT
+    return add
 
-        Turn raw questions and answers (GSM8K, generated responses, any columns) into chat rows with steps, which
-        stepjepa train reads.
 
-        example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05""",
-        required=("file",),
-    ),
-    "check": Command(
-        "read a data file and report what training would do with it",
-        "inspect.check:CheckOptions",
-        """stepjepa check FILE
+@_command(
+    "fine-tune or pre-train a model, with or without a JEPA objective",
+    "training.options:RunOptions",
+    positional=lambda option: (option.train_file,),
+)
+def train() -> None:
+    """stepjepa train FILE
 
-        Check roles, texts and steps of a data file, and list unusable rows and warnings. With --model_name also report what
-        a model will see of it: pairs, lengths, truncation.
+    Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone.
 
-        example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl""",
-        required=("data",),
-        arguments=_DATA,
-        record=methodcaller("to_dict"),
-    ),
-    "inspect": Command(
-        "show one training row: tokens, views, predictors, who sees whom",
-        "inspect.view:InspectOptions",
-        """stepjepa inspect FILE
+    example: stepjepa train data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run
+    """
 
-        Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The options of training
-        mean what they mean for stepjepa train.
 
-        example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2""",
-        required=("data",),
-        arguments=_DATA,
-    ),
-    "study": Command(
-        "arms over paired seeds with controls, at equal examples and compute; a table",
-        "study.spec:StudyOptions",
-        """stepjepa study FILE
+@_command(
+    "train a small model on built-in data and compare (no network, minutes)",
+    "study.demo:DemoOptions",
+    positional=lambda option: (),
+)
+def demo() -> None:
+    """stepjepa demo
 
-        Train the arms of a study over paired seeds, with shuffled and random targets as controls, at equal examples and at
-        equal compute; choose hyper-parameters on the validation split, score the test split once, and say what is
-        established. Started again, a study resumes where it stopped.
+    Train a small model with and without the JEPA objective on a built-in task, and compare: a study that ends with its
+    report.
 
-        example: stepjepa study study.yaml --jobs 2; docs/study.md describes the file""",
-        kept="every stage that is done is kept",
-    ),
-    "generate": Command(
-        "solutions from a stronger model, kept where the answer is right",
-        "generation.options:GenerateOptions",
-        """stepjepa generate FILE
+    example: stepjepa demo --output_dir runs/demo --seed 1
+    """
 
-        Let a model solve the questions of a file, and keep the responses whose final answer is right. What is unsolved is
-        asked again, --attempts times in all.
 
-        example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl""",
-        kept="what is done is kept",
-    ),
-    "evaluate": Command(
-        "let a model answer the questions of a file, and score the answers",
-        "evaluation.options:EvaluateOptions",
-        """stepjepa evaluate RUN TEST_FILE
+@_command("turn raw questions and answers into chat rows with steps", "data.prepare:PrepareOptions", required=True)
+def prepare() -> None:
+    """stepjepa prepare INPUT
 
-        Let a model answer the questions of a file, and score the answers. Interrupted, the same command resumes. With
-        --analyze, look into the predictions of one evaluation, or compare those of two.
+    Turn raw questions and answers (GSM8K, generated responses, any columns) into chat rows with steps, which
+    stepjepa train reads.
 
-        example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze
-        runs/a/evaluation-test/predictions.jsonl""",
-        ("model_name", "test_file"),
-        kept="what is done is kept",
-        record=attrgetter("record"),
-    ),
-    "analyze": Command(
-        "where source and target views are in a model: numbers, figures, collapse",
-        "analysis.options:AnalyzeOptions",
-        """stepjepa analyze FILE --models RUN_A RUN_B
+    example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05
+    """
 
-        Where are source and target views? Hidden states of both views in one or more models, as training reads them; matched
-        against shuffled pairs, retrieval, ranks, by layer and step; signs of collapse. The options of training mean
-        what they mean for stepjepa train. docs/geometry.md explains the numbers.
 
-        example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa""",
-    ),
-    "export": Command(
-        "write a checkpoint as a final model: plain, LoRA merged or as an adapter",
-        "modeling.options:ExportOptions",
-        """stepjepa export CHECKPOINT OUT
+@_command(
+    "read a data file and report what training would do with it",
+    "inspect.check:CheckOptions",
+    required=True,
+    record=methodcaller("to_dict"),
+)
+def check() -> None:
+    """stepjepa check FILE
 
-        Write a checkpoint as the final model of its run: plain Hugging Face form, vocabulary and tokenizer as they came,
-        LoRA merged or as an adapter, the predictors in predictors.safetensors next to it.
+    Check roles, texts and steps of a data file, and list unusable rows and warnings. With --model_name also report what
+    a model will see of it: pairs, lengths, truncation.
 
-        example: stepjepa export runs/step_jepa/checkpoint-500 exported --merge_lora true""",
-        ("checkpoint", "output_dir"),
-        required=("checkpoint", "output_dir"),
-    ),
-    "doctor": Command(
-        "what is exact on this machine, its speed and memory, and the flags to take",
-        "training.options:DoctorOptions",
-        """stepjepa doctor
+    example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl
+    """
 
-        What this machine can do, to run first and to add to a bug report: versions and devices; for every attention and
-        dtype whether it is exact, the time and memory of a training step; the flags to take. Nothing is kept.
 
-        example: stepjepa doctor --model_name mini --data train.jsonl""",
-        (),
-    ),
-    "report": Command(
-        "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
-        "report.run:ReportOptions",
-        """stepjepa report RUN_OR_STUDY [RUN ...]
+@_command(
+    "show one training row: tokens, views, predictors, who sees whom", "inspect.view:InspectOptions", required=True
+)
+def inspect() -> None:
+    """stepjepa inspect FILE
 
-        Write one HTML page that needs no network: accuracies with paired differences, the curves of both losses, signs of
-        collapse, answers side by side, the settings that differ, the tables of a study. Several runs are compared side by
-        side.
+    Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The options of training
+    mean what they mean for stepjepa train.
 
-        example: stepjepa report runs/regular runs/step_jepa --output_file report.html""",
-        ("folders",),
-    ),
-}
+    example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2
+    """
+
+
+@_command(
+    "arms over paired seeds with controls, at equal examples and compute; a table",
+    "study.spec:StudyOptions",
+    kept="every stage that is done is kept",
+)
+def study() -> None:
+    """stepjepa study FILE
+
+    Train the arms of a study over paired seeds, with shuffled and random targets as controls, at equal examples and at
+    equal compute; choose hyper-parameters on the validation split, score the test split once, and say what is
+    established. Started again, a study resumes where it stopped.
+
+    example: stepjepa study study.yaml --jobs 2; docs/study.md describes the file
+    """
+
+
+@_command(
+    "solutions from a stronger model, kept where the answer is right",
+    "generation.options:GenerateOptions",
+    kept="what is done is kept",
+)
+def generate() -> None:
+    """stepjepa generate FILE
+
+    Let a model solve the questions of a file, and keep the responses whose final answer is right. What is unsolved is
+    asked again, --attempts times in all.
+
+    example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl
+    """
+
+
+@_command(
+    "let a model answer the questions of a file, and score the answers",
+    "evaluation.options:EvaluateOptions",
+    positional=lambda option: (option.model_name, option.test_file),
+    kept="what is done is kept",
+    record=attrgetter("record"),
+)
+def evaluate() -> None:
+    """stepjepa evaluate RUN TEST_FILE
+
+    Let a model answer the questions of a file, and score the answers. Interrupted, the same command resumes. With
+    --analyze, look into the predictions of one evaluation, or compare those of two.
+
+    example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze
+    runs/a/evaluation-test/predictions.jsonl
+    """
+
+
+@_command("where source and target views are in a model: numbers, figures, collapse", "analysis.options:AnalyzeOptions")
+def analyze() -> None:
+    """stepjepa analyze FILE --models RUN_A RUN_B
+
+    Where are source and target views? Hidden states of both views in one or more models, as training reads them; matched
+    against shuffled pairs, retrieval, ranks, by layer and step; signs of collapse. The options of training mean
+    what they mean for stepjepa train. docs/geometry.md explains the numbers.
+
+    example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa
+    """
+
+
+@_command(
+    "write a checkpoint as a final model: plain, LoRA merged or as an adapter",
+    "modeling.options:ExportOptions",
+    positional=lambda option: (option.checkpoint, option.output_dir),
+    required=True,
+)
+def export() -> None:
+    """stepjepa export CHECKPOINT OUT
+
+    Write a checkpoint as the final model of its run: plain Hugging Face form, vocabulary and tokenizer as they came,
+    LoRA merged or as an adapter, the predictors in predictors.safetensors next to it.
+
+    example: stepjepa export runs/step_jepa/checkpoint-500 exported --merge_lora true
+    """
+
+
+@_command(
+    "what is exact on this machine, its speed and memory, and the flags to take",
+    "training.options:DoctorOptions",
+    positional=lambda option: (),
+)
+def doctor() -> None:
+    """stepjepa doctor
+
+    What this machine can do, to run first and to add to a bug report: versions and devices; for every attention and
+    dtype whether it is exact, the time and memory of a training step; the flags to take. Nothing is kept.
+
+    example: stepjepa doctor --model_name mini --data train.jsonl
+    """
+
+
+@_command(
+    "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
+    "report.run:ReportOptions",
+    positional=lambda option: (option.folders,),
+)
+def report() -> None:
+    """stepjepa report RUN_OR_STUDY [RUN ...]
+
+    Write one HTML page that needs no network: accuracies with paired differences, the curves of both losses, signs of
+    collapse, answers side by side, the settings that differ, the tables of a study. Several runs are compared side by
+    side.
+
+    example: stepjepa report runs/regular runs/step_jepa --output_file report.html
+    """
+
 
 # What other programs call the same.
 WORDS_FOR = {"sft": "train", "finetune": "train", "fine-tune": "train", "pretrain": "train"}
@@ -305,18 +348,17 @@ def run(name: str, argv: list[str]) -> int:
     command = COMMANDS[name]
     module, _, kind = command.options.partition(":")
     options = getattr(import_module(f"stepjepa.{module}"), kind)
-    parser = StrictParser((options,), command.help, aliases=published(options), positional=command.positional)
+    positional = command.positional(Names(options))
+    parser = StrictParser((options,), command.help, aliases=published(options), positional=positional)
     values = parser.values(argv)
     as_json = values.pop("json", False)
-    values = {command.arguments.get(option, option): value for option, value in values.items()}
-    for argument in command.required:
-        if not values.get(argument):
-            raise ConfigError(f"an argument is missing; write: {parser.prog}")
+    if command.required and not all(values.get(option) for option in positional):
+        raise ConfigError(f"an argument is missing; write: {parser.prog}")
     if name == "evaluate" and "analyze" in values:
         return _compare(options, values, as_json)
 
     with ending(name, command.kept) if command.kept else contextlib.nullcontext():
-        result = _result(name, values)
+        result = _result(name, options, values)
     if as_json:
         print_json(command.record(result))
     elif name == "study" and values.get("recipes"):
@@ -339,8 +381,13 @@ def _compare(options: Any, values: dict[str, Any], as_json: bool) -> int:
     return 0
 
 
-def _result(name: str, values: dict[str, Any]) -> Any:
+def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
     """What a command's function gives."""
+    function = getattr(api, name)
+    if name in ("check", "inspect"):
+        option = Names(options)
+        data, tokenizer = values.pop(option.file), values.pop(option.model_name, options.model_name)
+        return function(data, tokenizer, **values)
     if name == "export":
         from transformers.utils.logging import disable_progress_bar
 
@@ -348,8 +395,8 @@ def _result(name: str, values: dict[str, Any]) -> Any:
 
         disable_progress_bar()
         with quiet():
-            return api.export(**values)
-    return getattr(api, name)(**values)
+            return function(**values)
+    return function(**values)
 
 
 def _train(argv: list[str]) -> int:
@@ -395,7 +442,7 @@ def _train_parser(*options: type) -> StrictParser:
         options,
         command.help,
         aliases=published(*options),
-        positional=command.positional,
+        positional=command.positional(Names(*options)),
         headings=(*first, "semantic tube", "looking ahead", "data", "lora", "output", COMMON),
         others=(*PUBLISHED, *inherited_names()),
     )

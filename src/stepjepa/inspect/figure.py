@@ -41,7 +41,8 @@ def row_figure(record: RowRecord, title: str = "") -> Figure:
         ConfigError: matplotlib is not installed.
     """
     kinds = [meaning for name, meaning in KINDS.items() if name in record.kinds]
-    lines = textwrap.wrap(written(f"{title}: {record.counts}".removeprefix(": ")), 104)
+    heading = escaped(f"{title}: {record.counts}".removeprefix(": "))
+    lines = textwrap.wrap(heading.encode("ascii", "backslashreplace").decode(), 104)  # the font has few other letters
     # All places are in inches from the top, until they are divided by the height.
     top = 0.6 + 0.17 * len(lines)
     height = top + _MASK + 0.5 + 0.1 * len(kinds)
@@ -80,16 +81,6 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) ->
     with library("matplotlib", "analysis").rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
         figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
     write_page(memory.getvalue(), path)
-
-
-def written(text: str) -> str:
-    """`text` in letters that the figure's font has; others, and what is not printable, as escapes."""
-    manager = library("matplotlib.font_manager", "analysis")
-    font = manager.get_font(manager.findfont(manager.FontProperties()))
-    return "".join(
-        letter if font.get_char_index(ord(letter)) else letter.encode("unicode_escape").decode()
-        for letter in escaped(text)
-    )
 
 
 def _draw_mask(axes: Axes, record: RowRecord) -> None:
@@ -133,7 +124,7 @@ def _side_labels(axes: Axes, labels: list[tuple[float, str, str]], size: int, ed
     for row, text, colour in labels:
         if row >= free:
             axes.text(
-                edge, row, f" {written(text)} ", fontsize=_SMALL, ha=ha, va="center", color=colour, parse_math=False
+                edge, row, f" {escaped(text)} ", fontsize=_SMALL, ha=ha, va="center", color=colour, parse_math=False
             )
             free = row + distance
 

@@ -220,14 +220,17 @@ class RowRecord:
     @cached_property
     def counts(self) -> str:
         """How many tokens of which kind the row has, and how many pairs."""
-        trunk = sum(name.startswith("trunk: ") for name in self.names)
-        parts = [f"{trunk} on the trunk ({int(self.labelled.sum())} labelled)"]
+        trunk = [name for name in self.names if name.startswith("trunk: ")]
+        labelled = int(self.labelled.sum())
+        parts = [f"{len(trunk)} on the trunk ({labelled} labelled)"]
         places = {"predictor": "of predictors", "source": "in sources of their own", "target": "in isolated targets"}
         for kind, where in places.items():
             number = self.kinds.count(kind)
             if number:
                 parts.append(f"{number} {where}")
-        return f"{len(self)} tokens: {', '.join(parts)}; {counted(len(self.pairs), 'pair')}"
+        tokens = ", ".join(parts)
+        pairs = counted(len(self.pairs), "pair")
+        return f"{len(self)} tokens: {tokens}; {pairs}"
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -237,11 +240,14 @@ class RowRecord:
         for title, words in (("trunk", "trunk: predictors"), ("sources", "branch source"), ("targets", "target")):
             free: list[int] = []  # of each lane of the group, the first free position
             for number, (start, stop) in enumerate(self.sections):
-                if self.names[start].split()[0] not in words.split():
+                kind = self.names[start].split()[0]
+                if kind not in words.split():
                     continue
-                open_lanes = (lane for lane, position in enumerate(free) if position <= self.positions[start])
+                begin = int(self.positions[start])
+                end = int(self.positions[stop - 1]) + 1
+                open_lanes = (lane for lane, position in enumerate(free) if position <= begin)
                 lane = next(open_lanes, len(free))
-                free[lane : lane + 1] = [int(self.positions[stop - 1]) + 1]
+                free[lane : lane + 1] = [end]
                 of_section[number] = len(names) + lane
             names += [title] * len(free)
         return Lanes(tuple(of_section), tuple(names), int(self.positions.max()) + 1)

@@ -99,7 +99,7 @@ class TextStatistics(RowCounts):
         step_counts: steps -> usable chats; of a row with several answers the one with the most steps counts.
         rows_with_question: usable chats with a text of the user.
         pairs_first, pairs_all: pairs that ``step_pairs`` first and all would make.
-        streams: "Plain text", "Token ids" -> usable rows that are no chats.
+        streams: usable rows of plain text or token ids.
         steps: where the steps come from.
         repeats: rows that ask what an earlier one asks (`prepare.rows.question_key`: letter case and white space aside).
         first_repeat: places of the first such row and of the one that it repeats; () where there is none.
@@ -116,7 +116,7 @@ class TextStatistics(RowCounts):
     rows_with_question: int = 0
     pairs_first: int = 0
     pairs_all: int = 0
-    streams: Counter[str] = field(default_factory=Counter)
+    streams: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
     repeats: int = 0
     first_repeat: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class TextStatistics(RowCounts):
     @property
     def chats(self) -> int:
         """Usable rows that are chats."""
-        return self.rows_usable - self.streams.total()
+        return self.rows_usable - self.streams
 
     @property
     def rows_with_steps(self) -> int:
@@ -173,7 +173,8 @@ class TextStatistics(RowCounts):
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
         lines += [f"    {printable(line)}" for line in self.skipped_lines()]
         lines += [f"  {line}" for line in self.other_lines()]
-        lines += [f"  {name}: {counted(rows, 'row')}" for name, rows in self.streams.items()]
+        if self.streams:
+            lines.append(f"  Plain text: {counted(self.streams, 'row')}")
         if self.chats:
             lines.append(f"  Roles: {_listed(self.role_orders)}")
         for sample in self.samples:
@@ -296,7 +297,7 @@ class _Counter:
         """Count a row of plain text; the hash of its text. RowError if it cannot be used."""
         text = _asked(row, True, None)
         texts.see_left_over(left_over(row, ()))
-        texts.streams["Plain text" if row.get("input_ids") is None else "Token ids"] += 1
+        texts.streams += 1
         texts.samples = texts.samples or [RowSample(place, (), {"Text": _cut(text)})]
         return _hashed(text)
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Literal
 
 import numpy as np
-from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from stepjepa.inspect.record import KINDS, RowRecord, edges_of, evenly, stretch, token_label
@@ -27,7 +27,7 @@ from stepjepa.utils.text import counted, escaped
 _FAINT = "dim"
 _BAR = "\u2502"  # between tokens
 _BLOCKS = " \u2580\u2584\u2588"  # nothing, upper half, lower half, both
-_NARROWEST = 20  # columns for tokens, and for the mask, at least
+_NARROWEST = 20  # columns for the mask at least
 _MOST_PAIRS = 12  # that are written out
 
 
@@ -46,45 +46,33 @@ def draw(record: RowRecord, console: Console, title: str = "", notes: Sequence[s
     for name, kind in KINDS.items():
         if name in record.kinds:
             console.print(Text(f"  {kind.letter} {kind.meaning}", style=kind.style))
-    width = console.width
-    for lines in (token_lines(record, width), _loss_lines(record), _pair_lines(record), mask_lines(record, width)):
+    console.print()
+    console.print(_tokens(record))
+    for lines in (_loss_lines(record), _pair_lines(record), mask_lines(record, console.width)):
         console.print()
         for line in lines:
-            # Drawn lines are filled to the width; a single token may be wider.
+            # Lines of the mask are filled to the width.
             console.print(line, soft_wrap=bool(line.no_wrap))
 
 
-def token_lines(record: RowRecord, width: int) -> Iterator[Text]:
-    """The tokens, section by section, with the row index and the position of each line's first token.
-
-    A line has at most `width` cells; a token that is wider has a line of its own.
-    """
-    names = [escaped(record.names[start]) for start, _ in record.sections]
-    column = max(map(len, [*names, "segment"]))
-    room = max(width - column - 19, _NARROWEST)
-    yield Text(f"{'segment':<{column}}  index  position  tokens", style=_FAINT)
-    for (start, stop), name in zip(record.sections, names, strict=True):
+def _tokens(record: RowRecord) -> Table:
+    """The tokens, section by section, with the index in the row and the position of the section's first token."""
+    table = Table(box=None, pad_edge=False, header_style=_FAINT, padding=(0, 2, 0, 0))
+    table.add_column("segment", no_wrap=True)
+    table.add_column("index", justify="right", no_wrap=True, style=_FAINT)
+    table.add_column("position", justify="right", no_wrap=True, style=_FAINT)
+    table.add_column("tokens", overflow="fold")
+    for start, stop in record.sections:
         line = Text()
-        used = room + 1  # cells of the line; the first token begins a new one
         for index in range(start, stop):
-            style = KINDS[record.kinds[index]].style
-            label = token_label(record.texts[index])
-            tags = record.tags.get(index)
-            tag = f" \u00ab{'; '.join(tags)}\u00bb" if tags else ""
-            needed = cell_len(label) + cell_len(tag) + 1
-            if used and used + needed > room:
-                if index > start:
-                    yield line
-                line, used = Text(no_wrap=True), 0
-                first = name if index == start else ""
-                line.append(f"{first:<{column}}  ", style=KINDS[record.kinds[start]].style)
-                line.append(f"{index:>5}  {record.positions[index]:>8}  ", style=_FAINT)
-            else:
+            if index > start:
                 line.append(_BAR, style=_FAINT)
-            line.append(label, style=style)
-            line.append(tag, style="italic")
-            used += needed
-        yield line
+            line.append(token_label(record.texts[index]), style=KINDS[record.kinds[index]].style)
+            tags = record.tags.get(index)
+            if tags:
+                line.append(f" \u00ab{'; '.join(tags)}\u00bb", style="italic")
+        table.add_row(Text(escaped(record.names[start])), str(start), str(record.positions[start]), line)
+    return table
 
 
 def _loss_lines(record: RowRecord) -> Iterator[Text]:
@@ -96,14 +84,17 @@ def _loss_lines(record: RowRecord) -> Iterator[Text]:
 
 def _pair_lines(record: RowRecord) -> Iterator[Text]:
     """Two lines for each of the first pairs: its source and its target."""
-    yield Text("pairs (h: the state of a token)" if record.pairs else "pairs: none", style=_FAINT)
+    heading = "pairs (h: the state of a token)" if record.pairs else "pairs: none"
+    yield Text(heading, style=_FAINT)
     for pair in record.pairs[:_MOST_PAIRS]:
         title = f"  {pair.title}  "
         source, target = record.sides(pair)
+        indent = " " * len(title)
         yield Text(title).append(source, style=KINDS["source"].style)
-        yield Text(" " * len(title)).append(target, style=KINDS["target"].style)
-    if len(record.pairs) > _MOST_PAIRS:
-        yield Text(f"  and {len(record.pairs) - _MOST_PAIRS} more")
+        yield Text(indent).append(target, style=KINDS["target"].style)
+    left_out = len(record.pairs) - _MOST_PAIRS
+    if left_out > 0:
+        yield Text(f"  and {left_out} more")
 
 
 def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:

@@ -82,7 +82,7 @@ class RowView:
         console = make_console()
         with console.capture() as drawn:
             draw(self.record, console, self.title, self.notes)
-        return drawn.get().rstrip("\n")
+        return "\n".join(line.rstrip() for line in drawn.get().rstrip().split("\n"))
 
     def html(self) -> str:
         """The page: one file that needs no network."""
@@ -174,8 +174,6 @@ def _check_output(file: str | os.PathLike[str], overwrite: bool, suffixes: Seque
     path = Path(file)
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{flag}{file}: the file's name must end in {' or '.join(suffixes)}")
-    if path.is_dir():
-        raise ConfigError(f"{flag}{file}: is a folder; give a file")
     if path.exists() and not overwrite:
         remedy = f"--{_NAME.overwrite} to replace it" if flag else f"give {_NAME.overwrite}=True"
         raise ConfigError(f"{flag}{file}: exists; choose another name, or {remedy}")
