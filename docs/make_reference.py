@@ -14,8 +14,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
-from stepjepa.cli import commands
-from stepjepa.cli.main import COMMANDS
+from stepjepa.cli.main import COMMANDS, run
 from stepjepa.config.option import MISSING, Option
 from stepjepa.config.parser import HelpShown, StrictParser
 
@@ -95,7 +94,7 @@ def parsers() -> dict[str, StrictParser]:
     for command in COMMANDS:
         with contextlib.redirect_stdout(io.StringIO()):
             try:
-                getattr(commands, command)(["--help"])
+                run(command, ["--help"])
             except HelpShown as shown:
                 found[command] = shown.parser
     return found

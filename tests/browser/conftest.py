@@ -12,7 +12,7 @@ import pytest
 
 from stepjepa.cli.main import main
 from support.browsing import EXAMPLE, words_of
-from support.pages import write_rows
+from support.pages import write_row
 from support.records import row_record
 from support.rows import step_rows, write
 
@@ -97,15 +97,15 @@ def axe():
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
-    rows = {form: row_record([EXAMPLE], 2, words_of, vocabulary=8, forward=form) for form in ("packed", "two_pass")}
-    return write_rows(tmp_path_factory.mktemp("page") / "small.html", rows)
+    record = row_record(EXAMPLE, 2, words_of, vocabulary=8)
+    return write_row(tmp_path_factory.mktemp("page") / "small.html", record)
 
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory):
-    """A page that the command has written: two K, several rows, all forms."""
+    """A page that the command has written."""
     folder = tmp_path_factory.mktemp("page")
     file = write(folder / "data.jsonl", step_rows(8, seed=3))
-    words = "--step_jepa --model_name tiny --predictors 2 --rows_packed 5 --max_row_length 120".split()
+    words = "--step_jepa --model_name tiny --predictors 2 --step_pairs all".split()
     assert main(["inspect", file, *words, "--html", str(folder / "page.html")]) == 0
     return folder / "page.html"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from support.browsing import EXAMPLE, barriers, hover, settled, words_of
-from support.pages import read_page, records, stepped_example, write_rows
+from support.pages import stepped_example, write_row
 from support.records import row_record
 
 
@@ -14,10 +14,6 @@ def marked(page):
     found = page.evaluate(f"Array.from(document.querySelectorAll('.token'), {script})")
     marks = {name: [token for token, mark in found if mark == name] for name in ("seen", "seer", "current")}
     return {name: tokens for name, tokens in marks.items() if tokens}
-
-
-def choose(page, label):
-    page.locator("label.choice", has_text=label).click()
 
 
 def parts(page):
@@ -50,16 +46,13 @@ def test_the_pointer(open_page, small):
     assert page.locator('[aria-selected="true"]').count() == 0
     hover(page, 1)
     assert marked(page)["current"] == [1]
-    assert page.locator('input[value="inline"]').is_disabled()
-    assert "inline: this form is left out" in page.inner_text("#controls")
 
 
 def test_pairs(open_page, small):
     page = open_page(small)
     first, second = page.locator(".pair").all()
-    assert "source: up to 2 b, read at 9 <|predictor_2|> (position 4)" in first.inner_text()
-    target = "target 10\u201311 (positions 5\u20136); on the trunk 3\u20134, read at 11 d (position 6)"
-    assert target in first.inner_text()
+    assert 'source ends at 2 "b", read at 9 "<|predictor_2|>"' in first.inner_text()
+    assert 'target 10-11 (on the trunk 3-4), read at 11 "d"' in first.inner_text()
     first.click()
     assert parts(page) == {"source": [0, 1, 2, 8, 9], "original": [3, 4], "target": [10, 11], "read": [9, 11]}
     assert page.locator("#forest .arrow.chosen").count() == 1
@@ -74,10 +67,10 @@ def test_keyboard(open_page, small):
     page = open_page(small)
     stops = []
     focused = "document.activeElement"
-    for _ in range(10):
+    for _ in range(9):
         page.keyboard.press("Tab")
         stops.append(page.evaluate(f"{focused}.id || {focused}.className.split(' ')[0] || {focused}.name"))
-    assert stops == "skip theme form token zoom-in zoom-out zoom-all mask-picture pair pair".split()
+    assert stops == "skip theme token zoom-in zoom-out zoom-all mask-picture pair pair".split()
     page.focus('[data-token="0"]')
     where = lambda: page.evaluate("Number(document.activeElement.dataset.token)")  # noqa: E731
     keys = "ArrowRight ArrowRight ArrowLeft End ArrowRight PageUp PageUp Home PageDown PageDown".split()
@@ -139,7 +132,7 @@ def test_the_matrix(open_page, small):
             });
         }"""
     )
-    row = row_record([EXAMPLE], 2, words_of, vocabulary=8)
+    row = row_record(EXAMPLE, 2, words_of, vocabulary=8)
     np.testing.assert_array_equal(np.array(pixels).reshape(16, 16), row.visible)
     # The wheel zooms where the focus is, and scrolls the page elsewhere.
     page.evaluate("document.activeElement.blur()")
@@ -151,19 +144,6 @@ def test_the_matrix(open_page, small):
     page.hover("#mask-picture")
     page.mouse.wheel(0, -100)
     page.wait_for_function("mask.view.cells < 16")
-
-
-def test_forms_and_rows(open_page, command):
-    page, data = open_page(command), read_page(command)
-    forms = data["forms"]
-    assert set(forms) == {"packed", "two_pass", "inline"} and len(forms["packed"]["rows"]) > 1
-    for form, label in (("two_pass", "two passes"), ("inline", "inline"), ("packed", "packed")):
-        choose(page, label)
-        assert page.inner_text("#counts") == forms[form]["rows"][0]["counts"]
-        assert page.locator(".token").count() == len(forms[form]["rows"][0]["ids"])
-        assert page.evaluate("document.activeElement.name") == "form"  # the focus stays where it was
-    choose(page, "2 of ")
-    assert page.inner_text("#counts") == forms["packed"]["rows"][1]["counts"]
 
 
 # Its promises: the rule, hostile text, no network, every width, everybody
@@ -179,28 +159,27 @@ HOSTILE = [
 ]
 
 
-def test_what_the_page_says_agrees_with_the_rule(open_page, command):
+@pytest.mark.parametrize("inline", [False, True])
+def test_what_the_page_says_agrees_with_the_rule(open_page, tmp_path, inline):
     """`why`, which puts the rule into words, and the runs that the library has read off its own rule."""
-    page = open_page(command)
+    row = row_record(stepped_example(120, 1 if inline else 3), 2, str, vocabulary=97, inline=inline)
+    page = open_page(write_row(tmp_path / "row.html", row))
     wrong = page.evaluate(
         """() => {
             let wrong = 0, asked = 0;
-            const forms = Object.values(DATA.forms);
-            for (const row of forms.flatMap((form) => form.rows.map((raw) => new Row(raw)))) {
-                for (let q = 0; q < row.length; q++) for (let k = 0; k < row.length; k++, asked++) {
-                    if (row.why(q, k)[0] !== row.sees(q, k)) wrong++;
-                }
+            for (let q = 0; q < row.length; q++) for (let k = 0; k < row.length; k++, asked++) {
+                if (row.why(q, k)[0] !== row.sees(q, k)) wrong++;
             }
             return [wrong, asked];
         }"""
     )
-    assert wrong[0] == 0 and wrong[1] > 50_000
+    assert wrong == [0, len(row) ** 2]
 
 
 def test_text_of_the_data_is_text(open_page, tmp_path):
     texts = lambda index: HOSTILE[index % len(HOSTILE)]  # noqa: E731
-    rows = records(stepped_example(24, 2), texts)
-    page = open_page(write_rows(tmp_path / "hostile.html", rows, HOSTILE[0]))
+    row = row_record(stepped_example(24, 2), 2, texts, vocabulary=97)
+    page = open_page(write_row(tmp_path / "hostile.html", row, HOSTILE[0]))
     assert page.inner_text("h1") == HOSTILE[0] and page.title() == HOSTILE[0]
     assert page.locator("script").count() == 2 and page.locator("img").count() == 0
     assert page.inner_text('[data-token="0"] bdi') == HOSTILE[0]

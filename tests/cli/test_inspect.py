@@ -6,7 +6,6 @@ import re
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect import view
 from support.drawings import cells
 from support.pages import read_page
 
@@ -60,7 +59,7 @@ def inspect(capsys, monkeypatch, file):
                 "branch 1": "<predictor_1><predictor_2> «source 1»",
                 "target 1": "Then·two.↵↵ «target 1»",
             },
-            ["2 predictors", "; 1 pair "],
+            ["2 of predictors", "; 1 pair "],
         ),
         (
             "--step_jepa --step_pairs all --predictors 1",
@@ -80,14 +79,14 @@ def inspect(capsys, monkeypatch, file):
         (
             "--readout mean --jepa_target_column plan",
             {"trunk: user": "How·many? «end of source 1; source 1»", "target 1": "Count. «target 1»"},
-            ["mean over a view, target from plan", "all its tokens: mean of h over"],
+            ["mean over a view, target from plan", "read at mean h["],
         ),
         (
             "--readout mean --jepa_target_column plan --row 1",
             {},
             ["without a pair (plain language modelling): no text in the column of the target views (first: "],
         ),
-        ("--step_jepa --readout mean --forward inline", {}, ["all its tokens: mean of h", "(isolated in its place)"]),
+        ("--step_jepa --readout mean --forward inline", {}, ["read at mean h[", "(isolated in its place)"]),
         (
             "--step_jepa --row 1",
             {"trunk: step 1": "Three."},
@@ -103,19 +102,18 @@ def inspect(capsys, monkeypatch, file):
             ],
         ),
         ("--step_jepa --horizon 3", {}, ["(plain language modelling): the horizon reaches beyond"]),
-        ("--step_jepa --forward two_pass", {}, ["every segment is a row of its own"]),
+        ("--step_jepa --forward two_pass", {}, ["in training every segment is a row of its own"]),
         ("--step_jepa --forward inline", {}, ["(isolated in its place)"]),
         ("--objective split", {}, ["targets get no gradient"]),
         ("--target_encoder ema", {}, ["by the EMA encoder"]),
-        ("--objective semantic_tube --tube_times 2", {}, ["are sampled for epoch 0 with seed 42", "; 2 spans "]),
-        ("--objective semantic_tube --tube_mode e2e", {}, ["; 1 pair of vectors "]),
-        ("--objective multi_token --token_positions question", {}, ["; 1 pair packing"]),
-        ("--objective next_latent", {}, [" pairs packing", "pair 1 state h[", "next state h["]),
-        ("--step_jepa --step_pairs random", {}, ["one of 2 pairs, sampled for epoch 0 with seed 42"]),
+        ("--objective semantic_tube --tube_times 2", {}, ["2 pairs, sampled for epoch 0 with seed 42"]),
+        ("--objective semantic_tube --tube_mode e2e", {}, ["user: - h[", "answer: - h["]),
+        ("--objective multi_token --token_positions question", {}, ["; 1 pair"]),
+        ("--objective next_latent", {}, ["pair 1 state: ", "next state: "]),
+        ("--step_jepa --step_pairs random", {}, ["1 pair, sampled for epoch 0 with seed 42"]),
         ("--step_jepa --jepa_ratio 0.000001", {}, ["leaves this row out"]),
         ("--step_jepa --system_prompt Add.", {"trunk: system": "Add."}, []),
         ("--step_pairs all", {}, ["--step_pairs has no effect with objective llm_jepa"]),
-        ("--step_jepa --overwrite", {}, ["--overwrite has no effect without --png or --html"]),
     ],
 )
 def test_a_row(inspect, options, drawn, said):
@@ -184,31 +182,17 @@ def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
     assert "1 without a pair" in out and "are found by" not in out
 
 
-def test_several_examples(inspect):
-    out = inspect("--step_jepa --rows_packed 3")
-    said = " ".join(out.split())
-    assert "packing: 3 examples in " in said
-    assert "row 2 is passed over: " in said and "'messages' is not a non-empty list" in said
-    assert "row 1: 1 without a pair (plain language modelling): the answer has fewer than two steps" in said
-    assert cells(out, "0 target 1") == "Then·two.↵↵ «target 1»"
-    assert cells(out, "1 trunk: step 1") == "Three."
-    assert "example 2, pair 1" in said  # row 3 is the batch's third example
-    assert "packed row 2 of 2" in inspect("--step_jepa --rows_packed 2 --max_row_length 30")
-    said = " ".join(inspect("--step_jepa --row 3 --rows_packed 9").split())
-    assert "2 examples are shown: there are no more after row 3" in said and "is passed over" not in said
-
-
-def test_what_is_sampled_of_later_rows_is_training_s(inspect):
-    """That of row 4 does not depend on where the picture begins."""
-    alone = inspect("--step_jepa --step_pairs random --row 4 --seed 3")
-    together = inspect("--step_jepa --step_pairs random --row 3 --rows_packed 2 --seed 3")
-    assert cells(alone, "target 1") == cells(together, "1 target 1")
+def test_what_is_sampled_of_a_row_depends_on_those_before(inspect):
+    """Training numbers its examples, and the third row has none."""
+    pairs = [cells(inspect("--step_jepa --step_pairs random --row 4 --seed", seed), "target 1") for seed in range(8)]
+    first = [cells(inspect("--step_jepa --step_pairs random --seed", seed), "target 1") for seed in range(8)]
+    assert len(set(pairs)) == 2 and pairs != first
 
 
 def test_a_page_and_a_picture(inspect, tmp_path):
     page, png = tmp_path / "new" / "page.html", tmp_path / "row.png"
     out = inspect("--step_jepa --html", page, "--png", png)
-    assert f"written: {png}" in out and f"written: {page} (0.0" in out and "packed, two_pass, inline" in out
+    assert f"written: {png}" in out and f"written: {page}" in out
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     before = page.read_bytes()
     for name, file in (("html", page), ("png", png)):
@@ -219,24 +203,11 @@ def test_a_page_and_a_picture(inspect, tmp_path):
     assert page.read_bytes() == before  # the same row is the same page
 
 
-def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
+def test_what_is_said_on_the_page(inspect, tmp_path):
     page = tmp_path / "page.html"
-    inspect("--step_jepa --step_pairs all --html", page)
+    inspect("--step_jepa --forward two_pass --html", page)
     data = read_page(page)
-    assert "forward=inline holds one pair" in data["whyNot"]["inline"]
-    (note,) = data["forms"]["two_pass"]["notes"]
-    assert note.startswith("forward two_pass: every segment is a row of its own")
-    assert data["forms"]["packed"]["notes"] == []
-    assert "row 0 (" in data["title"] and not data["title"].endswith("packed")
-    inspect("--step_jepa --overwrite --forward two_pass --html", page)
-    assert read_page(page)["shown"] == "two_pass" and "packed" in read_page(page)["forms"]
-    inspect("--objective regular --overwrite --html", page)
-    assert set(read_page(page)["whyNot"]) == {"two_pass", "inline"}
-    monkeypatch.setattr(view, "MOST_TOKENS", 30)
-    inspect("--step_jepa --overwrite --html", page)
-    data = read_page(page)
-    assert "--forward two_pass shows it" in data["whyNot"]["two_pass"]
-    assert list(data["forms"]) == ["packed", "inline"]
+    assert data["notes"][-1].startswith("forward two_pass: in training") and data["title"].startswith("row 0 (")
 
 
 def test_hostile_text(inspect, tmp_path):
@@ -254,7 +225,7 @@ def test_hostile_text(inspect, tmp_path):
         ("--row 5", "has 5 rows, counted from 0, so the last one is row 4"),
         ("--row -1", "row is -1; it must be at least 0"),
         ("--row 2", "line 3: 'messages' is not a non-empty list"),
-        ("--rows_packed 0", "rows_packed is 0; it must be at least 1"),
+        ("--rows_packed 2", "--rows_packed: was removed"),
         ("--max_length 5", "line 1: the prompt has"),
         ("--predictors -1", "predictors is -1"),
         ("--predictors 1 2", "unexpected argument '2' after '--predictors 1'"),
@@ -266,7 +237,7 @@ def test_hostile_text(inspect, tmp_path):
         ("--chat_template no.jinja", "no.jinja"),
         ("--png row.jpg", "must end in .png"),
         ("--html page", "must end in .html or .htm"),
-        ("--html {folder}/folder.html", "is a folder"),
+        ("--html {folder}/folder.html", "exists; choose another name"),
         ("--html {folder}/file/page.html", "cannot be written"),
     ],
 )

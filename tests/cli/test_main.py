@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import stepjepa
-from stepjepa.cli import commands
 from stepjepa.cli.main import COMMANDS, main
 from stepjepa.errors import ConfigError, DataError, StepJepaError, said
 
@@ -18,10 +17,11 @@ def command(monkeypatch):
     """Puts a function, or an error that is raised, in the place of `stepjepa train`."""
 
     def install(run):
-        def fail(argv):
+        def fail(name, argv):
             raise run
 
-        monkeypatch.setattr(commands, "train", fail if isinstance(run, BaseException) else run)
+        called = fail if isinstance(run, BaseException) else lambda name, argv: run(argv)
+        monkeypatch.setattr("stepjepa.cli.main.run", called)
 
     return install
 
@@ -45,7 +45,7 @@ def test_help_and_version(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: stepjepa COMMAND")
-    assert all(f"  {name} " in out and text in out for name, text in COMMANDS.items())
+    assert all(f"  {name} " in out and command.summary in out for name, command in COMMANDS.items())
     assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err == out
@@ -125,7 +125,7 @@ def test_python_dash_m():
 
 def test_a_command_is_imported_only_when_called():
     code = "import sys\nfrom stepjepa.cli.main import main\nmain(['--help'])\nmain(['nonsense'])\n"
-    code += "assert not {'numpy', 'stepjepa.cli.commands'} & set(sys.modules)"
+    code += "assert not {'numpy', 'stepjepa.training.options'} & set(sys.modules)"
     done = run_process("-c", code)
     assert done.returncode == 0, done.stderr
 

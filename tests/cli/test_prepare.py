@@ -39,7 +39,7 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
     ("words", "message"),
     [
         (["raw.jsonl"], "--output_file must be given: the JSONL file to write"),
-        (["--output_file", "out.jsonl"], "no data file given; write: stepjepa prepare FILE"),
+        (["--output_file", "out.jsonl"], "an argument is missing; write: stepjepa prepare INPUT"),
         (["rwa.jsonl", "--output_file", "out.jsonl"], "rwa.jsonl: no such file; did you mean raw.jsonl?"),
         (["raw.jsonl", "--output_file", "there.jsonl"], "there.jsonl exists already; --overwrite replaces it"),
         (["raw.jsonl", "--output_file", "out.jsonl", "--min_step", "3"], "unknown flag --min_step; did you mean"),

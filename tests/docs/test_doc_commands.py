@@ -18,8 +18,7 @@ import pytest
 import yaml
 from transformers import TrainingArguments
 
-from stepjepa.cli import commands as cli_commands
-from stepjepa.cli.main import main
+from stepjepa.cli.main import main, run
 from stepjepa.config.parser import StrictParser
 from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -91,7 +90,7 @@ def test_it_is_understood(page, command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(StrictParser, "values", parse_only)
     with pytest.raises(Parsed):
-        getattr(cli_commands, words[0])(words[1:])
+        run(words[0], words[1:])
 
 
 # Flags of other programs, of benchmarks and examples, and of the published evaluation.
@@ -208,7 +207,7 @@ def test_the_page_on_inspect(made, tmp_path, monkeypatch):
     shutil.copy(made / "data.jsonl", tmp_path)
     (code,) = blocks(INSPECT, "python")
     exec(code, {"tokenizer": load_tokenizer(str(made / "model"))})
-    assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa, K = 2"
+    assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa, K = 2, packed"
     table = re.findall(r"^\| `(.)` ", INSPECT.read_text(encoding="utf-8"), re.MULTILINE)
     assert table == [kind.letter for kind in KINDS.values()]
 

@@ -5,10 +5,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from stepjepa.data.sources import texts_of
+from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.forest.visibility import dense_mask
 from stepjepa.inspect.record import FIELDS
-from stepjepa.inspect.view import show_rows
+from stepjepa.inspect.view import encoder_for, shown_row
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import encode
@@ -88,7 +88,7 @@ def both(file, row, index, **options):
     shown = JEPAOptions(**options)
     shown.check()
     tokenizer = tokenizer_for(file)
-    (record,) = show_rows(file, row, tokenizer, shown, SEED).records
+    record, _ = shown_row(file, row, encoder_for(RowSource(file), tokenizer, shown), shown, SEED)
     method, batch, (example,) = trained(file, options, tokenizer, [index])
     assert shown == method  # the splitter is settled alike
     return record, batch, example
@@ -109,8 +109,8 @@ def assert_same_row(record, batch):
     assert batch.label_ids.tolist() == record.ids[labels].tolist()
     assert batch.pairs == len(record.pairs)
     if all(pair.arrow for pair in record.pairs):
-        assert batch.sources.positions.tolist() == [pair.source.index for pair in record.pairs]
-        assert batch.targets.positions.tolist() == [pair.target.index for pair in record.pairs]
+        assert batch.sources.positions.tolist() == [pair.arrow[0] for pair in record.pairs]
+        assert batch.targets.positions.tolist() == [pair.arrow[1] for pair in record.pairs]
 
 
 @pytest.mark.parametrize("options", EVERYWHERE, ids=str)
@@ -121,7 +121,7 @@ def test_packed(files, options):
     dropped = options.get("jepa_ratio", 1) < 1
     assert bool(record.pairs) == (options["objective"] != "regular" and not dropped)
     if record.pairs and not record.pairs[0].arrow:
-        drawn = [(term.token, term.coefficient) for pair in record.pairs for term in pair.target.terms]
+        drawn = [(term.token, term.coefficient) for pair in record.pairs for term in pair.target]
         positions, coefficients = batch.targets.positions, batch.targets.coefficients
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
         weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
@@ -135,71 +135,14 @@ def test_inline(files, options):
     assert len(record.pairs) == 1 and record.floors.any()
 
 
-@pytest.mark.parametrize("options", EVERYWHERE, ids=str)
-def test_two_pass(files, options):
-    record, batch, example = both(files["chats"], CHAT, CHAT - 1, forward="two_pass", **options)
-    if options["objective"] == "regular":
-        assert batch.rows.input_ids[0].tolist() == record.ids.tolist()
-        return
-    rows = [
-        row
-        for given in batch.every_rows
-        for row in zip(given.input_ids, given.attention_mask, given.position_ids, strict=True)
-    ]
-    edges = [0]
-    for number, (ids, mask, positions) in enumerate(rows):
-        own = slice(edges[-1], edges[-1] + int(mask.sum()))
-        assert record.ids[own].tolist() == ids[mask == 1].tolist()
-        assert record.positions[own].tolist() == positions[mask == 1].tolist()
-        assert set(record.segments[own].tolist()) == {number}
-        np.testing.assert_array_equal(record.visible[own, own], np.tri(own.stop - own.start))
-        edges.append(own.stop)
-    assert edges[-1] == len(record) and record.visible.sum() == sum(n * (n + 1) // 2 for n in np.diff(edges))
-    assert len(record.pairs) == len(example.pairs) == batch.pairs
-    if batch.views is None:
-        assert not any(pair.views for pair in record.pairs)
-        return
-    chat, width = batch.rows.input_ids.numel(), batch.views.input_ids.shape[1]
-
-    def places(flat):
-        """Indices in the record of states of the chat's row and of the views' rows behind it."""
-        behind = [(index - chat) // width + 1 for index in flat.tolist()]
-        return [
-            edges[row] + (index if index < chat else (index - chat) % width)
-            for index, row in zip(flat.tolist(), np.maximum(behind, 0).tolist(), strict=True)
-        ]
-
-    assert places(batch.sources.positions) == [pair.source.index for pair in record.pairs]
-    assert places(batch.targets.positions) == [pair.target.index for pair in record.pairs]
-
-
 @pytest.mark.parametrize("row", [0, 2, 3, 4])
 @pytest.mark.parametrize("options", [{"objective": "semantic_tube"}, {"step_pairs": "random", "jepa_ratio": 0.7}])
 def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
     record, batch, example = both(files["chats"], row, row - (row > 1), **options)
     assert_same_row(record, batch)
-    positions = [term.token for pair in record.pairs for term in pair.source.terms]
+    positions = [term.token for pair in record.pairs for term in pair.source]
     assert sorted(positions) == sorted(batch.sources.positions.tolist())
-
-
-@pytest.mark.parametrize("options", [EVERYWHERE[1], EVERYWHERE[6], EVERYWHERE[12], INLINE[1]], ids=str)
-def test_several_examples_are_packed_as_in_training(files, options):
-    options = {**options, "forward": "inline" if options in INLINE else "packed", "max_row_length": 120}
-    method, tokenizer = JEPAOptions(**options), tokenizer_for(files["chats"])
-    method.check()
-    records = show_rows(files["chats"], 2, tokenizer, method, SEED, 4).records
-    _, batch, _ = trained(files["chats"], options, tokenizer, [1, 2, 3, 4])
-    rows, width = batch.rows, len(records[0])
-    assert len(records) == len(rows.input_ids) > 1
-    for number, record in enumerate(records):
-        assert_same_fields(record, rows, number)
-    flat = [(n * width + i) for n, record in enumerate(records) for i in np.flatnonzero(record.labelled)]
-    assert flat == sorted((batch.label_positions + 1).tolist())
-    terms = [
-        n * width + t.token for n, record in enumerate(records) for pair in record.pairs for t in pair.target.terms
-    ]
-    assert sorted(terms) == sorted(batch.targets.positions.tolist())
 
 
 @pytest.mark.parametrize("predictors", [0, 1, 2])
@@ -213,8 +156,8 @@ def test_split_as_it_is_trained_by_default(files, predictors):
     np.testing.assert_array_equal(dense_mask(batch.rows)[0, 0].numpy(), record.visible[own][:, own])
     assert not record.visible[own][:, ~own].any() and not record.visible[~own][:, own].any()
     (pair,) = record.pairs
-    assert batch.sources.positions.tolist() == [pair.source.index]
-    assert (batch.targets.positions + own.sum()).tolist() == [pair.target.index]
+    assert batch.sources.positions.tolist() == [pair.arrow[0]]
+    assert (batch.targets.positions + own.sum()).tolist() == [pair.arrow[1]]
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,12 @@ def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer):
     steps = spans[2:]
     assert [view.end + 1 for view in views_of(example)] == [step.stop for step in steps[:-1]]
     assert [(view.start, view.stop) for view in views_of(example)] == [step[1:] for step in steps[1:]]
-    row = row_record([example], 2, token_text(tokenizer), vocabulary=len(tokenizer), spans=[spans])
+    row = row_record(example, 2, token_text(tokenizer), vocabulary=len(tokenizer), spans=spans)
     start, stop = spans[1][1:]
     assert "".join(row.texts[start:stop]) == messages[1]["content"]
     start, stop = row.pairs[0].views.original
     assert row.texts[start:stop] == row.texts[slice(*row.pairs[0].views.copy)]
-    assert row.texts[row.pairs[1].target.index] == "."
+    assert row.texts[row.pairs[1].arrow[1]] == "."
 
 
 def test_several_answers_have_their_own_steps(tokenizer):

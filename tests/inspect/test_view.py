@@ -43,10 +43,9 @@ def test_rows_and_tokenizers_of_all_kinds(file):
     rows = step_rows(6)
     tokenizer = load_tokenizer("tiny", texts_of([rows]))
     shown = [
-        show_row(data, by, 1, **STEP).records for data, by in ((file, "tiny"), (rows, tokenizer), (iter(rows), "tiny"))
+        show_row(data, by, 1, **STEP).record for data, by in ((file, "tiny"), (rows, tokenizer), (iter(rows), "tiny"))
     ]
-    assert len({tuple(records[0].texts) for records in shown}) == 1 and len(shown[0][0].pairs) == 1
-    assert sum(len(record.pairs) for record in show_row(rows, tokenizer, rows_packed=3, **STEP).records) == 3
+    assert len({record.texts for record in shown}) == 1 and len(shown[0].pairs) == 1
 
 
 def test_options_of_training_alone_change_nothing(file):
@@ -105,11 +104,11 @@ class Mine(Objective):
 def test_an_objective_of_the_users_own(file, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     view = show_row(file, "tiny", objective=f"{tmp_path / 'mine.py'}:Mine", predictors=0, states=3)
-    (row,) = view.records
+    row = view.record
     (pair,) = row.pairs
     answer, user = row.kinds.count("target"), row.names.count("trunk: user")
     start = row.names.index("trunk: user")
-    assert pair.source.covered == ((start + user - 3, start + user),)
-    assert pair.target.covered == ((len(row) - answer, len(row)),) and answer > 1
-    assert "mean of h over" in str(view) and "compared: source with target" in str(view)
-    assert '"kind":"vectors"' in view.html()
+    assert [one.token for one in pair.source] == [*range(start + user - 3, start + user)]
+    assert [one.token for one in pair.target] == [*range(len(row) - answer, len(row))] and answer > 1
+    assert f"source: mean h[{start + user - 3}-{start + user - 1}]" in str(view)
+    assert f"target: mean h[{len(row) - answer}-{len(row) - 1}]" in view.html()

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from stepjepa.data.types import Example
-from stepjepa.inspect.html import form_data, page_data, page_html, write_page
+from stepjepa.inspect.html import page_data, page_html, write_page
 from stepjepa.inspect.record import RowRecord
 from support.models import Views, paired
-from support.records import row_record
 from support.reports import page_data as page_data_of
 
 
@@ -83,19 +82,11 @@ def stepped_example(length: int, pairs: int, predictors: int = 2) -> Example:
     return paired(np.arange(length) % 97, ((start, length),), views, predictors)
 
 
-def records(example: Example, texts: Any, forms=("packed", "two_pass")) -> dict[str, RowRecord]:
-    return {form: row_record([example], 2, texts, vocabulary=97, forward=form) for form in forms}
+def page_of(record: RowRecord, title: str = "a row", notes=("a note",)) -> str:
+    return page_html(page_data(title, record, notes))
 
 
-def made_up_page(title: str, rows: dict[str, RowRecord], note: str, why_not: dict[str, str]) -> dict[str, Any]:
-    """What a page of one record a form shows."""
-    texts: dict[str, int] = {}
-    forms = {form: form_data([record], texts, note, [note]) for form, record in rows.items()}
-    return page_data(title, "packed", forms, why_not, texts, [note])
-
-
-def write_rows(path: Path, rows: dict[str, RowRecord], title: str = "a row") -> Path:
-    """A page of one record a form."""
-    missing = {form: "this form is left out" for form in ("packed", "two_pass", "inline") if form not in rows}
-    write_page(page_html(made_up_page(title, rows, "a note", missing)), path)
+def write_row(path: Path, record: RowRecord, title: str = "a row") -> Path:
+    """A page of a record."""
+    write_page(page_of(record, title), path)
     return path

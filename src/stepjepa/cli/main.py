@@ -1,7 +1,6 @@
-"""The entry point `stepjepa COMMAND ...`.
+"""The entry point `stepjepa COMMAND ...`: dispatch, options, output and exit status.
 
-The commands (`stepjepa.cli.commands`) are imported only when one is called, so that `--help`, `--version` and spelling
-mistakes answer at once.
+Options are imported when their command is called, so that `--help`, `--version` and spelling mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -10,32 +9,247 @@ import atexit
 import contextlib
 import errno
 import gc
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module
+from operator import attrgetter, methodcaller
+from typing import Any, NamedTuple
 
-from stepjepa.config.spellings import LEFT
+from stepjepa import api
+from stepjepa.config.option import Names
+from stepjepa.config.parser import StrictParser, build
+from stepjepa.config.spellings import LEFT, PUBLISHED, published
 from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, StepJepaError
-from stepjepa.utils.terminal import only_results, print_error, print_text, stdout_trouble
+from stepjepa.utils.terminal import (
+    ending,
+    is_main_process,
+    only_results,
+    print_drawn,
+    print_error,
+    print_json,
+    print_text,
+    show_log,
+    stdout_trouble,
+)
+from stepjepa.utils.text import folded
 from stepjepa.version import __version__
 
-# What each command does; its function has its name.
-COMMANDS = {
-    "train": "fine-tune or pre-train a model, with or without a JEPA objective",
-    "demo": "train a small model on built-in data and compare (no network, minutes)",
-    "prepare": "turn raw questions and answers into chat rows with steps",
-    "check": "read a data file and report what training would do with it",
-    "inspect": "show one training row: tokens, views, predictors, who sees whom",
-    "study": "arms over paired seeds with controls, at equal examples and compute; a table",
-    "generate": "solutions from a stronger model, kept where the answer is right",
-    "evaluate": "let a model answer the questions of a file, and score the answers",
-    "analyze": "where source and target views are in a model: numbers, figures, collapse",
-    "export": "write a checkpoint as a final model: plain, LoRA merged or as an adapter",
-    "doctor": "what is exact on this machine, its speed and memory, and the flags to take",
-    "report": "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
-}
+
+class Command(NamedTuple):
+    """A sub-command; it calls the function of its name in `stepjepa.api`.
+
+    Attributes:
+        summary: a line for the list of commands.
+        options: module and class of its options.
+        help: usage, what it does, and an example, in paragraphs.
+        positional: the options that free words fill, in this order, out of the names of all.
+        required: whether all of these must be given.
+        kept: what an interruption leaves, of commands that resume.
+        record: the result as plain values, for ``--json``.
+    """
+
+    summary: str
+    options: str
+    help: str
+    positional: Callable[[Names], tuple[str, ...]] = lambda option: (option.file,)
+    required: bool = False
+    kept: str = ""
+    record: Callable[[Any], object] = asdict
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def _command(summary: str, options: str, **more: Any) -> Callable[[Callable[[], None]], None]:
+    """Add a command under the name of a function, whose docstring is its help."""
+
+    def add(described: Callable[[], None]) -> None:
+        COMMANDS[described.__name__] = Command(summary, options, described.__doc__ or "", **more)
+
+    return add
+
+
+@_command(
+    "fine-tune or pre-train a model, with or without a JEPA objective",
+    "training.options:RunOptions",
+    positional=lambda option: (option.train_file,),
+)
+def train() -> None:
+    """stepjepa train FILE
+
+    Train a causal language model with gamma * LM + lbd * JEPA, or with the LM loss alone.
+
+    example: stepjepa train data.jsonl --model_name mini --step_jepa --predictors 2 --output_dir run
+    """
+
+
+@_command(
+    "train a small model on built-in data and compare (no network, minutes)",
+    "study.demo:DemoOptions",
+    positional=lambda option: (),
+)
+def demo() -> None:
+    """stepjepa demo
+
+    Train a small model with and without the JEPA objective on a built-in task, and compare: a study that ends with its
+    report.
+
+    example: stepjepa demo --output_dir runs/demo --seed 1
+    """
+
+
+@_command("turn raw questions and answers into chat rows with steps", "data.prepare:PrepareOptions", required=True)
+def prepare() -> None:
+    """stepjepa prepare INPUT
+
+    Turn raw questions and answers (GSM8K, generated responses, any columns) into chat rows with steps, which
+    stepjepa train reads.
+
+    example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05
+    """
+
+
+@_command(
+    "read a data file and report what training would do with it",
+    "inspect.check:CheckOptions",
+    required=True,
+    record=methodcaller("to_dict"),
+)
+def check() -> None:
+    """stepjepa check FILE
+
+    Check roles, texts and steps of a data file, and list unusable rows and warnings. With --model_name also report what
+    a model will see of it: pairs, lengths, truncation.
+
+    example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl
+    """
+
+
+@_command(
+    "show one training row: tokens, views, predictors, who sees whom", "inspect.view:InspectOptions", required=True
+)
+def inspect() -> None:
+    """stepjepa inspect FILE
+
+    Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The options of training
+    mean what they mean for stepjepa train.
+
+    example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2
+    """
+
+
+@_command(
+    "arms over paired seeds with controls, at equal examples and compute; a table",
+    "study.spec:StudyOptions",
+    kept="every stage that is done is kept",
+)
+def study() -> None:
+    """stepjepa study FILE
+
+    Train the arms of a study over paired seeds, with shuffled and random targets as controls, at equal examples and at
+    equal compute; choose hyper-parameters on the validation split, score the test split once, and say what is
+    established. Started again, a study resumes where it stopped.
+
+    example: stepjepa study study.yaml --jobs 2; docs/study.md describes the file
+    """
+
+
+@_command(
+    "solutions from a stronger model, kept where the answer is right",
+    "generation.options:GenerateOptions",
+    kept="what is done is kept",
+)
+def generate() -> None:
+    """stepjepa generate FILE
+
+    Let a model solve the questions of a file, and keep the responses whose final answer is right. What is unsolved is
+    asked again, --attempts times in all.
+
+    example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl
+    """
+
+
+@_command(
+    "let a model answer the questions of a file, and score the answers",
+    "evaluation.options:EvaluateOptions",
+    positional=lambda option: (option.model_name, option.test_file),
+    kept="what is done is kept",
+    record=attrgetter("record"),
+)
+def evaluate() -> None:
+    """stepjepa evaluate RUN TEST_FILE
+
+    Let a model answer the questions of a file, and score the answers. Interrupted, the same command resumes. With
+    --analyze, look into the predictions of one evaluation, or compare those of two.
+
+    example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze
+    runs/a/evaluation-test/predictions.jsonl
+    """
+
+
+@_command("where source and target views are in a model: numbers, figures, collapse", "analysis.options:AnalyzeOptions")
+def analyze() -> None:
+    """stepjepa analyze FILE --models RUN_A RUN_B
+
+    Where are source and target views? Hidden states of both views in one or more models, as training reads them; matched
+    against shuffled pairs, retrieval, ranks, by layer and step; signs of collapse. The options of training mean
+    what they mean for stepjepa train. docs/geometry.md explains the numbers.
+
+    example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa
+    """
+
+
+@_command(
+    "write a checkpoint as a final model: plain, LoRA merged or as an adapter",
+    "modeling.options:ExportOptions",
+    positional=lambda option: (option.checkpoint, option.output_dir),
+    required=True,
+)
+def export() -> None:
+    """stepjepa export CHECKPOINT OUT
+
+    Write a checkpoint as the final model of its run: plain Hugging Face form, vocabulary and tokenizer as they came,
+    LoRA merged or as an adapter, the predictors in predictors.safetensors next to it.
+
+    example: stepjepa export runs/step_jepa/checkpoint-500 exported --merge_lora true
+    """
+
+
+@_command(
+    "what is exact on this machine, its speed and memory, and the flags to take",
+    "training.options:DoctorOptions",
+    positional=lambda option: (),
+)
+def doctor() -> None:
+    """stepjepa doctor
+
+    What this machine can do, to run first and to add to a bug report: versions and devices; for every attention and
+    dtype whether it is exact, the time and memory of a training step; the flags to take. Nothing is kept.
+
+    example: stepjepa doctor --model_name mini --data train.jsonl
+    """
+
+
+@_command(
+    "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
+    "report.run:ReportOptions",
+    positional=lambda option: (option.folders,),
+)
+def report() -> None:
+    """stepjepa report RUN_OR_STUDY [RUN ...]
+
+    Write one HTML page that needs no network: accuracies with paired differences, the curves of both losses, signs of
+    collapse, answers side by side, the settings that differ, the tables of a study. Several runs are compared side by
+    side.
+
+    example: stepjepa report runs/regular runs/step_jepa --output_file report.html
+    """
+
 
 # What other programs call the same.
 WORDS_FOR = {"sft": "train", "finetune": "train", "fine-tune": "train", "pretrain": "train"}
@@ -116,11 +330,8 @@ def _dispatch(argv: list[str]) -> int:
     try:
         if any(word.startswith(f"{QUIET}=") for word in rest):
             raise ConfigError(f"{QUIET} takes no value")
-        from stepjepa.cli import commands
-
         with only_results(quiet):
-            run: Callable[[list[str]], int] = getattr(commands, command)
-            return run(rest)
+            return run(command, rest)
     except StepJepaError as error:
         return tell(error, _name(argv))
     except SystemExit as stop:  # argparse leaves this way after printing a help text
@@ -128,6 +339,113 @@ def _dispatch(argv: list[str]) -> int:
             return stop.code or 0
         print_error(str(stop.code))
         return 1
+
+
+def run(name: str, argv: list[str]) -> int:
+    """Run a command with the words after its name; the exit status."""
+    if name == "train":
+        return _train(argv)
+    command = COMMANDS[name]
+    module, _, kind = command.options.partition(":")
+    options = getattr(import_module(f"stepjepa.{module}"), kind)
+    positional = command.positional(Names(options))
+    parser = StrictParser((options,), command.help, aliases=published(options), positional=positional)
+    values = parser.values(argv)
+    as_json = values.pop("json", False)
+    if command.required and not all(values.get(option) for option in positional):
+        raise ConfigError(f"an argument is missing; write: {parser.prog}")
+    if name == "evaluate" and "analyze" in values:
+        return _compare(options, values, as_json)
+
+    with ending(name, command.kept) if command.kept else contextlib.nullcontext():
+        result = _result(name, options, values)
+    if as_json:
+        print_json(command.record(result))
+    elif name == "study" and values.get("recipes"):
+        print_text("\n".join(folded(result.lines)))
+    else:
+        print_drawn(str(result)) if name in ("check", "inspect") else print_text(str(result))
+    return 1 if name == "study" and result.failed else 0
+
+
+def _compare(options: Any, values: dict[str, Any], as_json: bool) -> int:
+    """Look into predictions, with the options of evaluate."""
+    (checked,) = build((options,), values)
+    checked.check()
+    metric = checked.metric[0] if checked.metric else None
+    comparison = api.compare(*checked.analyze, show=checked.show, metric=metric)
+    if as_json:
+        print_json(comparison.record())
+    else:
+        print_text("\n".join([*checked.notes(), str(comparison)]))
+    return 0
+
+
+def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
+    """What a command's function gives."""
+    function = getattr(api, name)
+    if name in ("check", "inspect"):
+        option = Names(options)
+        data, tokenizer = values.pop(option.file), values.pop(option.model_name, options.model_name)
+        return function(data, tokenizer, **values)
+    if name == "export":
+        from transformers.utils.logging import disable_progress_bar
+
+        from stepjepa.analysis.models import quiet
+
+        disable_progress_bar()
+        with quiet():
+            return function(**values)
+    return function(**values)
+
+
+def _train(argv: list[str]) -> int:
+    from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+
+    every_option = "--help_all" in argv
+    if not every_option:
+        # The help, and a slip in a name, are answered before torch is loaded, which takes seconds.
+        parser = _train_parser(RunOptions, JEPAOptions, TrainerOptions)
+        if "-h" in argv or "--help" in argv:
+            parser.values(argv)  # exits
+        parser.check_names(argv)
+    from stepjepa.training.config import JEPAConfig
+
+    parser = _train_parser(RunOptions, JEPAConfig)
+    if every_option:
+        parser.headings = ()
+        parser.values(["--help", *argv])  # exits
+    options = parser.values(argv)
+    from transformers.utils.logging import disable_progress_bar
+
+    from stepjepa.training.run import leave_process_group
+
+    if not gc.get_freeze_count():
+        gc.freeze()  # the modules stay: no collection during training looks through them
+    debug = options.get(Names(RunOptions).debug_level, 0)
+    show_log(logging.DEBUG if debug >= 5 else logging.INFO if debug >= 1 else logging.WARNING)
+    disable_progress_bar()  # of loading and writing; training has its own
+    result = api.train(**options)
+    if is_main_process():
+        print_text(str(result))
+    del result  # the wrapped model must go before the process group
+    leave_process_group()
+    return 0
+
+
+def _train_parser(*options: type) -> StrictParser:
+    from stepjepa.training.options import COMMON, inherited_names
+
+    command = COMMANDS["train"]
+    first = "options run model method loss views".split()
+    return StrictParser(
+        options,
+        command.help,
+        aliases=published(*options),
+        positional=command.positional(Names(*options)),
+        headings=(*first, "semantic tube", "looking ahead", "data", "lora", "output", COMMON),
+        others=(*PUBLISHED, *inherited_names()),
+    )
 
 
 def tell(error: Exception, name: str, status: int | None = None) -> int:
@@ -140,7 +458,7 @@ def tell(error: Exception, name: str, status: int | None = None) -> int:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: stepjepa COMMAND [options]",

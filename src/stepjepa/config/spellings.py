@@ -241,9 +241,9 @@ LEFT: dict[str, Answer] = {
     "attention_layers": Answer("", _NO_NUMBERS, idle=("none",)),
     "per_device_train_batch_size": Answer(
         "eval_split",
-        "it is an option of stepjepa train; check reports no padding, and stepjepa inspect --rows_packed N shows how N "
-        "examples are packed",
+        "it is an option of stepjepa train; check reports no padding",
     ),
+    "rows_packed": Answer("", "was removed: one row is shown; training's log has the tokens of a batch", idle=("1",)),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
     "seed": Answer("eval_split", "was removed from check: nothing of its report is sampled any more"),
     "resume": Answer(

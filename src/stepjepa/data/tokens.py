@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -102,14 +101,6 @@ def _reaches_over(tokenizer: PreTrainedTokenizerBase, text: str, tokens: Tokenis
     # Some tokenizers give no token to the white space before the position.
     alone, _ = encode_texts(tokenizer, [text[:place]])[0]
     return not np.array_equal(alone, ids[:before])
-
-
-@cache
-def byte_letters() -> dict[str, int]:
-    """GPT-2's letter for each byte -> the byte."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.ndarray:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.config.option import Names, Unread, check_fields, option, options_of, unread_options
+from stepjepa.config.option import Names, Unread, check_fields, option, options_of
 from stepjepa.data.options import ColumnOptions, StepsOptions
 from stepjepa.data.prepare.options import PrepareOptions
 from stepjepa.data.report import REASONS, DataReport
 from stepjepa.data.sources import RowSource
-from stepjepa.inspect.statistics import TextReader, TextStatistics
+from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
 from stepjepa.inspect.view import encoder_for, method_from, taken, tokenizer_of
 from stepjepa.objectives.base import Objective, built_in, find_objective, objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
@@ -80,19 +80,18 @@ class Truncation:
         max_length: in tokens.
         answers_cut: examples whose answer is cut.
         rows_without_room: rows that are skipped, because the prompt alone fills `max_length`.
-        longest, most: the `max_length` that holds all chats in full, and 99 of a hundred.
+        longest: the `max_length` that holds all chats in full.
     """
 
     max_length: int
     answers_cut: int
     rows_without_room: int
     longest: int
-    most: int
 
     def line(self) -> str:
         """What is cut, and which length would hold the chats."""
         start = f"Truncation at {_NAME.max_length} {self.max_length:,}"
-        fits = f"all chats fit into {self.longest:,}, 99 % into {self.most:,}"
+        fits = f"all chats fit into {self.longest:,}"
         if not self.answers_cut + self.rows_without_room:
             return f"{start}: none; {fits}"
         rows = counted(self.rows_without_room, "row")
@@ -198,7 +197,7 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
     if name is None:
         for _ in reader.read(own.num_proc):
             pass
-        notes = _notes_without_tokenizer(own, options)
+        notes = _notes_without_tokenizer(options)
     else:
         if reader.texts.plain_text and not asked:
             takes_text = (label for label, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
@@ -213,12 +212,10 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
     return CheckReport(reader.texts, tokens, warnings, notes)
 
 
-def _notes_without_tokenizer(own: FileOptions, options: dict[str, Any]) -> list[str]:
+def _notes_without_tokenizer(options: dict[str, Any]) -> list[str]:
     """Which of the options wait for a tokenizer, and what one adds."""
-    changed = [name for name, known in options_of(FileOptions).items() if getattr(own, name) != known.default]
-    unread = [Unread(name, f"without --{_NAME.model_name}") for name in options if name not in _READ]
-    notes = sorted(str(one) for one in [*unread, *unread_options(own, changed)])
-    return [*notes, f"--{_NAME.model_name} NAME adds what a model will see: pairs, lengths, truncation"]
+    unread = [str(Unread(name, f"without --{_NAME.model_name}")) for name in sorted(options) if name not in _READ]
+    return [*unread, f"--{_NAME.model_name} NAME adds what a model will see: pairs, lengths, truncation"]
 
 
 def read_tokens(
@@ -238,23 +235,21 @@ def read_tokens(
     """
     encoder = encoder_for(reader.rows, tokenizer, method)
     data = DataReport(reader.rows.name)
-    kept, full = [], []  # lengths of examples, and of chats before any cut
+    kept, longest = [], 0  # lengths of examples, and of the longest chat before any cut
     for chunk in reader.read(processes, encoder):
         assert chunk.encoded is not None
         data.add(chunk.encoded.report)
         kept.append(chunk.encoded.store.lengths)
-        full.append(chunk.lengths)
+        longest = max(longest, chunk.longest)
     data.require(data.examples)
     data.set_lengths(np.concatenate(kept))
     truncation = None
     if not encoder.streams:
-        longest, most = np.percentile(np.concatenate(full), (100, 99), method="inverted_cdf")
         truncation = Truncation(
             encoder.options.max_length,
             answers_cut=data.answers_truncated,
             rows_without_room=data.rows_skipped["no_room_for_answer"],
-            longest=int(longest),
-            most=int(most),
+            longest=longest,
         )
     return TokenStatistics(name, len(encoder.tokenizer), summary(method), objective_of(method), data, truncation)
 
@@ -276,8 +271,8 @@ def _of_steps(statistics: TextStatistics) -> Iterator[DataWarning]:
             "one_step",
             one_step,
             statistics.chats,
-            f"{_share(one_step, statistics.chats)} have one step ({statistics.found_by})",
-            f"they make no pair for step_jepa and train as plain language modelling; {statistics.remedy}",
+            f"{_share(one_step, statistics.chats)} have one step ({statistics.steps.words})",
+            f"they make no pair for step_jepa and train as plain language modelling; {FEW_STEPS}",
         )
     steps = statistics.steps
     for reason, unread in steps.unread.items():
@@ -297,17 +292,17 @@ def _of_rows(statistics: TextStatistics) -> Iterator[DataWarning]:
     for name, rows, text, advice in statistics.row_warnings():
         yield DataWarning(name, rows, statistics.rows_read, text, advice)
     repeats, leak = statistics.repeats, statistics.leak
-    if repeats.rows:
+    if repeats:
         what, remedy = "text", "remove them"
         if not statistics.plain_text:
             what = "question"
             remedy = f"several answers may be meant; of copies stepjepa prepare --{_NAME.dedup} keeps the first"
-        share = _share(repeats.rows, statistics.rows_usable)
+        share = _share(repeats, statistics.rows_usable)
         yield DataWarning(
             f"duplicate_{what}s",
-            repeats.rows,
+            repeats,
             statistics.rows_usable,
-            f"{share} repeat the {what} of an earlier one ({_first(statistics, *repeats.first)})",
+            f"{share} repeat the {what} of an earlier one ({_first(statistics, *statistics.first_repeat)})",
             f"{remedy}; never split them over training and evaluation",
         )
     if leak is not None and leak.found:
@@ -336,11 +331,8 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
         return warnings
     rows_cut = cut.answers_cut + cut.rows_without_room
     if rows_cut:
-        enough = f"{cut.longest:,}"
-        if cut.most < cut.longest:
-            enough += f", or to {cut.most:,} for 99 % of the rows"
         text = f"{_share(rows_cut, data.rows_read)} are cut or skipped at {_NAME.max_length} {cut.max_length:,}"
-        raised = f"raise --{_NAME.max_length} to {enough}, or take them out"
+        raised = f"raise --{_NAME.max_length} to {cut.longest:,}, or take them out"
         advice = f"the model does not learn how such answers end: {raised}"
         warnings.append(DataWarning("truncated", rows_cut, data.rows_read, text, advice))
     if data.rows_kept and data.end_token is None:

@@ -30,66 +30,38 @@ _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js
 Page = dict[str, Any]
 
 
-def page_data(
-    title: str,
-    shown: str,
-    forms: Mapping[str, Page],
-    why_not: Mapping[str, str],
-    texts: Mapping[str, int],
-    notes: Sequence[str] = (),
-) -> Page:
-    """All that the page shows, ready for JSON. Text of the data is in it with control and format characters escaped.
-
-    Args:
-        shown: the form that was asked for, ``packed``, ``two_pass`` or ``inline``.
-        forms: form -> `form_data`, the one that was asked for among them.
-        why_not: form -> why it is not there.
-        texts: labels of tokens -> their numbers, as `row_data` has given them.
-        notes: about all forms.
-    """
-    return {
-        "title": escaped(title),
-        "notes": list(map(escaped, notes)),
-        "kinds": [{"name": name, "letter": kind.letter, "words": kind.meaning} for name, kind in KINDS.items()],
-        "shown": shown,
-        "forms": forms,
-        "whyNot": {name: escaped(why) for name, why in why_not.items()},
-        "texts": list(texts),
-    }
-
-
-def form_data(records: Sequence[RowRecord], texts: dict[str, int], packing: str, notes: Sequence[str] = ()) -> Page:
-    """The rows of one form, at least one, with a line on how they are packed; `texts` is as for `row_data`."""
-    return {
-        "packing": [escaped(packing)],
-        "notes": list(map(escaped, notes)),
-        "rows": [row_data(record, texts) for record in records],
-    }
-
-
-def row_data(record: RowRecord, texts: dict[str, int]) -> Page:
-    """One row.
-
-    Args:
-        texts: labels of tokens -> their numbers; new ones are added.
+def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
+    """All that the page shows of a row, ready for JSON, with control and format characters of the data escaped.
 
     Returns:
-        ``tokens`` (L,) numbers into the labels; the integer fields of `RowRecord`, (L,) each; ``kinds`` (L,) numbers into
-        `KINDS`; ``sections`` [start, stop, name]; ``labelled`` [start, stop) of the tokens with an LM loss, flat; ``seen``
-        for each token the [start, stop) of the runs that it sees, flat; ``pairs``; ``lanes``; ``counts``; ``batch``.
+        ``texts``, labels of tokens, and ``row``: ``tokens`` (L,) numbers into the labels; the integer fields of `RowRecord`,
+        (L,) each; ``kinds`` (L,) numbers into ``kinds`` of the page; ``sections`` [start, stop, name]; ``labelled``
+        [start, stop) of the tokens with an LM loss, flat; ``seen`` for each token the [start, stop) of what it sees, flat;
+        ``pairs``; ``tags``; ``lanes``; ``counts``.
     """
-    numbers, lanes = {kind: number for number, kind in enumerate(KINDS)}, record.lanes
-    return {
+    texts: dict[str, int] = {}
+    numbers = {kind: number for number, kind in enumerate(KINDS)}
+    row = {
         "counts": record.counts,
-        "batch": record.batch,
         "tokens": [texts.setdefault(token_label(text), len(texts)) for text in record.texts],
         **{name: getattr(record, name).tolist() for name in FIELDS.values()},
         "kinds": [numbers[kind] for kind in record.kinds],
         "sections": [[start, stop, escaped(record.names[start])] for start, stop in record.sections],
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for row in record.visible],
-        "pairs": [asdict(pair) | {"arrow": pair.arrow} for pair in record.pairs],
-        "lanes": {**vars(lanes), "columns": lanes.columns.tolist()},
+        "pairs": [
+            asdict(pair) | {"arrow": pair.arrow, "title": pair.title, "lines": record.sides(pair)}
+            for pair in record.pairs
+        ],
+        "tags": record.tags,
+        "lanes": asdict(record.lanes),
+    }
+    return {
+        "title": escaped(title),
+        "notes": list(map(escaped, notes)),
+        "kinds": [{"name": name, "letter": kind.letter, "words": kind.meaning} for name, kind in KINDS.items()],
+        "row": row,
+        "texts": list(texts),
     }
 
 

@@ -22,13 +22,13 @@ from stepjepa.data.options import PairColumns
 from stepjepa.data.prepare.rows import question_key, question_of
 from stepjepa.data.report import RowCounts, StepCounts, listed_files
 from stepjepa.data.sources import RowSource
-from stepjepa.data.steps import StepSplitter, rules_for
+from stepjepa.data.steps import rules_for
 from stepjepa.data.token_rows import stream_content
 from stepjepa.errors import RowError, attempted
 from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
-from stepjepa.utils.parallel import mapped, twice
-from stepjepa.utils.text import counted, escaped, printable
+from stepjepa.utils.parallel import mapped
+from stepjepa.utils.text import counted, printable
 
 _SHOWN_CHARACTERS = 400
 _LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
@@ -37,6 +37,10 @@ _MOST_ORDERS = 5  # of roles, listed
 _SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
 _UNLIMITED = 2**31 - 1
 _NAME = Names(ExampleOptions)
+FEW_STEPS = (
+    f"name another --{_NAME.step_splitter} or --{_NAME.step_separator}, or train with --{_NAME.objective} llm_jepa, which "
+    "needs no steps"
+)
 
 
 @dataclass(frozen=True)
@@ -68,32 +72,6 @@ class RowSample:
 
 
 @dataclass
-class Repeats:
-    """Rows that ask what an earlier row asks (`prepare.rows.question_key`: letter case and white space aside).
-
-    Attributes:
-        rows: such rows.
-        first: places of the first such row and of the one that it repeats; () where there is none.
-    """
-
-    rows: int = 0
-    first: tuple[str, ...] = ()
-    _questions: dict[int, int] = field(default_factory=dict, repr=False)  # hash -> number of the first row
-
-    def count(self, rows: RowSource, number: int, key: int) -> None:
-        """Count row `number` of `rows`, whose question has the hash `key`."""
-        earlier = self._questions.setdefault(key, number)
-        if earlier != number:
-            self.rows += 1
-            self.first = self.first or (rows.place(earlier), rows.place(number))
-
-    def find(self, question: str) -> int | None:
-        """The number of the first row with this question, None if there is none."""
-        key = _hashed(question)
-        return None if key is None else self._questions.get(key)
-
-
-@dataclass
 class Leak(RowCounts):
     """Rows of an evaluation file whose question is in the training file.
 
@@ -113,7 +91,7 @@ class TextStatistics(RowCounts):
     """What the rows of a data set hold; every row read is counted once as usable or skipped.
 
     Attributes:
-        splitter, separator: how steps were looked for; no separator where the splitter reads none.
+        splitter: how steps were looked for.
         files: of a folder, those that are read.
         plain_text: whether the first row, and with it the data set, is plain text and no chat.
         rows_usable: rows that can be trained on.
@@ -121,17 +99,15 @@ class TextStatistics(RowCounts):
         step_counts: steps -> usable chats; of a row with several answers the one with the most steps counts.
         rows_with_question: usable chats with a text of the user.
         pairs_first, pairs_all: pairs that ``step_pairs`` first and all would make.
-        other_splitters: the splitter that ``auto`` chooses for the data set, where it is another one -> usable chats in
-            which it finds two or more steps.
-        streams: "Plain text", "Token ids" -> usable rows that are no chats.
+        streams: usable rows of plain text or token ids.
         steps: where the steps come from.
-        repeats: rows with the question of an earlier one.
+        repeats: rows that ask what an earlier one asks (`prepare.rows.question_key`: letter case and white space aside).
+        first_repeat: places of the first such row and of the one that it repeats; () where there is none.
         leak: rows of the evaluation file with a question of this one; None without such a file.
         samples: the first usable row.
     """
 
     splitter: str
-    separator: str
     files: list[str] = field(default_factory=list)
     plain_text: bool = False
     rows_usable: int = 0
@@ -140,17 +116,17 @@ class TextStatistics(RowCounts):
     rows_with_question: int = 0
     pairs_first: int = 0
     pairs_all: int = 0
-    other_splitters: Counter[str] = field(default_factory=Counter)
-    streams: Counter[str] = field(default_factory=Counter)
+    streams: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
-    repeats: Repeats = field(default_factory=Repeats)
+    repeats: int = 0
+    first_repeat: tuple[str, ...] = ()
     leak: Leak | None = None
     samples: list[RowSample] = field(default_factory=list)
 
     @property
     def chats(self) -> int:
         """Usable rows that are chats."""
-        return self.rows_usable - self.streams.total()
+        return self.rows_usable - self.streams
 
     @property
     def rows_with_steps(self) -> int:
@@ -158,28 +134,9 @@ class TextStatistics(RowCounts):
         return sum(rows for steps, rows in self.step_counts.items() if steps >= 2)
 
     @property
-    def better_splitter(self) -> str | None:
-        """The splitter that ``auto`` chooses, where the chosen one finds steps in less than half of the chats, and fewer."""
-        if 2 * self.rows_with_steps >= self.chats:
-            return None
-        return next((name for name, rows in self.other_splitters.items() if rows > self.rows_with_steps), None)
-
-    @property
-    def remedy(self) -> str:
-        """What to do where few answers have two steps."""
-        better = self.better_splitter
-        if better is None:
-            return f"give --{_NAME.step_separator}, or train with --{_NAME.objective} llm_jepa, which needs no steps"
-        use = f"use --{_NAME.step_splitter} {better}"
-        if better == self.splitter:
-            use = f"leave out --{_NAME.step_separator}"
-        return f"{use}: the splitter that auto chooses, {better}, finds them in {self.other_splitters[better]:,}"
-
-    @property
     def ready(self) -> bool:
         """Whether the file serves ``step_jepa`` as it is read."""
-        enough = self.rows_with_steps >= max(_SERVES * self.chats, 1)
-        return enough and self.better_splitter is None and not self.plain_text
+        return self.rows_with_steps >= max(_SERVES * self.chats, 1) and not self.plain_text
 
     @property
     def verdict(self) -> str:
@@ -194,14 +151,7 @@ class TextStatistics(RowCounts):
                 verdict += f"; the other {chats - rows:,} would train as plain language modelling"
             return verdict
         few = f"only {rows:,} of {chats:,} rows have" if rows else "no row has"
-        return f"not for step_jepa: {few} two steps ({self.found_by}); {self.remedy}"
-
-    @property
-    def found_by(self) -> str:
-        """Where steps come from, with a separator of the user's own."""
-        if self.separator in ("", "\n\n") or self.steps.own:
-            return self.steps.words
-        return f"{self.steps.words} {escaped(self.separator)}"
+        return f"not for step_jepa: {few} two steps ({self.steps.words}); {FEW_STEPS}"
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
@@ -209,9 +159,7 @@ class TextStatistics(RowCounts):
             **super().to_dict(),
             "step_counts": {str(steps): rows for steps, rows in sorted(self.step_counts.items())},
             "samples": [asdict(sample) for sample in self.samples],
-            "repeats": {"rows": self.repeats.rows, "first": self.repeats.first},
             "rows_with_steps": self.rows_with_steps,
-            "better_splitter": self.better_splitter,
             "verdict": self.verdict,
             "ready_for_step_jepa": self.ready,
         }
@@ -225,13 +173,14 @@ class TextStatistics(RowCounts):
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
         lines += [f"    {printable(line)}" for line in self.skipped_lines()]
         lines += [f"  {line}" for line in self.other_lines()]
-        lines += [f"  {name}: {counted(rows, 'row')}" for name, rows in self.streams.items()]
+        if self.streams:
+            lines.append(f"  Plain text: {counted(self.streams, 'row')}")
         if self.chats:
             lines.append(f"  Roles: {_listed(self.role_orders)}")
         for sample in self.samples:
             lines += sample.lines()
         if self.chats and not self.plain_text:
-            lines += ["", f"Steps an answer ({self.found_by}):", *self._table()]
+            lines += ["", f"Steps an answer ({self.steps.words}):", *self._table()]
             first, every = f"--{_NAME.step_pairs} first", f"--{_NAME.step_pairs} all"
             lines.append(f"  Pairs: {self.pairs_first:,} ({first}), {self.pairs_all:,} ({every})")
         lines += ["", f"Verdict: {self.verdict}"]
@@ -244,38 +193,36 @@ class TextStatistics(RowCounts):
         counts: Counter[int] = Counter()
         for steps, rows in self.step_counts.items():
             counts[min(steps, _LONGEST_TABLE)] += rows
-        most, lines = max(counts.values()), []
+        most = max(counts.values())
+        lines = []
         for steps, rows in sorted(counts.items()):
-            more = "+" if steps == _LONGEST_TABLE else " "
-            share = 100 * rows / self.chats
+            label = f"{steps}{'+' if steps == _LONGEST_TABLE else ''}"
+            share = rows / self.chats
             bar = "#" * max(1, round(_BAR * rows / most))
-            noun = "row " if rows == 1 else "rows"
-            lines.append(f"  {steps:>3}{more} {rows:>9,} {noun} {share:5.1f} %  {bar}")
+            lines.append(f"  {label:>4} {counted(rows, 'row'):>14} {share:7.1%}  {bar}")
         return lines
 
 
 def _listed(counts: Counter[str]) -> str:
-    parts = [f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_ORDERS)]
-    more = len(counts) - _MOST_ORDERS
-    if more > 0:
-        parts.append(f"and {more:,} other kinds")
-    return "; ".join(parts)
+    return "; ".join(f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_ORDERS))
 
 
 class Chunk(NamedTuple):
     """What is counted in a chunk of rows.
 
     Attributes:
+        numbers: of the rows.
         texts: statistics of the chunk.
         questions: the hash of each row's question, None where there is none.
         encoded: the examples of the rows; None without an encoder.
-        lengths: tokens of each chat before any cut; none of plain text.
+        longest: tokens of the longest chat before any cut; 0 for plain text.
     """
 
+    numbers: list[int]
     texts: TextStatistics
     questions: list[int | None]
     encoded: Encoded | None
-    lengths: np.ndarray
+    longest: int
 
 
 @dataclass
@@ -284,17 +231,17 @@ class _Counter:
 
     Attributes:
         empty: statistics of no rows.
-        usual: the splitter that ``auto`` chooses.
         encoder: makes the examples of the rows, where there is one.
     """
 
     empty: TextStatistics
     options: EncodeOptions
-    usual: StepSplitter
     encoder: RowEncoder | None = None
 
-    def __call__(self, rows: Sequence[PlacedRow]) -> Chunk:
-        """Count a chunk; with `strict_data` a DataError for an unusable row."""
+    def __call__(self, numbered: Sequence[tuple[int, PlacedRow]]) -> Chunk:
+        """Count a chunk of rows with their numbers; with `strict_data` a DataError for an unusable row."""
+        numbers = [number for number, _ in numbered]
+        rows = [row for _, row in numbered]
         texts = deepcopy(self.empty)
         is_text = [texts.plain_text and is_stream(row) for _, row in rows]
         chat_rows = [row for (_, row), text in zip(rows, is_text, strict=True) if not text]
@@ -316,9 +263,9 @@ class _Counter:
         texts.rows_read = len(rows)
         texts.rows_usable = len(rows) - texts.rows_skipped.total()
         if self.encoder is None:
-            return Chunk(texts, questions, None, np.zeros(0, np.int64))
+            return Chunk(numbers, texts, questions, None, 0)
         encoded = self.encoder(rows, chats)
-        return Chunk(texts, questions, encoded, _full_lengths(self.encoder, rows, encoded))
+        return Chunk(numbers, texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
 
     def _count_chat(self, texts: TextStatistics, place: str, chat: CheckedChat | RowError) -> int | None:
         """Count a chat; the hash of its question. Raises the RowError that it is, or has instead of its steps."""
@@ -330,20 +277,18 @@ class _Counter:
         texts.see_left_over(chat.rest)
         texts.steps.count(place, chat.steps)
         trained = trained_answers(chat.messages)
-        answers = list(compress(chat.answers, trained))
         steps = [len(spans) for spans in compress(chat.steps.spans, trained)]
         texts.step_counts[max(steps)] += 1
         texts.pairs_first += sum(count >= 2 for count in steps)
         texts.pairs_all += sum(count - 1 for count in steps if count)
-        for name in texts.other_splitters:
-            texts.other_splitters[name] += any(len(self.usual.spans(answer)) >= 2 for answer in answers)
 
         roles = tuple(message["role"] for message in chat.messages)
         texts.role_orders[", ".join(roles)] += 1
         if not texts.samples:
+            first_answer = next(compress(chat.answers, trained))
             asked = [message["content"] for message in chat.messages if message["role"] == "user"]
             shown = {"User": _cut(asked[0])} if asked else {}
-            texts.samples = [RowSample(place, roles, {**shown, "Assistant": _cut(answers[0])}, steps[0])]
+            texts.samples = [RowSample(place, roles, {**shown, "Assistant": _cut(first_answer)}, steps[0])]
         question = _hashed(question_of(chat.messages))
         texts.rows_with_question += question is not None
         return question
@@ -352,25 +297,24 @@ class _Counter:
         """Count a row of plain text; the hash of its text. RowError if it cannot be used."""
         text = _asked(row, True, None)
         texts.see_left_over(left_over(row, ()))
-        texts.streams["Plain text" if row.get("input_ids") is None else "Token ids"] += 1
+        texts.streams += 1
         texts.samples = texts.samples or [RowSample(place, (), {"Text": _cut(text)})]
         return _hashed(text)
 
 
-def _full_lengths(encoder: RowEncoder, rows: Sequence[PlacedRow], encoded: Encoded) -> np.ndarray:
-    """Tokens of each chat before any cut: a chat without an example, or with one that is full, is tokenised again."""
+def _longest_chat(encoder: RowEncoder, rows: Sequence[PlacedRow], encoded: Encoded) -> int:
+    """Tokens of the longest chat before any cut: a chat without an example, or with one that is full, is tokenised again."""
     if encoder.streams:
-        return np.zeros(0, np.int64)
-    lengths = encoded.store.lengths.astype(np.int64)
-    longest = encoder.options.max_length
+        return 0
+    lengths = encoded.store.lengths.tolist()
     stops = np.cumsum(encoded.counts).tolist()
     cut = []
     for row, examples, stop in zip(rows, encoded.counts, stops, strict=True):
-        if not examples or lengths[stop - 1] >= longest:
+        if not examples or lengths[stop - 1] >= encoder.options.max_length:
             cut.append(row)
     uncut = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
     again = replace(encoder, options=uncut)(cut)
-    return np.concatenate([lengths[lengths < longest], again.store.lengths])
+    return max([*lengths, *again.store.lengths.tolist()], default=0)
 
 
 class TextReader:
@@ -393,20 +337,12 @@ class TextReader:
     def __init__(self, rows: RowSource, method: JEPAOptions):
         columns = method.columns
         rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
-        usual = rules_for(rows, "auto", column=method.steps_column, columns=columns).splitter
-        reads_separator = rules.splitter.reads_separator and not rules.required
-        empty = TextStatistics(
-            rows.name,
-            rules.name,
-            rules.splitter.separator if reads_separator else "",
-            rows.files,
-            plain_text=columns is None and is_stream(next((row for _, row in rows), None)),
-            steps=StepCounts.of(rules),
-        )
-        if rules.required or usual != rules.splitter:
-            empty.other_splitters[usual.name] = 0
+        first = next((row for _, row in rows), None)
+        plain_text = columns is None and is_stream(first)
+        empty = TextStatistics(rows.name, rules.name, rows.files, plain_text, steps=StepCounts.of(rules))
         self.rows, self.texts = rows, deepcopy(empty)
-        self._counter = _Counter(empty, EncodeOptions.of(method, rules=rules), usual)
+        self._first: dict[int, int] = {}  # hash of a question -> number of the first row with it
+        self._counter = _Counter(empty, EncodeOptions.of(method, rules=rules))
 
     def read(self, processes: int = 1, encoder: RowEncoder | None = None) -> Iterator[Chunk]:
         """Count the rows; what was counted of each chunk, with the examples that the encoder, where there is one, makes.
@@ -414,16 +350,19 @@ class TextReader:
         Raises:
             DataError: the source is broken or without a usable row, or with ``strict_data`` the first bad row.
         """
-        rows, texts, numbered = self.rows, self.texts, iter(self.rows)
-        ahead, chunks = twice(iter(lambda: list(islice(numbered, CHUNK_ROWS)), []))
-        placed = ([(rows.place(number), row) for number, row in chunk] for chunk in ahead)
-        results = mapped(replace(self._counter, encoder=encoder), placed, processes, "num_proc")
-        for result, chunk in zip(results, chunks, strict=False):
+        rows, texts = self.rows, self.texts
+        placed = ((number, (rows.place(number), row)) for number, row in rows)
+        chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
+        for result in mapped(replace(self._counter, encoder=encoder), chunks, processes, "num_proc"):
             texts.samples = texts.samples or result.texts.samples
             texts.add(result.texts)
-            for (number, _), question in zip(chunk, result.questions, strict=True):
-                if question is not None:
-                    texts.repeats.count(rows, number, question)
+            for number, question in zip(result.numbers, result.questions, strict=True):
+                if question is None:
+                    continue
+                earlier = self._first.setdefault(question, number)
+                if earlier != number:
+                    texts.repeats += 1
+                    texts.first_repeat = texts.first_repeat or (rows.place(earlier), rows.place(number))
             yield result
         texts.require(texts.rows_usable)
 
@@ -437,7 +376,7 @@ class TextReader:
                 leak.skip(question, others.place(number))
                 continue
             leak.rows += 1
-            known = self.texts.repeats.find(question)
+            known = self._first.get(question_key(question)) if question.strip() else None
             if known is not None:
                 leak.found += 1
                 leak.first = leak.first or (others.place(number), self.rows.place(known))

@@ -30,7 +30,7 @@ from stepjepa.objectives.options import (
     PredictorOptions,
     TargetOptions,
 )
-from stepjepa.objectives.pairs import PairBuilder, VectorNames
+from stepjepa.objectives.pairs import PairBuilder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,7 @@ class Objective:
         groups: of K predictor tokens, each with a predictor head of its own, by the numbers in the tokens' names.
         unread: options that it does not read though it may read others of their topics; they must be left out.
         brief: its form in a word, where it has several.
-        vector_names: what the sides of a pair are called where they are sums of states.
+        vector_names: what the source and the target of a pair are called where they are sums of states.
         stream: number of its random numbers, which no other draw of an example uses.
         options: of the run; None before they are known.
         own: its own options, an instance of `Options`.
@@ -108,7 +108,7 @@ class Objective:
     groups: tuple[int, ...] = (1,)
     unread: frozenset[str] = frozenset()
     brief: str = ""
-    vector_names: VectorNames = VectorNames()
+    vector_names: tuple[str, str] = ("source", "target")
     stream: ClassVar[int] = 6
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -29,7 +29,6 @@ from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
 from stepjepa.objectives.base import JEPA, ModelView
 from stepjepa.objectives.multi_token import TokenHeads
 from stepjepa.objectives.options import AHEAD
-from stepjepa.objectives.pairs import VectorNames
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +49,7 @@ class FutureSummary(TokenHeads):
 
     name = "future_summary"
     Options = FutureSummaryOptions
-    vector_names = VectorNames("bag of tokens", "state", "tokens after")
+    vector_names = "state", "tokens after"
     distance_name = "binary cross-entropy"
 
     def modules(self, width: int, vocabulary: int) -> nn.Module:

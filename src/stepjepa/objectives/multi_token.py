@@ -23,7 +23,6 @@ from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.types import NOT_LABELLED, Batch, ForestOutput, LossPart, LossParts
 from stepjepa.objectives.base import JEPA, LookAhead, ModelView
 from stepjepa.objectives.options import AHEAD, LossOptions, PairOptions
-from stepjepa.objectives.pairs import VectorNames
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +88,7 @@ class MultiToken(TokenHeads):
 
     name = "multi_token"
     Options = MultiTokenOptions
-    vector_names = VectorNames("tokens ahead", "state", "tokens after")
+    vector_names = "state", "tokens after"
     distance_name = "cross-entropy"
 
     @property

@@ -34,7 +34,6 @@ from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts, PairsF
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import JEPA, LookAhead, ModelView
 from stepjepa.objectives.options import AHEAD, Defaults
-from stepjepa.objectives.pairs import VectorNames
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +68,7 @@ class NextLatent(LookAhead):
     name = "next_latent"
     defaults = Defaults(target_grad=False, jepa_loss="smooth_l1")
     Options = NextLatentOptions
-    vector_names = VectorNames("rollout", "state", "next state")
+    vector_names = "state", "next state"
 
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -125,20 +124,3 @@ def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
             continue
         usable.append(turn)
     return usable, reason
-
-
-class VectorNames(NamedTuple):
-    """What a pair's two sides are called where they are weighted sums of states on the trunk.
-
-    Attributes:
-        kind: of such a pair.
-        source, target: its two sides.
-        total: their sum, where that is of interest.
-        ends: the states that bound what was sampled for it: the target's first and last, and the source's last one.
-    """
-
-    kind: str = "vectors"
-    source: str = "source"
-    target: str = "target"
-    total: str = ""
-    ends: tuple[str, ...] = ()

@@ -70,7 +70,7 @@ from stepjepa.data.types import TRUNK, Example, Pair, PairsFound, Read, Span, Te
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import TrunkObjective
 from stepjepa.objectives.options import LossOptions
-from stepjepa.objectives.pairs import VectorNames, question_and_answer
+from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
     import torch
@@ -114,11 +114,11 @@ class TubeOptions(Topic):
 
 _NAME = Names(TubeOptions, LossOptions)
 _VECTORS = {
-    "span": VectorNames("span", "T - P", "P", "T", ("s", "t")),
-    "three_index": VectorNames("three_index", "r to t", "s to r", ends=("s", "r", "t")),
-    "e2e": VectorNames("e2e", "user", "answer"),
-    "mean": VectorNames("mean", "user", "answer"),
-    "curvature": VectorNames("curvature", "before", "after"),
+    "span": ("T - P", "P"),
+    "three_index": ("r to t", "s to r"),
+    "e2e": ("user", "answer"),
+    "mean": ("user", "answer"),
+    "curvature": ("before", "after"),
 }
 
 
@@ -138,7 +138,7 @@ class SemanticTube(TrunkObjective):
         return self.options.tube_mode
 
     @property
-    def vector_names(self) -> VectorNames:  # type: ignore[override]
+    def vector_names(self) -> tuple[str, str]:  # type: ignore[override]
         return _VECTORS[self.options.tube_mode]
 
     @property

@@ -15,11 +15,9 @@ class Row {
     for (let at = 0; at < raw.labelled.length; at += 2) {
       for (let token = raw.labelled[at]; token < raw.labelled[at + 1]; token++) this.labelled.add(token);
     }
-    this.firstOf = new Map(); // of each example: where it begins
-    raw.examples.forEach((example, token) => {
-      if (!this.firstOf.has(example)) this.firstOf.set(example, token);
-    });
-    this.reads = readouts(raw);
+    // token -> [[words, side], ..]: what is said after a token.
+    const sided = (words) => [words, words.split(" ")[0]];
+    this.reads = new Map(Object.entries(raw.tags).map(([token, tags]) => [Number(token), tags.map(sided)]));
   }
 
   text(token) {
@@ -45,8 +43,7 @@ class Row {
 
   section(token) {
     const [start, stop, name] = this.raw.sections[this.sectionOf[token]];
-    const several = this.raw.batch > 1 && this.raw.examples[start] >= 0;
-    return { start, stop, name: several ? `example ${this.raw.examples[start]}, ${name}` : name };
+    return { start, stop, name };
   }
 
   sees(query, key) {
@@ -73,18 +70,16 @@ class Row {
 
   // Whether `query` sees `key` by the rule, and why.
   why(query, key) {
-    const { examples, segments, orders, attaches, floors } = this.raw;
+    const { segments, orders, attaches, floors } = this.raw;
     const own = segments[query] === segments[key];
-    if (examples[query] !== examples[key]) return [false, "another example"];
-    if (examples[query] < 0) return own ? [true, "padding sees itself"] : [false, "padding sees itself alone"];
     if (own && orders[key] > orders[query]) return [false, "it comes later in the same segment"];
     if (own && orders[key] < floors[query]) return [false, "the view is isolated in its place: it sees nothing before it"];
     if (own) return [true, query === key ? "every token sees itself" : "the same segment, not later"];
     const name = this.section(query).name;
     if (segments[key] !== TRUNK) return [false, "it is off the trunk, in another segment"];
     if (attaches[query] < 0) return [false, `${name} is isolated: it sees itself alone`];
-    const hangs = this.firstOf.get(examples[query]) + attaches[query];
-    if (orders[key] <= attaches[query]) return [true, `on the trunk, up to token ${hangs}, where ${name} is attached`];
+    const hangs = attaches[query];
+    if (orders[key] <= hangs) return [true, `on the trunk, up to token ${hangs}, where ${name} is attached`];
     return [false, `on the trunk, but after token ${hangs}, where ${name} is attached`];
   }
 }
@@ -106,26 +101,8 @@ function range(noun, first, last) {
   return first === last ? `${noun} ${first}` : `${noun}s ${first}\u2013${last}`;
 }
 
-// token -> [[words, side], ..]: what is said after a token.
-function readouts(raw) {
-  const found = new Map();
-  const say = (token, what, number, side) => {
-    if (!found.has(token)) found.set(token, new Map());
-    const said = found.get(token);
-    if (!said.has(what)) said.set(what, { side, numbers: [] });
-    said.get(what).numbers.push(raw.batch > 1 ? number.join(".") : number[1]);
-  };
-  for (const pair of raw.pairs) {
-    const number = [pair.example, pair.number];
-    if (pair.views && !pair.views.standalone) say(pair.views.source_end, "end of source", number, "");
-    for (const [name, token] of pair.ends) say(token, name, number, pair.views ? name : "");
-  }
-  return new Map(
-    [...found].map(([token, said]) => [
-      token,
-      [...said].map(([what, { side, numbers }]) => [`${what} ${numbers.join(", ")}`, side]),
-    ]),
-  );
+function span([start, stop]) {
+  return stop - start > 1 ? `${start}\u2013${stop - 1}` : `${start}`;
 }
 
 // An element with classes and children; strings become text, never markup.

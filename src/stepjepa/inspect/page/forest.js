@@ -66,17 +66,16 @@ class Forest {
 
   drawSection(svg, [start, stop, name], lane, free) {
     const { raw } = this.row;
-    const [first, behind] = [raw.lanes.columns[start], raw.lanes.columns[stop - 1] + 1];
+    const [first, behind] = [raw.positions[start], raw.positions[stop - 1] + 1];
     this.laneOf.fill(lane, start, stop);
     const [attach, y] = [raw.attaches[start], this.y(lane)];
     if (attach >= 0) {
-      const at = this.row.firstOf.get(raw.examples[start]) + attach;
-      const from = this.x(raw.lanes.columns[at] + 0.5);
+      const from = this.x(raw.positions[attach] + 0.5);
       svg.append(this.part("path", { class: "hang", d: `M${from} ${this.y(0) + BAR}V${y + BAR / 2}H${this.x(first)}` }));
     }
     for (const [from, to, kind] of this.row.kindRuns(start, stop)) {
       const width = Math.max((to - from) * this.unit, 1.5);
-      svg.append(this.part("rect", { class: `bar k-${kind}`, x: this.x(raw.lanes.columns[from]), y, width, height: BAR }));
+      svg.append(this.part("rect", { class: `bar k-${kind}`, x: this.x(raw.positions[from]), y, width, height: BAR }));
     }
     svg.append(this.part("path", { class: "edge", d: `M${this.x(first)} ${y}v${BAR + 3}` }));
     const trunk = raw.lanes.names[lane] === "trunk";
@@ -101,19 +100,19 @@ class Forest {
     const step = steps.find((one) => one * this.unit > 44) || 10000;
     for (let token = 0; token < this.row.length; token++) {
       const position = raw.positions[token];
-      if (this.laneOf[token] !== 0 || raw.examples[token] < 0 || position % step) continue;
-      svg.append(this.part("text", { x: this.x(raw.lanes.columns[token] + 0.5) - 3, y: 12 }, String(position)));
+      if (this.laneOf[token] !== 0 || position % step) continue;
+      svg.append(this.part("text", { x: this.x(raw.positions[token] + 0.5) - 3, y: 12 }, String(position)));
     }
   }
 
   drawPair(svg, pair) {
-    const end = (token) => [this.x(this.row.raw.lanes.columns[token] + 0.5), this.y(this.laneOf[token]) - 1];
+    const end = (token) => [this.x(this.row.raw.positions[token] + 0.5), this.y(this.laneOf[token]) - 1];
     const [[x, y], [toX, toY]] = pair.arrow.map(end);
     const bend = Math.min(y, toY) - 10;
     const arrow = this.part("path", { class: "arrow", d: `M${x} ${y - 6}Q${(x + toX) / 2} ${bend} ${toX} ${toY - 7}` });
     svg.append(arrow);
     for (const side of ["source", "target"]) {
-      for (const [token] of pair[side].terms) {
+      for (const [token] of pair[side]) {
         const [at, top] = end(token);
         svg.append(this.part("path", { class: `read-${side}`, d: `M${at - 4} ${top - 6}h8l-4 6z` }));
       }
@@ -126,7 +125,7 @@ class Forest {
     if (!this.marks) return;
     this.marks.replaceChildren();
     if (token === null) return;
-    const { columns } = this.row.raw.lanes;
+    const columns = this.row.raw.positions;
     const runs = this.row.seen(token);
     for (let at = 0; at < runs.length; at += 2) {
       for (let from = runs[at]; from < runs[at + 1]; ) {

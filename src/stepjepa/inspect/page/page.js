@@ -1,10 +1,9 @@
 // What is shown, and how the parts of the page tell each other.
 "use strict";
 
-const FORM_NAMES = { packed: "packed", two_pass: "two passes", inline: "inline" };
 const by = (id) => document.getElementById(id);
-const state = { form: DATA.shown, row: 0, current: null, held: null, pair: null };
-let row = null;
+const state = { current: undefined, held: null, pair: null };
+const row = new Row(DATA.row);
 
 const tokens = new Tokens(by("row"), { onCurrent: point, onHold: hold });
 const forest = new Forest(by("forest"), { onToken: (token) => tokens.focus(token) });
@@ -50,7 +49,7 @@ function describe(token) {
   const { raw } = row;
   const kind = row.kind(token);
   const first = [`token ${token} `, isolated(row.text(token)), ` \u00b7 ${row.section(token).name}`];
-  if (kind.name !== "padding") first.push(` \u00b7 position ${raw.positions[token]} \u00b7 id ${raw.ids[token]}`);
+  first.push(` \u00b7 position ${raw.positions[token]} \u00b7 id ${raw.ids[token]}`);
   first.push(` \u00b7 ${kind.words}`);
   for (const [words] of row.reads.get(token) || []) first.push(` \u00b7 ${words}`);
   if (row.labelled.has(token)) first.push(" \u00b7 LM loss is computed on it");
@@ -63,15 +62,9 @@ function list(items) {
   return items.map((item) => make("li", "", isolated(item)));
 }
 
-// Draw a row: after the form or the row was changed.
 function show() {
-  const form = DATA.forms[state.form];
-  state.row = Math.min(state.row, form.rows.length - 1);
-  row = new Row(form.rows[state.row]);
-  Object.assign(state, { current: undefined, held: null, pair: null });
-  controls();
   by("counts").textContent = row.raw.counts;
-  by("said").replaceChildren(...list([...form.packing, ...DATA.notes, ...form.notes]));
+  by("said").replaceChildren(...list(DATA.notes));
   by("legend").replaceChildren(...legend());
   tokens.show(row);
   mask.show(row);
@@ -89,43 +82,6 @@ function legend() {
     item.hidden = !used.has(number);
     return item;
   });
-}
-
-function choices(title, name, items, chosen, choose) {
-  const box = make("fieldset", "", make("legend", "", title));
-  for (const { value, label, why } of items) {
-    const input = make("input", "");
-    Object.assign(input, { type: "radio", name, value, checked: value === chosen, disabled: Boolean(why) });
-    input.addEventListener("change", () => choose(value));
-    const item = make("label", "choice", input, make("span", "", label));
-    if (why) item.title = why;
-    box.append(item);
-  }
-  return box;
-}
-
-// Built again with every change; the focus stays on the choice that was made.
-function controls() {
-  const focused = document.activeElement && document.activeElement.name;
-  const boxes = [];
-  const forms = Object.entries(FORM_NAMES).map(([value, label]) => ({ value, label, why: DATA.whyNot[value] }));
-  boxes.push(choices("Forward", "form", forms, state.form, (value) => change({ form: value })));
-  const rows = DATA.forms[state.form].rows;
-  if (rows.length > 1) {
-    const items = rows.map((_, value) => ({ value, label: `${value + 1} of ${rows.length}` }));
-    boxes.push(choices("Packed row", "packed-row", items, state.row, (value) => change({ row: value })));
-  }
-  const refused = Object.entries(DATA.whyNot).map(([form, why]) => `${FORM_NAMES[form]}: ${why}`);
-  if (refused.length) boxes.push(make("p", "hint", `not here: ${refused.join("; ")}`));
-  by("controls").replaceChildren(...boxes);
-  const again = focused && by("controls").querySelector(`input[name="${CSS.escape(focused)}"]:checked`);
-  if (again) again.focus();
-}
-
-function change(to) {
-  Object.assign(state, to);
-  show();
-  say(`shown: ${row.raw.counts}`);
 }
 
 function effective() {

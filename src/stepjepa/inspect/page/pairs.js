@@ -2,10 +2,10 @@
 "use strict";
 
 function showPairs() {
-  const { raw } = row;
-  const buttons = raw.pairs.map((pair) =>
-    make("button", "pair", make("span", "name", named(pair)), ...(pair.views ? viewLines(pair) : sumLines(pair))),
-  );
+  const buttons = row.raw.pairs.map((pair) => {
+    const [source, target] = pair.lines;
+    return make("button", "pair", make("span", "name", pair.title), side("source", source), side("target", target));
+  });
   by("pairs-hint").textContent = buttons.length ? "Choose one to see its views and where they are read." : "There is none.";
   by("pairs").replaceChildren(...buttons);
   buttons.forEach((button, number) => {
@@ -15,55 +15,8 @@ function showPairs() {
   });
 }
 
-function swatch(side) {
-  return make("span", `swatch ${side}`);
-}
-
-function read(token) {
-  return [`read at ${token} `, isolated(row.text(token)), ` (position ${row.raw.positions[token]})`];
-}
-
-function span([start, stop]) {
-  return stop - start > 1 ? `${start}\u2013${stop - 1}` : `${start}`;
-}
-
-function named(pair) {
-  const weight = pair.weight === 1 ? "" : `, weight ${pair.weight.toPrecision(3)}`;
-  const example = row.raw.batch > 1 ? `example ${pair.example}, ` : "";
-  return `${example}pair ${pair.number}` + (pair.views ? "" : `, ${pair.kind}${weight}`);
-}
-
-function viewLines(pair) {
-  const { raw } = row;
-  const { source_end: end, source_segment: segment, original, copy, standalone } = pair.views;
-  const source = standalone ? [`source ${span(segment)}, `] : [`source: up to ${end} `, isolated(row.text(end)), ", "];
-  const positions = range("position", raw.positions[copy[0]], raw.positions[copy[1] - 1]);
-  const where = !original ? "" : original[0] === copy[0] ? ", isolated in its place" : `; on the trunk ${span(original)}`;
-  const [sourceRead, targetRead] = [pair.source, pair.target].map((side) =>
-    side.terms.length === 1 ? read(side.terms[0][0]) : [`read at all its tokens: mean of ${side.covered.map(span).join(", ")}`],
-  );
-  return [
-    make("span", "what", swatch("source"), ...source, ...sourceRead),
-    make("span", "what", swatch("target"), `target ${span(copy)} (${positions})${where}, `, ...targetRead),
-  ];
-}
-
-function sumLines(pair) {
-  const covered = (vector) => vector.covered.map(span).join(", ") || `${vector.terms.length} states`;
-  const called = (vector, side) => (vector.name === side ? side : `${vector.name} (${side})`);
-  const line = (vector, side) =>
-    make("span", "what", swatch(side), `${called(vector, side)}: ${covered(vector)}; ${formula(vector)}`);
-  return [line(pair.source, "source"), line(pair.target, "target")];
-}
-
-// A vector as a sum of states, where it has few.
-function formula(vector) {
-  if (vector.terms.length > 6) return vector.terms.every(([, factor]) => factor > 0) ? "their mean state" : "a sum of states";
-  const terms = vector.terms.map(([token, factor]) => {
-    const size = Math.abs(factor) === 1 ? "" : `${Math.abs(factor).toPrecision(3)} `;
-    return `${factor < 0 ? "\u2212" : "+"} ${size}h[${token}]`;
-  });
-  return terms.join(" ").replace(/^\+ /, "");
+function side(name, words) {
+  return make("span", "what", make("span", `swatch ${name}`), isolated(words));
 }
 
 // Mark a pair's views in the text; null marks none.
@@ -76,17 +29,15 @@ function choosePair(number) {
     return;
   }
   const pair = row.raw.pairs[number];
-  const ends = pair.ends.map(([, token]) => token);
-  if (!pair.views) {
-    tokens.choose([["source", pair.source.covered.flat()], ["target", pair.target.covered.flat()]], ends);
-    return;
+  const [sources, targets] = [pair.source, pair.target].map((terms) => terms.map(([token]) => token));
+  const runs = (states) => states.flatMap((token) => [token, token + 1]);
+  const parts = [["source", runs(sources)], ["target", runs(targets)]];
+  if (pair.views) {
+    const { original, copy } = pair.views;
+    parts[0][1] = row.seen(pair.arrow[0]);
+    if (original && original[0] !== copy[0]) parts.splice(1, 0, ["original", original]);
+    parts.at(-1)[1] = copy;
   }
-  const { original, copy } = pair.views;
-  const parts = [["source", row.seen(ends[0])]];
-  if (original && original[0] !== copy[0]) parts.push(["original", original]);
-  parts.push(["target", copy]);
-  const states = [...pair.source.terms, ...pair.target.terms].map(([token]) => token);
-  tokens.choose(parts, states);
-  const [from, to] = [pair.source, pair.target].map((side) => range("token", side.terms[0][0], side.terms.at(-1)[0]));
-  say(`${named(pair)}: source read at ${from}, target read at ${to}`);
+  tokens.choose(parts, [...sources, ...targets]);
+  say(`${pair.title}: ${pair.lines.join("; ")}`);
 }

@@ -53,14 +53,14 @@ class Tokens {
     if (this.elements.length) this.elements[0].tabIndex = 0;
   }
 
-  section([start, stop, name]) {
+  section([start, stop]) {
     const row = this.row;
     const named = row.section(start).name;
     const kinds = [...new Set(row.raw.kinds.slice(start, stop))].map((number) => DATA.kinds[number]);
     const letters = kinds.map((kind) => make("span", `mark k-${kind.name}`, kind.letter));
     const head = make("div", "head", ...letters, make("b", "", isolated(named)));
     head.append(make("span", "", range("token", start, stop - 1)));
-    if (name !== "padding") head.append(make("span", "", range("position", row.raw.positions[start], row.raw.positions[stop - 1])));
+    head.append(make("span", "", range("position", row.raw.positions[start], row.raw.positions[stop - 1])));
     head.setAttribute("aria-hidden", "true");
     const line = make("div", "line");
     line.setAttribute("role", "presentation");
