@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -316,34 +315,6 @@ def test_a_runs_folder_is_no_place_for_an_analysis(analyze, file, runs, tmp_path
     assert "holds a run or a model, which the analysis would seem to change; give another folder, such as" in error
     assert sorted(path.name for path in run.iterdir()) == before
     analyze(file, "--models", run, "--layers", -1, "--output_dir", run / "analysis")
-
-
-def test_wrong_input(analyze, file, runs, tmp_path):
-    a, empty, plain = runs / "a", tmp_path / "empty", tmp_path / "plain.jsonl"
-    empty.mkdir()
-    plain.write_text("\n".join(json.dumps({"question": f"Q{i}", "answer": "One step."}) for i in range(5)))
-    for words, message in (
-        ([], "no data file given; write: stepjepa analyze FILE"),
-        (["--models", a, file], f"no data file given.*takes all that follows \\({file}\\)"),
-        ([file], "--models is missing"),
-        ([file, "--models", tmp_path / "nowhere"], "nowhere: no such folder"),
-        ([plain, "--models", a, "--step_jepa"], "no pair for step_jepa, and two are needed"),
-        ([file, "--models", a, "--layers", "last"], "--layers last: give all, or numbers"),
-        ([file, "--models", a, "--layers", 3], r"--layers 3: this model has 0 \(embeddings\) to 2"),
-        ([file, "--models", a, "--layers", -2], r"--layers -2: this model has 0 \(embeddings\) to 2"),
-        ([file, "--models", a, "--batch_size", 0], "batch_size is 0"),
-        (["--runs", a], "--runs: .*stepjepa report"),
-        ([file, "--models", a, "--coordinates", "umap"], "umap is gone; write --coordinates tsne"),
-        ([file, "--models", a, "--seed", -1], "seed is -1"),
-        ([file, "--models", a, "--output_dir", plain], "plain.jsonl: is a file; give a folder"),
-        ([file, "--models", runs / "wide", "--base_model", a], "wide are 48 wide, those of the base model a 32"),
-        ([file, "--models", a, "--from_states", empty], "--from_states loads no model"),
-        (["--from_states", empty], "empty: holds no states"),
-        (["--from_states", "nowhere"], "--from_states nowhere: no such folder"),
-    ):
-        found = analyze(*words, status=2)
-        assert re.search(message, found), (message, found)
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "plain.jsonl"}  # nothing was left behind
 
 
 def test_states_of_other_rows(done, analyze, tmp_path):

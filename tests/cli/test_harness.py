@@ -30,15 +30,6 @@ def evaluate(capsys, *words, status=0):
     return said.splitlines()[-1] if status else said
 
 
-def test_quiet_hides_the_bars_of_the_harness(home, capsys, monkeypatch):
-    harness_stand_in(monkeypatch)
-    for quiet in (["--quiet"], []):
-        assert main(["evaluate", "a", "--harness", "sums", "--overwrite_output_dir", *quiet]) == 0
-        said = capsys.readouterr()
-        assert said.out.startswith("sums exact_match") and ("Running requests" in said.err) != bool(quiet)
-        assert not quiet or said.err == ""
-
-
 def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
     seen = harness_stand_in(monkeypatch)
     (home / "own").mkdir()
@@ -74,6 +65,11 @@ def test_tasks_are_evaluations_with_intervals(home, capsys, monkeypatch):
     assert "exact_match strict" in page and "mean of 6 answers" in page
 
 
+def test_without_the_harness_the_extra_is_named(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert "pip install 'stepjepa[eval]'" in evaluate(capsys, "a", "--harness", "sums", status=2)
+
+
 @pytest.mark.parametrize(("value", "confirmed"), [(None, False), ("0", False), ("1", True)])
 def test_tasks_that_run_programs_have_the_switch_of_the_harness(home, monkeypatch, value, confirmed):
     seen = harness_stand_in(monkeypatch)
@@ -94,27 +90,6 @@ def test_a_task_that_fails_loses_no_other(home, monkeypatch):
     result = stepjepa.evaluate(**words)
     assert [one["task"] for one in seen] == ["sums"] and seen[0]["limit"] == 3
     assert result.value("capitals exact_match") == 1.0 and set(result.record) == {"capitals", "capitals_more", "sums"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("a --harness sumz", "the harness has no task 'sumz'; did you mean 'sums'?"),
-        ("a --harness sums --metric exact", "leave --metric out"),
-        ("a rows.jsonl --harness sums", "leave --test_file out"),
-        ("a --harness sums --backend vllm", "with transformers"),
-        ("--harness sums", "write: stepjepa evaluate RUN --harness TASK"),
-        ("none --harness sums", "no such folder"),
-        ("a --harness sums --harness_fewshot -1", "harness_fewshot is -1"),
-    ],
-)
-def test_mistakes(home, capsys, monkeypatch, flags, said):
-    harness_stand_in(monkeypatch)
-    assert said in evaluate(capsys, *flags.replace("none ", "./none ").split(), status=2)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "lm_eval.tasks")
-    assert "pip install 'stepjepa[eval]'" in evaluate(capsys, "a", "--harness", "sums", status=2)
-    assert not list(home.glob("a/evaluation-*"))
 
 
 @pytest.mark.long

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.inspect import view
 from support.drawings import cells
 from support.pages import read_page
 
@@ -125,15 +124,6 @@ def test_a_row(inspect, options, drawn, said):
     assert [one for one in said if one not in words] == []
 
 
-def test_what_is_not_said(inspect):
-    assert "targets get no gradient" not in inspect("--objective split --target_grad")
-    assert "sampled" not in inspect("--objective semantic_tube --tube_mode e2e")
-    assert "branch 2" not in inspect("--step_jepa")
-    out = inspect("--objective regular --predictors 2 --views in_context")
-    assert "--predictors has no effect with objective regular" in out
-    assert "--views has no effect" not in out  # it is what it would be anyway
-
-
 def test_the_seed_decides_what_is_sampled(inspect):
     drawn = {cells(inspect("--step_jepa --step_pairs random --seed", seed), "target 1") for seed in range(8)}
     assert drawn == {"Then·two.↵↵ «target 1»", "So·three. «target 1»"}
@@ -219,26 +209,6 @@ def test_a_page_and_a_picture(inspect, tmp_path):
     assert page.read_bytes() == before  # the same row is the same page
 
 
-def test_what_is_said_on_the_page(inspect, tmp_path, monkeypatch):
-    page = tmp_path / "page.html"
-    inspect("--step_jepa --step_pairs all --html", page)
-    data = read_page(page)
-    assert "forward=inline holds one pair" in data["whyNot"]["inline"]
-    (note,) = data["forms"]["two_pass"]["notes"]
-    assert note.startswith("forward two_pass: every segment is a row of its own")
-    assert data["forms"]["packed"]["notes"] == []
-    assert "row 0 (" in data["title"] and not data["title"].endswith("packed")
-    inspect("--step_jepa --overwrite --forward two_pass --html", page)
-    assert read_page(page)["shown"] == "two_pass" and "packed" in read_page(page)["forms"]
-    inspect("--objective regular --overwrite --html", page)
-    assert set(read_page(page)["whyNot"]) == {"two_pass", "inline"}
-    monkeypatch.setattr(view, "MOST_TOKENS", 30)
-    inspect("--step_jepa --overwrite --html", page)
-    data = read_page(page)
-    assert "--forward two_pass shows it" in data["whyNot"]["two_pass"]
-    assert list(data["forms"]) == ["packed", "inline"]
-
-
 def test_hostile_text(inspect, tmp_path):
     page = tmp_path / "page.html"
     inspect("--step_jepa --row 3 --html", page)
@@ -246,40 +216,3 @@ def test_hostile_text(inspect, tmp_path):
     assert text.count("<script") == 2 and text.count("</script") == 2
     texts = "".join(read_page(page)["texts"])
     assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--row 5", "has 5 rows, counted from 0, so the last one is row 4"),
-        ("--row -1", "row is -1; it must be at least 0"),
-        ("--row 2", "line 3: 'messages' is not a non-empty list"),
-        ("--rows_packed 0", "rows_packed is 0; it must be at least 1"),
-        ("--max_length 5", "line 1: the prompt has"),
-        ("--predictors -1", "predictors is -1"),
-        ("--predictors 1 2", "unexpected argument '2' after '--predictors 1'"),
-        ("--predictors two", "a whole number"),
-        ("--lbd 1", "unknown flag --lbd"),
-        ("--run_model", "stepjepa analyze FILE --models RUN reads"),
-        ("--step_jepa --forward inline --step_pairs all", "forward=inline holds one pair"),
-        ("--source_column question", "give both"),
-        ("--chat_template no.jinja", "no.jinja"),
-        ("--png row.jpg", "must end in .png"),
-        ("--html page", "must end in .html or .htm"),
-        ("--html {folder}/folder.html", "is a folder"),
-        ("--html {folder}/file/page.html", "cannot be written"),
-    ],
-)
-def test_what_cannot_be_drawn(inspect, tmp_path, options, words):
-    (tmp_path / "folder.html").mkdir()
-    (tmp_path / "file").write_text("kept")
-    assert words in inspect(options.format(folder=tmp_path), status=2)
-    assert (tmp_path / "file").read_text() == "kept"
-
-
-def test_files_that_cannot_be_used(tmp_path, capsys):
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    for words, said in (([empty], "empty"), ([tmp_path / "none.jsonl"], "no such file"), ([], "inspect FILE")):
-        assert main(["inspect", *map(str, words)]) == 2
-        assert said in capsys.readouterr().err

@@ -8,7 +8,7 @@ import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.run import evaluate_model
-from stepjepa.generation import local, place
+from stepjepa.generation import local
 from stepjepa.generation.output import seed_of
 from support.answers import vllm_stand_in
 from support.models import tiny_model
@@ -114,22 +114,3 @@ def test_from_python(evaluate, home, tmp_path):
     assert len({one.generated_response for one in result.predictions[:6]}) > 1
     with pytest.raises(ConfigError, match="would be the same; give a --temperature above 0"):
         evaluate_model(model, tokenizer, ROWS, ["exact"], **settings)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--metric code_execution", "metric code_execution: running what a model writes was removed; use tasks of the"),
-        (
-            "--metric exact --samples_per_question 3",
-            "--samples_per_question 3: all answers to a question would be the same",
-        ),
-        ("--metric exact --samples_per_question 0", "samples_per_question is 0"),
-        ('--metric exact --metric_options {"k":1}', "no option 'k' of exact"),
-    ],
-)
-def test_what_is_asked_for_is_checked_first(home, tmp_path, monkeypatch, capsys, flags, said):
-    monkeypatch.setattr(place, "load_model", None)  # nothing is loaded
-    words = ["evaluate", home / "a", home / "rows.jsonl", *flags.split(), "--output_dir", tmp_path / "out"]
-    message = printed(capsys, words, 2)
-    assert said in message and len(message.splitlines()) == 1 and not list(tmp_path.iterdir())
