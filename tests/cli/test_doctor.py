@@ -1,7 +1,5 @@
 """`stepjepa doctor`: what is exact, its speed and memory, and what is recommended."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Bad input to every command: one clear line (what, where, what to do), exit status 2, nothing written or overwritten."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -52,6 +50,8 @@ def home(tmp_path_factory):
     for name, rows in FILES.items():
         write(folder / f"{name}.jsonl", rows)
     (folder / "mine.jsonl").write_text("mine")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
     (folder / "study.yaml").write_text(STUDY)
     for name in FOLDERS.split():
         (folder / name).mkdir(parents=True)
@@ -65,7 +65,7 @@ def home(tmp_path_factory):
     small.config.save_pretrained(folder / "no_weights")
     t5 = T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=2, **sizes)
     AutoModelForSeq2SeqLM.from_config(t5).save_pretrained(folder / "t5")
-    for name in ("model", "wide", "no_weights", "t5"):
+    for name in ("model", "wide", "no_weights", "t5", "adapter"):
         tokenizer.save_pretrained(folder / name)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(folder / "no_template")
@@ -102,7 +102,14 @@ TRAIN = [
 FLAGS = [
     ("--last_token 2", "last_token is 2", "at most -1"),
     ("--jepa_ratio 0 --gamma 0", "gamma is 0", "nothing would be trained"),
+    ("--regular --gamma 0", "gamma is 0 and no JEPA loss is left"),
+    ("--lbd 0 --gamma 0", "gamma is 0 and no JEPA loss is left"),
+    ("--push_to_hub --hub_strategy every_save", "hub_strategy is every_save", "use end"),
     ("--max_steps 0", "max_steps is 0"),
+    ("--dataloader_drop_last --batch_size 32", "drops all 4 examples, which do not fill a batch of 32"),
+    ('--accelerator_config {"split_batch":true}', "has no key 'split_batch'; did you mean 'split_batches'"),
+    ('--gradient_checkpointing_kwargs {"use_reentrent":true}', "has no key", "did you mean 'use_reentrant'"),
+    ('--fsdp_config {"fsdp_verison":2}', "has no key 'fsdp_verison'; did you mean 'fsdp_version'"),
     ("--step_separator=", "step_separator"),
     ("--chat_template nowhere.jinja", "nowhere.jinja", "cannot be read"),
     ("--resume_from_checkpoint nowhere", "nowhere", "no such checkpoint"),
@@ -245,10 +252,7 @@ MODELS = [
     ("evaluate model rows.jsonl --metric exact --output_file x.txt", "must end in .jsonl or .json"),
     ("evaluate model rows.jsonl --metric nothing:f", "No module named 'nothing'"),
     ("evaluate model rows.jsonl --metric code_execution", "running what a model writes was removed; use tasks of the"),
-    (
-        "evaluate model rows.jsonl --metric exact --samples_per_question 3",
-        "all answers to a question would be the same",
-    ),
+    ("evaluate model rows.jsonl --metric exact --samples_per_question 3", "all answers to a question would be"),
     ("evaluate model rows.jsonl --metric exact --samples_per_question 0", "samples_per_question is 0"),
     ('evaluate model rows.jsonl --metric exact --metric_options {"k":1}', "no option 'k' of exact"),
     ("evaluate model rows.jsonl --metric exact --allow_code_execution", "evaluate RUN --harness mbpp,humaneval"),
@@ -294,6 +298,11 @@ MODELS = [
     ("report bare --max_predictions -1", "max_predictions is -1; it must be at least 0"),
     ("report bare --overwrit", "did you mean --overwrite?"),
     ("report bare --geometry x", "--geometry: the report no longer shows geometry; stepjepa analyze"),
+    ("export nowhere out", "nowhere: no checkpoint"),
+    ("export .", "write: stepjepa export CHECKPOINT OUT"),
+    ("export model model", "is the checkpoint itself"),
+    ("export model out --base_model model", "is no adapter"),
+    ("export adapter out", "the adapter names no base; give --base_model"),
     ("doctor --model_name no/model", "no/model"),
     ("doctor --data missing.jsonl", "missing.jsonl: no such file"),
     ("doctor --data a.jsonl", "can be used; skipped 1: none of the columns that make a chat (first: a.jsonl line 1: "),

@@ -46,82 +46,49 @@ def inspect(capsys, monkeypatch, file):
     return call
 
 
-@pytest.mark.parametrize(
-    ("options", "drawn", "said"),
-    [
-        (
-            "--step_jepa",
-            {
-                "trunk: user": "How·many?",
-                "trunk: step 1": "First·one.↵↵ «end of source 1»",
-                "trunk: step 3": "So·three.",
-                "trunk: end of turn": "<end>",
-                "branch 1": "<predictor_1><predictor_2> «source 1»",
-                "target 1": "Then·two.↵↵ «target 1»",
-            },
-            ["2 predictors", "; 1 pair "],
-        ),
-        (
-            "--step_jepa --step_pairs all --predictors 1",
-            {"branch 2": "<predictor_1> «source 2»", "target 2": "So·three. «target 2»"},
-            ["; 2 pairs "],
-        ),
-        ("--step_jepa --predictor_order descending", {"branch 1": "<predictor_2><predictor_1> «source 1»"}, []),
-        (
-            "",  # as `stepjepa train` without an objective
-            {
-                "trunk: user": "How·many? «end of source 1; source 1»",
-                "target 1": "First·one.↵↵Then·two.↵↵So·three. «target 1»",
-            },
-            ["llm_jepa, in_context, K = 0, packed"],
-        ),
-        ("--last_token -1", {"target 1": "First·one.↵↵Then·two.↵↵So·three.<end> «target 1»"}, []),
-        (
-            "--readout mean --jepa_target_column plan",
-            {"trunk: user": "How·many? «end of source 1; source 1»", "target 1": "Count. «target 1»"},
-            ["mean over a view, target from plan", "all its tokens: mean of h over"],
-        ),
-        (
-            "--readout mean --jepa_target_column plan --row 1",
-            {},
-            ["without a pair (plain language modelling): no text in the column of the target views (first: "],
-        ),
-        ("--step_jepa --readout mean --forward inline", {}, ["all its tokens: mean of h", "(isolated in its place)"]),
-        (
-            "--step_jepa --row 1",
-            {"trunk: step 1": "Three."},
-            ["1 without a pair (plain language modelling): the answer has fewer than two steps", "pairs: none"],
-        ),
-        ("--objective regular", {}, ["no pair: the objective regular makes none"]),
-        (
-            "--step_jepa --max_length 14",
-            {},
-            [
-                "without a pair (plain language modelling): the views were cut at max_length",
-                "1 answer cut at max_length",
-            ],
-        ),
-        ("--step_jepa --horizon 3", {}, ["(plain language modelling): the horizon reaches beyond"]),
-        ("--step_jepa --forward two_pass", {}, ["every segment is a row of its own"]),
-        ("--step_jepa --forward inline", {}, ["(isolated in its place)"]),
-        ("--objective split", {}, ["targets get no gradient"]),
-        ("--target_encoder ema", {}, ["by the EMA encoder"]),
-        ("--objective semantic_tube --tube_times 2", {}, ["are sampled for epoch 0 with seed 42", "; 2 spans "]),
-        ("--objective semantic_tube --tube_mode e2e", {}, ["; 1 pair of vectors "]),
-        ("--objective multi_token --token_positions question", {}, ["; 1 pair packing"]),
-        ("--objective next_latent", {}, [" pairs packing", "pair 1 state h[", "next state h["]),
-        ("--step_jepa --step_pairs random", {}, ["one of 2 pairs, sampled for epoch 0 with seed 42"]),
-        ("--step_jepa --jepa_ratio 0.000001", {}, ["leaves this row out"]),
-        ("--step_jepa --system_prompt Add.", {"trunk: system": "Add."}, []),
-        ("--step_pairs all", {}, ["--step_pairs has no effect with objective llm_jepa"]),
-        ("--step_jepa --overwrite", {}, ["--overwrite has no effect without --png or --html"]),
-    ],
-)
-def test_a_row(inspect, options, drawn, said):
-    out = inspect(*([options] if options else []))
-    assert {name: cells(out, name) for name in drawn} == drawn
+PLAIN = "(plain language modelling): "
+COLUMN = "--readout mean --jepa_target_column plan"
+WHOLE = "First·one.↵↵Then·two.↵↵So·three."
+# Options; then what is drawn, as "section|its tokens", and what is said.
+DRAWN = [
+    ("--step_jepa", "trunk: user|How·many?", "trunk: step 1|First·one.↵↵ «end of source 1»", "2 predictors"),
+    ("--step_jepa", "trunk: step 3|So·three.", "trunk: end of turn|<end>", "target 1|Then·two.↵↵ «target 1»"),
+    ("--step_jepa", "branch 1|<predictor_1><predictor_2> «source 1»", "; 1 pair "),
+    ("--step_jepa --step_pairs all --predictors 1", "branch 2|<predictor_1> «source 2»", "; 2 pairs "),
+    ("--step_jepa --step_pairs all --predictors 1", "target 2|So·three. «target 2»"),
+    ("--step_jepa --predictor_order descending", "branch 1|<predictor_2><predictor_1> «source 1»"),
+    # As `stepjepa train` without an objective.
+    ("--max_length 2048", "trunk: user|How·many? «end of source 1; source 1»", f"target 1|{WHOLE} «target 1»"),
+    ("--max_length 2048", "llm_jepa, in_context, K = 0, packed"),
+    ("--last_token -1", f"target 1|{WHOLE}<end> «target 1»"),
+    (COLUMN, "trunk: user|How·many? «end of source 1; source 1»", "target 1|Count. «target 1»"),
+    (COLUMN, "mean over a view, target from plan", "all its tokens: mean of h over"),
+    (f"{COLUMN} --row 1", f"without a pair {PLAIN}no text in the column of the target views (first: "),
+    ("--step_jepa --row 1", "trunk: step 1|Three.", f"{PLAIN}the answer has fewer than two steps", "pairs: none"),
+    ("--step_jepa --max_length 14", f"{PLAIN}the views were cut at max_length", "1 answer cut at max_length"),
+    ("--step_jepa --horizon 3", f"{PLAIN}the horizon reaches beyond"),
+    ("--step_jepa --forward two_pass", "every segment is a row of its own"),
+    ("--step_jepa --forward inline", "(isolated in its place)"),
+    ("--objective split", "targets get no gradient"),
+    ("--target_encoder ema", "by the EMA encoder"),
+    ("--objective semantic_tube --tube_times 2", "are sampled for epoch 0 with seed 42", "; 2 spans "),
+    ("--objective semantic_tube --tube_mode e2e", "; 1 pair of vectors "),
+    ("--objective multi_token --token_positions question", "; 1 pair packing"),
+    ("--objective next_latent", " pairs packing", "pair 1 state h[", "next state h["),
+    ("--step_jepa --step_pairs random", "one of 2 pairs, sampled for epoch 0 with seed 42"),
+    ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
+    ("--step_pairs all", "--step_pairs has no effect with objective llm_jepa"),
+]
+
+
+@pytest.mark.parametrize("case", DRAWN, ids=lambda case: case[0])
+def test_a_row(inspect, case):
+    options, *expected = case
+    out = inspect(options)
     words = " ".join(out.split())
-    assert [one for one in said if one not in words] == []
+    for one in expected:
+        section, drawn, tokens = one.partition("|")
+        assert cells(out, section) == tokens if drawn else one in words, one
 
 
 def test_the_seed_decides_what_is_sampled(inspect):
@@ -161,17 +128,6 @@ def test_named_columns(inspect, tmp_path):
     assert cells(out, "trunk: user").startswith("It·is·red.") and cells(out, "target 1") == "a·rose «target 1»"
     err = inspect(columns, file=str(rows), status=2)
     assert "content of type list" in err and "training skips this row" in err
-
-
-def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
-    rows = tmp_path / "lines.jsonl"
-    lines = {"question": "How many?", "answer": "One.\nTwo.\nThree."}
-    rows.write_text("\n".join(json.dumps(row) for row in (STEPS, lines, lines, lines)))
-    out = inspect("--step_jepa", file=str(rows))
-    assert "steps: found by --step_splitter lines" in " ".join(out.split())
-    assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
-    out = inspect("--step_jepa --step_splitter separator --row 1", file=str(rows))
-    assert "1 without a pair" in out and "are found by" not in out
 
 
 def test_several_examples(inspect):

@@ -1,7 +1,5 @@
 """``stepjepa study`` from the command line, without training anything."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
