@@ -1,7 +1,5 @@
-"""What is given as a model and cannot serve as one gets a line of its own: a folder that is none, a tokenizer that does not
-fit, weights that broke."""
-
-from __future__ import annotations
+"""What is given as a model and cannot serve as one gets a line of its own: a tokenizer that does not fit, weights that
+broke. Folders that are no model are in tests/cli/test_errors.py."""
 
 import json
 import shutil
@@ -27,9 +25,6 @@ from support.models import tiny_model
 from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
 from support.training import STEPS, trainer_for
-
-# Folders that are no model
-
 
 # Token ids beyond the model's embedding would be read as predictor tokens, or fail in the middle of training.
 
