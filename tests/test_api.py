@@ -1,7 +1,5 @@
 """The public functions take the options of their commands by name, and packages named as commands can be called."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import import_module

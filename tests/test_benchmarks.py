@@ -51,11 +51,6 @@ def test_every_arm_is_in_the_table_and_in_the_json(run, tmp_path):
         assert regular < jepa < two_pass < doubled == 1024
 
 
-def test_peak_memory_of_one_arm(run):
-    printed = run("step_cost.py", *TINY, "--arms", "regular", "--data", "nl_rx", "--memory", "regular")
-    assert json.loads(printed.splitlines()[-1])["peak_mib"] > 0
-
-
 def lines_of(printed, section):
     """The first cell of each line of a section's table."""
     table = printed.split(f"\n{section} ")[1].split("\n\n")[0].splitlines()[2:]
@@ -78,13 +73,3 @@ def test_scale(run, tmp_path):
     # Logits of 1,000 positions and 32,768 entries, and four copies of the embedding: far more than the noise.
     small, large = results["vocabulary"].values()
     assert all(above > 2 * below for above, below in zip(large["peak_mib"], small["peak_mib"], strict=True))
-
-
-@pytest.mark.long
-def test_scale_in_rows_and_processes(run, tmp_path):
-    file, sections = tmp_path / "result.json", ["rows", "processes", "peak"]
-    words = ["--model", "micro", "--gsm8k", "absent.jsonl", "--only", *sections, "--json", file]
-    printed = run("scale.py", "--quick", *words)
-    assert lines_of(printed, "rows") == [1000, 4000] and lines_of(printed, "processes") == [1, 2]
-    peak = json.loads(file.read_text())["peak"]
-    assert peak["share"]["median"] == peak["step_flops"] / peak["matrix_flops"] and "GFLOP/s: " in printed

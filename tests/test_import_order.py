@@ -99,15 +99,12 @@ def test_the_library_keeps_the_order():
         ("data/chat.py", "from stepjepa.forest.layout import build", 1),
         ("data/chat.py", "from ..forest import layout", 1),
         ("data/chat.py", "def f():\n    import stepjepa.training.config", 1),
-        ("data/deep/er.py", "from ...forest import layout", 1),
         ("forest/layout.py", "from stepjepa import JEPATrainer", 1),
         ("training/trainer.py", "import_module('stepjepa.study.run')", 1),
         ("losses/lm.py", "import numpy as np", 1),
-        ("errors.py", "from stepjepa.data import chat", 1),
         ("__main__.py", "from stepjepa.training import trainer", 1),
         ("data/chat.py", "import transformers\nfrom stepjepa.errors import DataError\nfrom . import steps", 0),
         ("losses/lm.py", "import math\nimport torch.nn.functional as F\nfrom stepjepa.errors import ConfigError", 0),
-        ("inspect/rows.py", "from stepjepa.forest import layout\nfrom .terminal import draw", 0),
     ],
 )
 def test_the_checker_sees_a_violation(path, source, wrong):

@@ -1,7 +1,5 @@
 """The wheel alone, in an environment without extras: what a user has after `pip install`. Takes the package index."""
 
-from __future__ import annotations
-
 import email
 import json
 import os

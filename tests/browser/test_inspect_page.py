@@ -34,9 +34,6 @@ def test_the_pointer(open_page, small):
     hover(page, 11)  # the isolated d
     assert marked(page) == {"current": [11], "seen": [10]}
     assert "target 1" in page.inner_text("#status") and "position 6" in page.inner_text("#status")
-    page.mouse.move(2, 2)
-    page.wait_for_function("state.current === null")
-    assert marked(page) == {}
     page.click('[data-token="3"]')
     page.hover('[data-token="0"]')
     settled(page)
@@ -72,16 +69,10 @@ def test_keyboard(open_page, small):
         stops.append(page.evaluate(f"{focused}.id || {focused}.className.split(' ')[0] || {focused}.name"))
     assert stops == "skip theme token zoom-in zoom-out zoom-all mask-picture pair pair".split()
     page.focus('[data-token="0"]')
-    where = lambda: page.evaluate("Number(document.activeElement.dataset.token)")  # noqa: E731
     keys = "ArrowRight ArrowRight ArrowLeft End ArrowRight PageUp PageUp Home PageDown PageDown".split()
     for key, token in zip(keys, (1, 2, 1, 15, 15, 14, 12, 0, 1, 8), strict=True):
         page.keyboard.press(key)
-        assert where() == token, key
-    page.keyboard.press("ArrowUp")
-    assert where() in range(1, 8)  # the line above, whichever token is nearest
-    page.keyboard.press("ArrowDown")
-    assert where() in (8, 9)
-    page.focus('[data-token="8"]')
+        assert page.evaluate("Number(document.activeElement.dataset.token)") == token, key
     assert marked(page) == {"current": [8], "seen": [0, 1, 2], "seer": [9]}
     spoken = page.inner_text("#say")
     assert spoken.startswith("token 8 <|predictor_1|> \u00b7 branch 1 \u00b7 position 3")
@@ -90,7 +81,6 @@ def test_keyboard(open_page, small):
     assert page.get_attribute('[data-token="8"]', "aria-selected") == "true"
     page.keyboard.press("ArrowRight")
     assert page.locator('[aria-selected="true"]').count() == 0 and marked(page)["current"] == [9]
-    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.focus(".pair")
     page.keyboard.press("Space")
     assert parts(page)["read"] == [9, 11]
@@ -108,19 +98,6 @@ def test_the_matrix(open_page, small):
     assert "does not see it: on the trunk, but after token 2, where branch 1 is attached" in page.inner_text("#tip")
     assert "does not see it" in page.inner_text("#say")
     assert marked(page)["current"] == [9]
-    page.keyboard.press("+")
-    page.keyboard.press("+")
-    assert page.evaluate("mask.view.cells") == pytest.approx(16 / 2.25)
-    page.keyboard.press("0")
-    assert page.evaluate("mask.view.cells") == 16
-    page.keyboard.press("Escape")
-    assert page.is_hidden("#tip")
-    box = page.locator("#mask-picture").bounding_box()
-    side = page.evaluate("mask.side")
-    left = page.evaluate("mask.left + BAND")
-    page.mouse.move(box["x"] + left + side * 0.5 / 16, box["y"] + 9 + side * 15.5 / 16)
-    tip = page.inner_text("#tip")
-    assert "down: 15 f (target 2)" in tip and "isolated: it sees itself alone" in tip
     pixels = page.evaluate(
         """() => {
             const {width, height} = mask.picture;
@@ -134,16 +111,6 @@ def test_the_matrix(open_page, small):
     )
     row = row_record(EXAMPLE, 2, words_of, vocabulary=8)
     np.testing.assert_array_equal(np.array(pixels).reshape(16, 16), row.visible)
-    # The wheel zooms where the focus is, and scrolls the page elsewhere.
-    page.evaluate("document.activeElement.blur()")
-    page.set_viewport_size({"width": 1400, "height": 500})
-    page.hover("#mask-picture")
-    page.mouse.wheel(0, 100)
-    assert page.evaluate("mask.view.cells") == 16
-    page.focus("#mask-picture")
-    page.hover("#mask-picture")
-    page.mouse.wheel(0, -100)
-    page.wait_for_function("mask.view.cells < 16")
 
 
 # Its promises: the rule, hostile text, no network, every width, everybody
@@ -186,11 +153,6 @@ def test_text_of_the_data_is_text(open_page, tmp_path):
     assert page.inner_text('[data-token="3"] bdi') == r"\u202e\x00\x1b"
     hover(page, 1)
     assert HOSTILE[1].replace(" ", "\u00b7") in page.inner_text("#status")
-    page.locator(".pair").first.click()
-    page.hover("#mask-picture")
-    for token in (1, 2, 3):  # what stands in a token does not move what stands beside it
-        boxes = [page.locator(f'[data-token="{at}"]').bounding_box() for at in (token - 1, token)]
-        assert boxes[1]["x"] > boxes[0]["x"] or boxes[1]["y"] > boxes[0]["y"]
     assert page.evaluate("getComputedStyle(document.querySelector('[data-token=\"2\"]')).unicodeBidi") == "isolate"
     assert page.inner_text('[data-token="2"] bdi') == RTL.replace(" ", "\u00b7")
 

@@ -1,7 +1,5 @@
 """The documentation as a site, opened from disk: search, both themes, code that is not cut off. Needs the extra `docs`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

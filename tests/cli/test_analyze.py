@@ -1,11 +1,8 @@
 """``stepjepa analyze`` through the entry point, on tiny models that are made here."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -17,7 +14,6 @@ from stepjepa.analysis.geometry import measure_states
 from stepjepa.analysis.states import FINAL, load_states, save_states
 from stepjepa.cli.main import main
 from stepjepa.modeling.extras import predictor_names
-from stepjepa.utils.text import labels_of
 from support.models import add_to_vocabulary, tiny_model
 from support.rows import step_rows
 from support.tokenizers import fresh
@@ -36,8 +32,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, bpe_tokenizer):
-    """`base`; `a` and `b` near it; `flat`, whose final norm gives nearly the same for everything; `wide`; `kept`, with two
-    predictor tokens."""
+    """`base`; `a` and `b` near it; `wide`; `kept`, with two predictor tokens."""
     folder = tmp_path_factory.mktemp("runs")
     size = {"vocab_size": len(bpe_tokenizer), "initializer_range": 0.3}
 
@@ -53,10 +48,6 @@ def runs(tmp_path_factory, bpe_tokenizer):
             for parameter in base.parameters():
                 parameter.add_(0.01 * number * torch.randn_like(parameter))
         save(name, base)
-    with torch.no_grad():
-        base.transformer.ln_f.weight.mul_(1e-4)
-        base.transformer.ln_f.bias.add_(1.0)
-    save("flat", base)
     save("wide", tiny_model("llama", **{**size, "hidden_size": 48}))
     kept, tokenizer = tiny_model("llama", **size), fresh(bpe_tokenizer)
     tokenizer.add_tokens(predictor_names(2), special_tokens=True)
@@ -121,12 +112,7 @@ def test_later_states_are_predicted(analyze, runs, tmp_path):
     row = next(line.split() for name, line in lines.items() if name.startswith("linear, a"))
     linear = prediction["1"]["linear"]
     assert row[2:4] == [f"{linear:.3g}", f"({base['1']['linear'] / linear:.3g}x)"] and 0 < linear < 2
-    again = analyze("--from_states", out, "--output_dir", tmp_path / "again")
-    assert "error of a state h steps later" in again
-    few = tmp_path / "few.jsonl"
-    few.write_text("\n".join(json.dumps(row) for row in step_rows(12)))
-    said = analyze(few, "--models", runs / "a", "--output_dir", tmp_path / "few", *asked)
-    assert "no later state is predicted: fewer than 10 pairs" in said
+    assert "error of a state h steps later" in analyze("--from_states", out, "--output_dir", tmp_path / "again")
 
 
 def test_the_numbers_are_those_of_the_states(done, file):
@@ -155,12 +141,6 @@ def test_the_numbers_are_those_of_the_states(done, file):
     assert row[5] == f"{100 * pairs['retrieval_at_1']:.1f}" and row[-1] == f"{pairs['mrr']:.3f}"
     assert ["chance", "2.5", "%", "12.5", "%", "0.107"] in printed
     assert any(line[:2] == ["against", "base"] for line in printed)
-    said = " ".join(out.split())
-    for column in (*"cosine shuffled gap d' @1 @5 MRR uniformity variance".split(), "eff. rank", "own cosine"):
-        assert f" {column}: " in said, column
-    assert " top 100 s-t: " in said
-    paths = [line for line in out.splitlines() if len(line) > 80]
-    assert all(str(folder) in line or str(file) in line for line in paths), paths
 
 
 def test_states_again_without_a_model(done, analyze, tmp_path, monkeypatch):
@@ -202,16 +182,6 @@ def test_nothing_is_lost(analyze, file, runs, tmp_path):
     names = {path.name for path in (tmp_path / "o").iterdir()}
     assert {"states-b.safetensors", "pca-b.png", "own.txt"} <= names
     assert not names & {"states-a.safetensors", "pca-a.png", ".new-states"}
-
-
-def test_collapse_is_said(analyze, file, runs, tmp_path):
-    out = analyze(file, "--models", runs / "flat", runs / "a", "--layers", -1)
-    assert (tmp_path / "analysis-rows" / "numbers.json").is_file()  # the default folder
-    assert "Warning: flat shows collapse:" in out and "effective rank of 1.0" in out
-    assert "What to do: keep the targets apart with --regularizer vicreg" in out
-    assert "Warning: a " not in out
-    signs = json.loads((tmp_path / "analysis-rows" / "numbers.json").read_text())["models"]["flat"]["collapse"]
-    assert {"low_rank", "cone"} <= {sign["name"] for sign in signs}
 
 
 def test_kept_predictors(analyze, file, runs, tmp_path):
@@ -272,17 +242,12 @@ def test_the_views_are_those_of_the_runs_own_training(analyze, file, runs, tmp_p
     assert own.items() <= views_in(tmp_path / "own").items()
     given = analyze(file, "--models", step, "--step_jepa", "--step_pairs", "all", "--horizon", 2, *words, "given")
     assert given.splitlines()[0].split(" of ")[0] == out.splitlines()[0].split(" of ")[0]
-    assert (tmp_path / "own" / "states-step.safetensors").read_bytes() == (
-        tmp_path / "given" / "states-step.safetensors"
-    ).read_bytes()
+    states = [(tmp_path / name / "states-step.safetensors").read_bytes() for name in ("own", "given")]
+    assert states[0] == states[1]
     analyze(file, "--models", step, "--multi_horizon", 1, 2, *words, "both")
     found = views_in(tmp_path / "both")
-    assert (found["objective"], found["multi_horizon"], found["horizon"], found["max_length"]) == (
-        "step_jepa",
-        [1, 2],
-        1,
-        300,
-    )
+    assert (found["objective"], found["multi_horizon"]) == ("step_jepa", [1, 2])
+    assert (found["horizon"], found["max_length"]) == (1, 300)
     analyze(file, "--models", step, "--objective", "llm_jepa", *words, "other")
     found = views_in(tmp_path / "other")
     assert (found["objective"], found["step_pairs"], found["max_length"]) == ("llm_jepa", "first", 300)
@@ -291,9 +256,7 @@ def test_the_views_are_those_of_the_runs_own_training(analyze, file, runs, tmp_p
     assert (found["objective"], found["max_length"]) == ("llm_jepa", 77)
     mine = trained_as(tmp_path / "mine", runs / "a", objective="mine.py:Mine")
     error = analyze(file, "--models", mine, *words, "x", status=2)
-    assert (
-        "objective of your own, whose file is not run because a folder names it; give --objective mine.py:Mine" in error
-    )
+    assert "whose file is not run because a folder names it; give --objective mine.py:Mine" in error
 
 
 def test_steps_are_split_as_the_run_settled_it(analyze, runs, tmp_path):
@@ -318,34 +281,6 @@ def test_a_runs_folder_is_no_place_for_an_analysis(analyze, file, runs, tmp_path
     analyze(file, "--models", run, "--layers", -1, "--output_dir", run / "analysis")
 
 
-def test_wrong_input(analyze, file, runs, tmp_path):
-    a, empty, plain = runs / "a", tmp_path / "empty", tmp_path / "plain.jsonl"
-    empty.mkdir()
-    plain.write_text("\n".join(json.dumps({"question": f"Q{i}", "answer": "One step."}) for i in range(5)))
-    for words, message in (
-        ([], "no data file given; write: stepjepa analyze FILE"),
-        (["--models", a, file], f"no data file given.*takes all that follows \\({file}\\)"),
-        ([file], "--models is missing"),
-        ([file, "--models", tmp_path / "nowhere"], "nowhere: no such folder"),
-        ([plain, "--models", a, "--step_jepa"], "no pair for step_jepa, and two are needed"),
-        ([file, "--models", a, "--layers", "last"], "--layers last: give all, or numbers"),
-        ([file, "--models", a, "--layers", 3], r"--layers 3: this model has 0 \(embeddings\) to 2"),
-        ([file, "--models", a, "--layers", -2], r"--layers -2: this model has 0 \(embeddings\) to 2"),
-        ([file, "--models", a, "--batch_size", 0], "batch_size is 0"),
-        (["--runs", a], "--runs: .*stepjepa report"),
-        ([file, "--models", a, "--coordinates", "umap"], "umap is gone; write --coordinates tsne"),
-        ([file, "--models", a, "--seed", -1], "seed is -1"),
-        ([file, "--models", a, "--output_dir", plain], "plain.jsonl: is a file; give a folder"),
-        ([file, "--models", runs / "wide", "--base_model", a], "wide are 48 wide, those of the base model a 32"),
-        ([file, "--models", a, "--from_states", empty], "--from_states loads no model"),
-        (["--from_states", empty], "empty: holds no states"),
-        (["--from_states", "nowhere"], "--from_states nowhere: no such folder"),
-    ):
-        found = analyze(*words, status=2)
-        assert re.search(message, found), (message, found)
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "plain.jsonl"}  # nothing was left behind
-
-
 def test_states_of_other_rows(done, analyze, tmp_path):
     states = load_states(done[0] / "states-a.safetensors")
     for other, message in (
@@ -357,11 +292,3 @@ def test_states_of_other_rows(done, analyze, tmp_path):
         assert message in analyze("--from_states", tmp_path, status=2)
     (tmp_path / "states-b.safetensors").write_bytes(b"nothing")
     assert "states-b.safetensors: is no safetensors file" in analyze("--from_states", tmp_path, status=2)
-
-
-def test_names_of_models(tmp_path):
-    for name in ("x/a", "y/a", "y/run/checkpoint-5"):
-        (tmp_path / name).mkdir(parents=True)
-    paths = [str(tmp_path / name) for name in ("x/a", "y/a", "y/run/checkpoint-5")]
-    assert labels_of(paths) == ["x/a", "y/a", "run/checkpoint-5"] and labels_of([paths[0]]) == ["a"]
-    assert labels_of(["meta/Llama", "other/llama", "gpt2"]) == ["meta/Llama", "other/llama", "gpt2"]

@@ -55,21 +55,6 @@ def test_a_good_file(data, capsys):
         assert line in lines
 
 
-def test_options(data, check):
-    file = data({"question": "q", "answer": "a\nb"}, ROW, 3)
-    assert "Verdict: ready for step_jepa: 2 of 2" in check("--step_splitter", "lines", file)
-    assert "only" not in check(file, "--step_separator", "\\n")
-
-
-def test_json(data, check):
-    report = check("--json", data(ROW, 3))
-    assert report["rows_usable"] == 1
-    assert report["rows_skipped"] == {"not_an_object": 1}
-    assert report["ready_for_step_jepa"] is True
-    assert names(report) == []
-    assert "feeding" not in report
-
-
 def test_warnings(data, check):
     file, held_out = data(ROW, ROW), data(ROW, STEPS, name="test.jsonl")
     said = check(file, "--eval_file", held_out)
@@ -120,47 +105,3 @@ def test_the_splitter_is_that_of_training(data, check):
     report = check(data(lines, lines, ROW), "--model_name", "tiny", "--step_jepa", "--json")
     assert report["splitter"] == "lines"
     assert report["feeding"]["data"]["pairs"] == report["pairs_first"] == 3
-
-
-def test_options_without_effect(data, check):
-    file = data(ROW)
-    said = check(file, "--predictors", "3")
-    assert "Note: --predictors has no effect without --model_name" in said
-    said = check(file, "--model_name", "tiny", "--step_pairs", "all", "--step_splitter", "lines")
-    assert "Note: --step_pairs has no effect with objective llm_jepa" in said
-    assert "--step_splitter has no effect" not in said  # the format check reads it
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "words"),
-    [
-        ([], "", "empty"),
-        ([{"a": 1}], "", "none of 1 rows can be used"),
-        ([PAIR, 3], "--strict_data", "line 2: the row is a int"),
-        ([PAIR], "--step_splitter line", "did you mean 'lines'"),
-        ([PAIR], "--step_separator=", "step_separator is empty"),
-        ([PAIR], "--splitter lines", "unknown flag --splitter"),
-        ([PAIR], "other.jsonl", "unexpected argument"),
-        ([PAIR], "--model_name tinny", "did you mean tiny"),
-        ([PAIR], "--eval_file nowhere.jsonl", "nowhere.jsonl: no such file"),
-        ([PAIR], "--num_proc 0", "num_proc is 0"),
-        ([PAIR], "--show 2", "stepjepa inspect FILE --row N shows a row"),
-        ([PAIR], "--per_device_train_batch_size 4", "check reports no padding"),
-        ([PAIR], "--step_splitter regex", "needs a pattern"),
-        ([PAIR], "--source_column question", "go together"),
-        ([PAIR], "--model_name tiny --max_length 2", "none of 1 rows can be used"),
-    ],
-)
-def test_what_cannot_be_used(data, capsys, rows, options, words):
-    assert main(["check", data(*rows), *options.split()]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and words in err
-    assert err.startswith("stepjepa check: error: ") and err.count("\n") == 1
-
-
-def test_files_that_are_not_there_or_broken(tmp_path, capsys):
-    (tmp_path / "train.jsonl").write_text(json.dumps(PAIR) + '\n{"question"\n')
-    broken, near = str(tmp_path / "train.jsonl"), str(tmp_path / "trian.jsonl")
-    for words, said in (([broken], "line 2: broken JSON"), ([near], "did you mean"), ([], "stepjepa check FILE")):
-        assert main(["check", *words]) == 2
-        assert said in capsys.readouterr().err

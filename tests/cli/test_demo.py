@@ -1,7 +1,5 @@
 """The demo at a size that learns nothing: a study of one seed, its tables, its page, and no overwriting."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,9 +1,6 @@
 """`stepjepa doctor`: what is exact, its speed and memory, and what is recommended."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -86,38 +83,6 @@ def test_a_setting_that_breaks_is_said_and_the_others_go_on(only, monkeypatch):
     found = stepjepa.doctor()
     assert [one.fault for one in found.tried[:2]] == ["out of memory"] * 2
     assert found.recommended == "nothing, as no setting trains with exact numbers"
-
-
-def test_the_first_rows_of_the_data_are_taken(tmp_path, monkeypatch):
-    seen, file = [], tmp_path / "mine.jsonl"
-
-    def tried(given, common, first):
-        seen.append(Path(common["train_file"][0]).read_text())
-        return Tried("")
-
-    monkeypatch.setattr(doctor, "_tried", tried)
-    file.write_text("".join(json.dumps({"question": f"q{i}", "answer": "a"}) + "\n" for i in range(20)))
-    stepjepa.doctor(train_file=str(file))
-    assert [json.loads(line)["question"] for line in seen[0].splitlines()] == [f"q{i}" for i in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--model_name no/model", "no/model"),
-        ("--data missing.jsonl", "missing.jsonl: no such file"),
-        ("--data bad.jsonl", "can be used; skipped 1: none of the columns that make a chat (first: bad.jsonl line 1: "),
-        ("--data empty.jsonl", "error: empty.jsonl: the file or data set is empty"),
-        ("--modelname tiny", "did you mean --model_name?"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(words, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n')
-    (tmp_path / "empty.jsonl").write_text("")
-    assert main(["doctor", *words.split()]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("stepjepa doctor: error: ") and said in error
 
 
 @pytest.mark.long  # compiles

@@ -56,6 +56,11 @@ def test_tasks_are_an_evaluation_with_intervals(home, capsys, monkeypatch):
     assert "exact_match strict" in page and "mean of 6 answers" in page
 
 
+def test_without_the_harness_the_extra_is_named(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert "pip install 'stepjepa[eval]'" in evaluate(capsys, "a", "--harness", "sums", status=2)
+
+
 @pytest.mark.parametrize(("value", "confirmed"), [(None, False), ("0", False), ("1", True)])
 def test_tasks_that_run_programs_have_the_switch_of_the_harness(home, monkeypatch, value, confirmed):
     seen = harness_stand_in(monkeypatch)
@@ -75,27 +80,6 @@ def test_a_task_that_fails_is_one_line_and_leaves_nothing(home, monkeypatch):
     seen = harness_stand_in(monkeypatch)
     result = stepjepa.evaluate(**words)
     assert seen[0]["limit"] == 3 and result.value("capitals exact_match") == 1.0
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("a --harness sumz", "the harness has no task 'sumz'; did you mean 'sums'?"),
-        ("a --harness sums --metric exact", "leave --metric out"),
-        ("a rows.jsonl --harness sums", "leave --test_file out"),
-        ("a --harness sums --backend vllm", "with transformers"),
-        ("--harness sums", "write: stepjepa evaluate RUN --harness TASK"),
-        ("none --harness sums", "no such folder"),
-        ("a --harness sums --harness_fewshot -1", "harness_fewshot is -1"),
-    ],
-)
-def test_mistakes(home, capsys, monkeypatch, flags, said):
-    harness_stand_in(monkeypatch)
-    assert said in evaluate(capsys, *flags.replace("none ", "./none ").split(), status=2)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.delitem(sys.modules, "lm_eval.tasks")
-    assert "pip install 'stepjepa[eval]'" in evaluate(capsys, "a", "--harness", "sums", status=2)
-    assert not list(home.glob("a/evaluation-*"))
 
 
 @pytest.mark.long

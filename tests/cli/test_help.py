@@ -1,7 +1,5 @@
 """``stepjepa COMMAND --help``: groups, defaults and one example for every command, without torch."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -46,90 +46,49 @@ def inspect(capsys, monkeypatch, file):
     return call
 
 
-@pytest.mark.parametrize(
-    ("options", "drawn", "said"),
-    [
-        (
-            "--step_jepa",
-            {
-                "trunk: user": "How·many?",
-                "trunk: step 1": "First·one.↵↵ «end of source 1»",
-                "trunk: step 3": "So·three.",
-                "trunk: end of turn": "<end>",
-                "branch 1": "<predictor_1><predictor_2> «source 1»",
-                "target 1": "Then·two.↵↵ «target 1»",
-            },
-            ["2 of predictors", "; 1 pair "],
-        ),
-        (
-            "--step_jepa --step_pairs all --predictors 1",
-            {"branch 2": "<predictor_1> «source 2»", "target 2": "So·three. «target 2»"},
-            ["; 2 pairs "],
-        ),
-        ("--step_jepa --predictor_order descending", {"branch 1": "<predictor_2><predictor_1> «source 1»"}, []),
-        (
-            "",  # as `stepjepa train` without an objective
-            {
-                "trunk: user": "How·many? «end of source 1; source 1»",
-                "target 1": "First·one.↵↵Then·two.↵↵So·three. «target 1»",
-            },
-            ["llm_jepa, in_context, K = 0, packed"],
-        ),
-        ("--last_token -1", {"target 1": "First·one.↵↵Then·two.↵↵So·three.<end> «target 1»"}, []),
-        (
-            "--readout mean --jepa_target_column plan",
-            {"trunk: user": "How·many? «end of source 1; source 1»", "target 1": "Count. «target 1»"},
-            ["mean over a view, target from plan", "read at mean h["],
-        ),
-        (
-            "--readout mean --jepa_target_column plan --row 1",
-            {},
-            ["without a pair (plain language modelling): no text in the column of the target views (first: "],
-        ),
-        ("--step_jepa --readout mean --forward inline", {}, ["read at mean h[", "(isolated in its place)"]),
-        (
-            "--step_jepa --row 1",
-            {"trunk: step 1": "Three."},
-            ["1 without a pair (plain language modelling): the answer has fewer than two steps", "pairs: none"],
-        ),
-        ("--objective regular", {}, ["no pair: the objective regular makes none"]),
-        (
-            "--step_jepa --max_length 14",
-            {},
-            [
-                "without a pair (plain language modelling): the views were cut at max_length",
-                "1 answer cut at max_length",
-            ],
-        ),
-        ("--step_jepa --horizon 3", {}, ["(plain language modelling): the horizon reaches beyond"]),
-        ("--step_jepa --forward two_pass", {}, ["in training every segment is a row of its own"]),
-        ("--step_jepa --forward inline", {}, ["(isolated in its place)"]),
-        ("--objective split", {}, ["targets get no gradient"]),
-        ("--target_encoder ema", {}, ["by the EMA encoder"]),
-        ("--objective semantic_tube --tube_times 2", {}, ["2 pairs, sampled for epoch 0 with seed 42"]),
-        ("--objective semantic_tube --tube_mode e2e", {}, ["user: - h[", "answer: - h["]),
-        ("--objective multi_token --token_positions question", {}, ["; 1 pair"]),
-        ("--objective next_latent", {}, ["pair 1 state: ", "next state: "]),
-        ("--step_jepa --step_pairs random", {}, ["1 pair, sampled for epoch 0 with seed 42"]),
-        ("--step_jepa --jepa_ratio 0.000001", {}, ["leaves this row out"]),
-        ("--step_jepa --system_prompt Add.", {"trunk: system": "Add."}, []),
-        ("--step_pairs all", {}, ["--step_pairs has no effect with objective llm_jepa"]),
-    ],
-)
-def test_a_row(inspect, options, drawn, said):
-    out = inspect(*([options] if options else []))
-    assert {name: cells(out, name) for name in drawn} == drawn
+PLAIN = "(plain language modelling): "
+COLUMN = "--readout mean --jepa_target_column plan"
+WHOLE = "First·one.↵↵Then·two.↵↵So·three."
+# Options; then what is drawn, as "section|its tokens", and what is said.
+DRAWN = [
+    ("--step_jepa", "trunk: user|How·many?", "trunk: step 1|First·one.↵↵ «end of source 1»", "2 of predictors", "; 1 pair "),
+    ("--step_jepa", "trunk: step 3|So·three.", "trunk: end of turn|<end>", "target 1|Then·two.↵↵ «target 1»"),
+    ("--step_jepa", "branch 1|<predictor_1><predictor_2> «source 1»", "; 1 pair "),
+    ("--step_jepa --step_pairs all --predictors 1", "branch 2|<predictor_1> «source 2»", "; 2 pairs "),
+    ("--step_jepa --step_pairs all --predictors 1", "target 2|So·three. «target 2»"),
+    ("--step_jepa --predictor_order descending", "branch 1|<predictor_2><predictor_1> «source 1»"),
+    # As `stepjepa train` without an objective.
+    ("--max_length 2048", "trunk: user|How·many? «end of source 1; source 1»", f"target 1|{WHOLE} «target 1»"),
+    ("--max_length 2048", "llm_jepa, in_context, K = 0, packed"),
+    ("--last_token -1", f"target 1|{WHOLE}<end> «target 1»"),
+    (COLUMN, "trunk: user|How·many? «end of source 1; source 1»", "target 1|Count. «target 1»"),
+    (COLUMN, "mean over a view, target from plan", "read at mean h["),
+    (f"{COLUMN} --row 1", f"without a pair {PLAIN}no text in the column of the target views (first: "),
+    ("--step_jepa --row 1", "trunk: step 1|Three.", f"{PLAIN}the answer has fewer than two steps", "pairs: none"),
+    ("--step_jepa --max_length 14", f"{PLAIN}the views were cut at max_length", "1 answer cut at max_length"),
+    ("--step_jepa --horizon 3", f"{PLAIN}the horizon reaches beyond"),
+    ("--step_jepa --forward two_pass", "in training every segment is a row of its own"),
+    ("--step_jepa --forward inline", "(isolated in its place)"),
+    ("--objective split", "targets get no gradient"),
+    ("--target_encoder ema", "by the EMA encoder"),
+    ("--objective semantic_tube --tube_times 2", "2 pairs, sampled for epoch 0 with seed 42"),
+    ("--objective semantic_tube --tube_mode e2e", "user: - h[", "answer: - h["),
+    ("--objective multi_token --token_positions question", "; 1 pair"),
+    ("--objective next_latent", "pair 1 state: ", "next state: "),
+    ("--step_jepa --step_pairs random", "1 pair, sampled for epoch 0 with seed 42"),
+    ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
+    ("--step_pairs all", "--step_pairs has no effect with objective llm_jepa"),
+]
+
+
+@pytest.mark.parametrize("case", DRAWN, ids=lambda case: case[0])
+def test_a_row(inspect, case):
+    options, *expected = case
+    out = inspect(options)
     words = " ".join(out.split())
-    assert [one for one in said if one not in words] == []
-
-
-def test_what_is_not_said(inspect):
-    assert "targets get no gradient" not in inspect("--objective split --target_grad")
-    assert "sampled" not in inspect("--objective semantic_tube --tube_mode e2e")
-    assert "branch 2" not in inspect("--step_jepa")
-    out = inspect("--objective regular --predictors 2 --views in_context")
-    assert "--predictors has no effect with objective regular" in out
-    assert "--views has no effect" not in out  # it is what it would be anyway
+    for one in expected:
+        section, drawn, tokens = one.partition("|")
+        assert cells(out, section) == tokens if drawn else one in words, one
 
 
 def test_the_seed_decides_what_is_sampled(inspect):
@@ -171,17 +130,6 @@ def test_named_columns(inspect, tmp_path):
     assert "content of type list" in err and "training skips this row" in err
 
 
-def test_the_splitter_is_chosen_for_the_file(inspect, tmp_path):
-    rows = tmp_path / "lines.jsonl"
-    lines = {"question": "How many?", "answer": "One.\nTwo.\nThree."}
-    rows.write_text("\n".join(json.dumps(row) for row in (STEPS, lines, lines, lines)))
-    out = inspect("--step_jepa", file=str(rows))
-    assert "steps: found by --step_splitter lines" in " ".join(out.split())
-    assert cells(out, "trunk: step 1") == "First·one.↵↵ «end of source 1»"
-    out = inspect("--step_jepa --step_splitter separator --row 1", file=str(rows))
-    assert "1 without a pair" in out and "are found by" not in out
-
-
 def test_what_is_sampled_of_a_row_depends_on_those_before(inspect):
     """Training numbers its examples, and the third row has none."""
     pairs = [cells(inspect("--step_jepa --step_pairs random --row 4 --seed", seed), "target 1") for seed in range(8)]
@@ -203,13 +151,6 @@ def test_a_page_and_a_picture(inspect, tmp_path):
     assert page.read_bytes() == before  # the same row is the same page
 
 
-def test_what_is_said_on_the_page(inspect, tmp_path):
-    page = tmp_path / "page.html"
-    inspect("--step_jepa --forward two_pass --html", page)
-    data = read_page(page)
-    assert data["notes"][-1].startswith("forward two_pass: in training") and data["title"].startswith("row 0 (")
-
-
 def test_hostile_text(inspect, tmp_path):
     page = tmp_path / "page.html"
     inspect("--step_jepa --row 3 --html", page)
@@ -217,40 +158,3 @@ def test_hostile_text(inspect, tmp_path):
     assert text.count("<script") == 2 and text.count("</script") == 2
     texts = "".join(read_page(page)["texts"])
     assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("--row 5", "has 5 rows, counted from 0, so the last one is row 4"),
-        ("--row -1", "row is -1; it must be at least 0"),
-        ("--row 2", "line 3: 'messages' is not a non-empty list"),
-        ("--rows_packed 2", "--rows_packed: was removed"),
-        ("--max_length 5", "line 1: the prompt has"),
-        ("--predictors -1", "predictors is -1"),
-        ("--predictors 1 2", "unexpected argument '2' after '--predictors 1'"),
-        ("--predictors two", "a whole number"),
-        ("--lbd 1", "unknown flag --lbd"),
-        ("--run_model", "stepjepa analyze FILE --models RUN reads"),
-        ("--step_jepa --forward inline --step_pairs all", "forward=inline holds one pair"),
-        ("--source_column question", "give both"),
-        ("--chat_template no.jinja", "no.jinja"),
-        ("--png row.jpg", "must end in .png"),
-        ("--html page", "must end in .html or .htm"),
-        ("--html {folder}/folder.html", "exists; choose another name"),
-        ("--html {folder}/file/page.html", "cannot be written"),
-    ],
-)
-def test_what_cannot_be_drawn(inspect, tmp_path, options, words):
-    (tmp_path / "folder.html").mkdir()
-    (tmp_path / "file").write_text("kept")
-    assert words in inspect(options.format(folder=tmp_path), status=2)
-    assert (tmp_path / "file").read_text() == "kept"
-
-
-def test_files_that_cannot_be_used(tmp_path, capsys):
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    for words, said in (([empty], "empty"), ([tmp_path / "none.jsonl"], "no such file"), ([], "inspect FILE")):
-        assert main(["inspect", *map(str, words)]) == 2
-        assert said in capsys.readouterr().err

@@ -1,15 +1,22 @@
-"""The `stepjepa` command: dispatch, messages, exit statuses. The commands themselves are stand-ins here."""
+"""The `stepjepa` command: dispatch, messages, exit statuses, `help`, `version`, --quiet, and words that left."""
 
+import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
+import warnings
 
 import pytest
 
 import stepjepa
 from stepjepa.cli.main import COMMANDS, main
-from stepjepa.errors import ConfigError, DataError, StepJepaError, said
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import published
+from stepjepa.errors import ConfigError, DataError, said
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import RunOptions
+from stepjepa.utils.terminal import only_results, say
+from support.rows import write
 
 
 @pytest.fixture
@@ -57,7 +64,7 @@ def test_help_and_version(capsys):
     ("word", "message"),
     [
         ("Demo", "unknown command 'Demo'; did you mean 'demo'?"),
-        ("inspct", "unknown command 'inspct'; did you mean 'inspect'?"),
+        ("sft", "unknown command 'sft'; did you mean 'train'?"),
         ("--versoin", "unknown option '--versoin'; did you mean '--version'?"),
     ],
 )
@@ -71,7 +78,6 @@ def test_unknown_command_names_the_nearest(word, message, capsys):
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (StepJepaError("bad row"), 2, "stepjepa train: error: bad row\n"),
         (DataError("bad row"), 2, "stepjepa train: error: bad row\n"),
         (ConfigError("bad row"), 2, "stepjepa train: error: bad row\n"),
         (KeyboardInterrupt(), 130, "stepjepa train: interrupted\n"),
@@ -93,13 +99,12 @@ def test_what_another_library_says_is_one_line():
     assert said(OSError()) == said(OSError(" \n"), lines=1) == "OSError"
 
 
-@pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False)])
-def test_traceback_on_request(value, shown, command, capsys, monkeypatch):
-    monkeypatch.setenv("STEPJEPA_TRACEBACK", value)
+def test_traceback_on_request(command, capsys, monkeypatch):
+    monkeypatch.setenv("STEPJEPA_TRACEBACK", "1")
     command(DataError("bad row"))
     assert main(["train"]) == 2
     err = capsys.readouterr().err
-    assert ("Traceback (most recent call last)" in err) is shown and err.endswith("stepjepa train: error: bad row\n")
+    assert "Traceback (most recent call last)" in err and err.endswith("stepjepa train: error: bad row\n")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), BrokenPipeError("a data worker died")])
@@ -130,34 +135,77 @@ def test_a_command_is_imported_only_when_called():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write to")
 @pytest.mark.parametrize(
-    "command",
+    ("words", "answer"),
     [
-        "train --train_file {data} --model_name tiny --output_dir /proc/x",
-        "demo --output_dir /proc/x",
-        "analyze {data} --models nothing --output_dir /proc/x",
-        "study builtin --mini --output_dir /proc/x",
+        ("score solutions.jsonl --model_path run", "score: energies of solutions were removed"),
+        ("--print-completion bash", "--print-completion: shell completion was removed"),
     ],
 )
-def test_a_folder_that_cannot_be_written_to_is_one_line(command, tmp_path, capsys):
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"question": "a", "answer": "b"}\n')
-    assert main(command.format(data=data).split()) == 2
-    message = capsys.readouterr().err.strip()
-    assert message.count("\n") == 0 and "--output_dir /proc/x: cannot be written (" in message, message
+def test_what_left_is_answered_in_one_line(words, answer, capsys):
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err.strip()
+    assert answer in error and error.count("\n") == 0
 
 
-@pytest.mark.parametrize(
-    "command", ["evaluate {name} {data} --metric gsm8k", "train --train_file {data} --model_name {name}"]
-)
-def test_a_local_model_that_is_not_there_is_not_looked_for_on_the_hub(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "step").mkdir(parents=True)
-    (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-    assert main(command.format(name="runs/stpe", data="data.jsonl").split()) == 2
-    message = capsys.readouterr().err.strip()
-    assert "--model_name runs/stpe: no such folder; did you mean runs/step?" in message, message
-    assert main(command.format(name="runs/tube", data="data.jsonl").split()) == 2
-    message = capsys.readouterr().err.strip()
-    assert "--model_name runs/tube: no such folder (for a model of the Hub" in message, message
+def test_an_older_resolved_yaml_still_repeats_its_run(tmp_path):
+    """It holds every option with its value, those that left with their defaults too."""
+    file = tmp_path / "resolved.yaml"
+    file.write_text("lbd: 0.5\nallow_code_execution: false\ndata_cache: null\nengine: processes\n")
+    parser = StrictParser((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig))
+    assert parser.values(["--config", str(file)]) == {"lbd": 0.5}
+    file.write_text("allow_code_execution: true\n")
+    with pytest.raises(
+        ConfigError, match="resolved.yaml:1: allow_code_execution: running what a model writes was removed"
+    ):
+        parser.values(["--config", str(file)])
+
+
+def test_python_gives_the_same_answer():
+    with pytest.raises(ConfigError, match="^energy: energies of solutions were removed"):
+        stepjepa.analyze(energy=True, solutions="solutions.jsonl", model_name="run")
+
+
+def test_help_and_version_as_commands(capsys):
+    assert main(["prepare", "--help"]) == 0 == main(["help", "prepare"])
+    both = capsys.readouterr().out
+    assert both[: len(both) // 2] == both[len(both) // 2 :] != ""
+    assert main(["help"]) == 0 == main(["version"])
+    said = capsys.readouterr().out
+    assert "stepjepa help COMMAND" in said and said.endswith(f"\nstepjepa {stepjepa.__version__}\n")
+    assert main(["dpo", "--help"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_quiet_commands_print_errors_and_results(tmp_path, capfd):
+    rows = [{"question": f"{n} + 1?", "answer": f"Add one.\n\nIt is {n + 1}."} for n in range(4)]
+    file, run = write(tmp_path / "rows.jsonl", rows), tmp_path / "run"
+    flags = f"--train_file {file} --model_name tiny --max_steps 1 --logging_steps 1 --step_jepa --output_dir {run}"
+    assert main(["train", "--quiet", *flags.split()]) == 0
+    said = capfd.readouterr()
+    assert said.err == "" and said.out.strip().startswith("done ") and "step 1/1" not in said.out
+    flags = ["--metric", "exact", "--max_new_tokens", "2"]
+    assert main(["evaluate", str(run), str(file), *flags, "--quiet"]) == 0
+    said = capfd.readouterr()
+    assert said.err == "" and said.out.startswith("exact ")
+    assert main(["evaluate", "--quiet", str(run), str(tmp_path / "no.jsonl"), *flags]) == 2
+    assert "no such file" in capfd.readouterr().err
+    assert main(["--quiet", "evaluate", str(run), str(file), *flags]) == 0, "in front of the command too"
+    assert capfd.readouterr().err == ""
+    say("loud again")
+    assert capfd.readouterr().out == "loud again\n"
+
+
+def test_only_results_from_python(capsys, caplog):
+    log = logging.getLogger("stepjepa.test_words")
+    with warnings.catch_warnings(record=True) as caught, only_results():
+        say("progress")
+        warnings.warn("of others", stacklevel=1)
+        log.warning("a warning")
+        log.error("an error")
+        with only_results(False):
+            say("progress")
+    assert capsys.readouterr().out == "" and caught == []
+    assert [one.getMessage() for one in caplog.records] == ["an error"]
+    log.warning("a warning")
+    assert len(caplog.records) == 2

@@ -35,42 +35,6 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", "train.report.json"}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["raw.jsonl"], "--output_file must be given: the JSONL file to write"),
-        (["--output_file", "out.jsonl"], "an argument is missing; write: stepjepa prepare INPUT"),
-        (["rwa.jsonl", "--output_file", "out.jsonl"], "rwa.jsonl: no such file; did you mean raw.jsonl?"),
-        (["raw.jsonl", "--output_file", "there.jsonl"], "there.jsonl exists already; --overwrite replaces it"),
-        (["raw.jsonl", "--output_file", "out.jsonl", "--min_step", "3"], "unknown flag --min_step; did you mean"),
-        (["raw.jsonl", "--output_file", "out.jsonl", "--step_splitter", "line"], "did you mean 'lines'?"),
-        (["raw.jsonl", "--resume"], "--resume: there is no more interrupted run to resume"),
-        (["raw.jsonl", "--shards=4"], "--shards: the training rows are written to one file"),
-    ],
-)
-def test_mistakes(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "raw.jsonl", [gsm8k(1), 3])
-    (tmp_path / "there.jsonl").write_text("mine")
-    before = sorted(tmp_path.iterdir())
-    assert main(["prepare", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith("stepjepa prepare: error: ") and message in err
-    assert sorted(tmp_path.iterdir()) == before and (tmp_path / "there.jsonl").read_text() == "mine"
-
-
-def test_options_from_a_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "raw.jsonl", [teacher(n) for n in range(4)])
-    (tmp_path / "run.yaml").write_text(
-        "output_file: out.jsonl\nkeep_thinking: true\nsystem_prompt: none\nmax_examples: 2\n"
-    )
-    assert main(["prepare", "raw.jsonl", "--config", "run.yaml", "--min_step_length", "1"]) == 0
-    rows = lines(tmp_path / "out.jsonl")
-    assert [row["steps"][0] for row in rows] == ["Hm.", "Hm."]
-    assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
-
-
 @pytest.mark.parametrize("make", [gsm8k, teacher])
 def test_training_takes_it(tmp_path, make, capsys):
     source = write(tmp_path / "raw.jsonl", [make(n) for n in range(24)])

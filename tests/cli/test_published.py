@@ -1,7 +1,5 @@
 """The command lines of the method's pages: each runs after the script's name is replaced, and does what its page says."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

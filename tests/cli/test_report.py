@@ -30,13 +30,6 @@ def test_a_page_of_two_runs(tmp_path, capsys):
         stepjepa.report(folders=[str(a)])
 
 
-def test_another_file_and_a_limit(tmp_path):
-    runs, out = write_pair(tmp_path), tmp_path / "new" / "page.html"
-    assert report(*runs, "--output_file", out, "--max_predictions", 2) == 0
-    assert len(page_data(out.read_text())["predictions"][0]["rows"]) == 2
-    assert not (runs[0] / "report.html").exists()
-
-
 def test_nothing_is_written_over(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     (run / "run.json").write_text("{")
@@ -50,22 +43,6 @@ def test_nothing_is_written_over(tmp_path, capsys):
     assert f"left out {run / 'run.json'}: cannot be read" in capsys.readouterr().out
     assert report(run, "--output_file", tmp_path) == 2
     assert "is a folder; give a file" in capsys.readouterr().err
-
-
-def test_what_is_no_run(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    for words, said in (
-        ([tmp_path / "empty"], "is no folder of a run or a study"),
-        ([tmp_path / "nothing"], "no such folder"),
-        ([], "no folder given; write: stepjepa report RUN_OR_STUDY"),
-        ([tmp_path / "empty", "--max_predictions", "-1"], "max_predictions is -1; it must be at least 0"),
-        ([tmp_path / "empty", "--overwrit"], "did you mean --overwrite?"),
-        ([tmp_path / "empty", "--geometry", "x"], "--geometry: the report no longer shows geometry; stepjepa analyze"),
-    ):
-        assert report(*words) == 2
-        error = capsys.readouterr().err
-        assert said in error and error.count("\n") == 1
-    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_a_run_as_training_leaves_it(tmp_path):

@@ -1,7 +1,5 @@
 """``stepjepa study`` from the command line, without training anything."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -38,35 +36,6 @@ def test_a_dry_run_lists_and_writes_nothing(run, tmp_path):
     assert "3 runs  as step_jepa, same_flop=True" in said
     assert "the lowest answer_nll of the validation split chooses" in said
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["study.yaml"]
-
-
-def test_overrides_stand_above_mini(run):
-    said = run("study.yaml", "--mini", "--dry_run", "--seeds", "4", "--set", "base.learning_rate=0.5")
-    assert "max_steps=2" in said and "learning_rate=0.5" in said and "seeds      4;" in said
-    assert "2 runs in runs/study-mini" in said
-
-
-def test_recipes_are_listed_without_a_study(run):
-    said = run("--list")
-    assert "llm_jepa_table13" in said and "Spider 47.52 50.55" in said
-    assert max(map(len, said.splitlines())) <= 120
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ([], ["no study given"]),
-        (["stduy.yaml"], ["no such file or recipe", "study.yaml"]),
-        (["study.yaml", "--job", "2"], ["unknown flag --job", "--jobs"]),
-        (["study.yaml", "--set", "max_steps"], ["--set max_steps: expected key.key=value"]),
-        (["study.yaml", "--output_dir", "study.yaml"], ["is a file; give a folder"]),
-    ],
-)
-def test_mistakes_are_one_line(run, flags, words):
-    said = run(*flags, status=2)
-    assert len(said.strip().splitlines()) == 1 and said.startswith("stepjepa study: error: ")
-    for word in words:
-        assert word in said, said
 
 
 def test_before_anything_is_trained_and_when_it_is_interrupted(run, tmp_path, monkeypatch):

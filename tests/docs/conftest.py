@@ -1,7 +1,5 @@
 """The scripts of docs/ as modules."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

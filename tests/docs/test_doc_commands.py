@@ -4,8 +4,6 @@ docs/tutorial.md and docs/howto/your_objective.md have tests of their own that r
 test_your_objective.py). Of the README everything runs.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
@@ -22,7 +20,6 @@ from stepjepa.cli.main import main, run
 from stepjepa.config.parser import StrictParser
 from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.study.tree import recipe_files
 from support.answers import harness_stand_in
 from support.pages import read_page
 from support.rows import step_rows, write
@@ -210,37 +207,3 @@ def test_the_page_on_inspect(made, tmp_path, monkeypatch):
     assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa, K = 2, packed"
     table = re.findall(r"^\| `(.)` ", INSPECT.read_text(encoding="utf-8"), re.MULTILINE)
     assert table == [kind.letter for kind in KINDS.values()]
-
-
-def test_the_words_of_trl_are_our_options_or_its_aliases(reference):
-    text = (ROOT / "docs" / "howto" / "from_trl.md").read_text(encoding="utf-8")
-    train = reference.parsers()["train"]
-    lines = re.findall(r"^\| `.*", text, re.M)
-    rows = [[re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:3]] for line in lines]
-    assert len(rows) > 12
-    for theirs, ours in rows:
-        assert set(ours) <= {*train.options, *TrainingArguments.__dataclass_fields__}, ours
-        for word in theirs:
-            target = train.aliases.get(word)  # an option, one with a value, or for each value what it sets
-            names = set(re.findall(r"\w+", repr(target))) if target else set()
-            assert not names or not ours or names & set(ours), (word, target, ours)
-
-
-def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
-    files, aliases = recipe_files(), reference.parsers()["train"].aliases
-    lines = [
-        line for line in (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines() if line[:2] == "| "
-    ]
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    tables = [row for row in rows if "`--" in row[-3]]
-    used = set()
-    for row in tables:
-        named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", row[-2]))
-        assert named <= {*files, "evidence_"}, row[0]
-        flags = set(re.findall(r"--(\w+)", row[-3]))
-        names = {aliases[flag] if isinstance(aliases.get(flag), str) else flag for flag in flags}
-        for name in named & set(files) if "`controls" not in row[-2] and "`equal" not in row[-2] else ():
-            recipe = Path(files[name]).read_text(encoding="utf-8")
-            assert any(re.search(rf"\b{option}: ", recipe) for option in names), f"{row[0]}: {name} has none of {names}"
-        used |= named
-    assert len(tables) > 20 and used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx"}

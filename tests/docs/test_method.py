@@ -1,7 +1,5 @@
 """The code of docs/method.md runs as it stands, and its losses are those of separate passes through the plain model."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reference pages hold what the parsers and the source hold, and the site asks nothing of other servers."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -31,17 +29,6 @@ def test_every_option_of_every_command_stands_on_its_page(reference):
             begin = " ".join(option.help.split())[:10].replace("<", "&lt;").replace("|", "\\|")
             assert values and meaning not in ("", ".") and begin in meaning
             assert option.default in (MISSING, None, "", [], {}) or re.fullmatch("`.+`", default), (command, name)
-
-
-def test_a_new_option_appears_by_itself(reference):
-    from dataclasses import make_dataclass
-
-    from stepjepa.config.option import option
-    from stepjepa.config.parser import StrictParser
-
-    options = make_dataclass("New", [("shiny", str, option("a\tb", "Say <x|y>.", "new things"))])
-    page = reference.command_page("shine", StrictParser(options, "stepjepa shine\n\nexample: stepjepa shine"))
-    assert "## New things\n" in page and "| `--shiny` | TEXT | `a\\tb` | Say &lt;x\\|y>. |" in page
 
 
 def test_every_public_module_is_on_one_page(reference):

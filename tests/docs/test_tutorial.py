@@ -1,7 +1,5 @@
 """The tutorial's files are written and its commands run, one after the other in one folder, with less of everything."""
 
-from __future__ import annotations
-
 import runpy
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code and the commands of docs/howto/your_objective.md run as they stand; the class is a full citizen."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -97,14 +95,6 @@ def test_resumed_with_the_same_options_and_code_only(trained, folder, capsys):
     assert "objective=conclusion.py:Conclusion, not changed.py:Conclusion" in capsys.readouterr().err
     resolved = ["train", "--config", "run/resolved.yaml", "--max_steps", "6", "--resume_from_checkpoint", "true"]
     assert main(resolved) == 0 and "done   6 steps" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_tokenised_in_worker_processes():
-    words = (
-        f"--train_file train.jsonl --model_name tiny --objective {NAME} --max_steps 1 --disable_tqdm --save_strategy no"
-    )
-    assert main(["train", *words.split(), "--output_dir", "workers", "--dataset_num_proc", "2"]) == 0
 
 
 def test_the_folder_of_a_run_imports_nothing(trained, folder, tmp_path, monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """The scripts of `examples/` as modules."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """examples/annotate_paper.py on PDFs that are drawn here, with the paper's headings as short phrases."""
 
-from __future__ import annotations
-
 import io
 import re
 
@@ -66,9 +64,9 @@ def test_notes_stand_next_to_what_they_are_about(script, paper, tmp_path, capsys
         assert 72 * inches <= top <= 72 * inches + 20, title
     ordered = sorted((note[1] for note in notes.values() if note[0] == 2), key=lambda box: -box[3])
     assert all(upper[1] > lower[3] for upper, lower in zip(ordered, ordered[1:], strict=False))  # no overlap
-    said = capsys.readouterr().out
-    assert re.search(r"page  2   Predictor\n", said) and "no place  LoRA, Table 8: Table 8:" in said
-    assert said.endswith(f"7 of {len(script.read_notes(script.NOTES))} notes in {tmp_path / 'out.pdf'}\n")
+    assert capsys.readouterr().out.endswith(
+        f"7 of {len(script.read_notes(script.NOTES))} notes in {tmp_path / 'out.pdf'}\n"
+    )
     original, annotated = pypdf.PdfReader(paper), pypdf.PdfReader(tmp_path / "out.pdf")
     for old, new in zip(original.pages, annotated.pages, strict=True):
         assert old.extract_text() == new.extract_text() and old.mediabox.height == new.mediabox.height
@@ -80,15 +78,6 @@ def test_notes_stand_next_to_what_they_are_about(script, paper, tmp_path, capsys
     assert lines == text.splitlines() and "Formula. L = gamma LM + lambda d(Pred(Enc(text)), Enc(code))." in flat
     assert "Library. total_loss; --lbd, --gamma" in flat and "](" not in flat and "`" not in flat
     assert top - bottom >= len(lines) * script.SIZE and max(map(len, lines)) <= script.COLUMNS
-
-
-def test_version_1_takes_pages_in_place_of_numbers(script, tmp_path, capsys):
-    paper = draw(tmp_path / "v1.pdf", [["arXiv:2509.14252v1", "Abstract"], ["Table 2: another table"], ["x"], ["y"]])
-    script.main([str(paper), str(tmp_path / "out.pdf")])
-    notes = notes_of(tmp_path / "out.pdf")
-    assert notes["From random weights, Table 2"][0] == 4 and notes["Two views"][0] == 2
-    assert "LoRA, Table 8" not in notes  # page 8 does not exist
-    assert "This is version 1" in capsys.readouterr().out
 
 
 def locked(data):
@@ -118,11 +107,3 @@ def test_what_cannot_be_done_is_one_line(script, paper, tmp_path, capsys):
         error = capsys.readouterr().err
         assert stopped.value.code == 2 and error.count("\n") == 1 and said in error
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_overwrite_and_own_notes(script, paper, tmp_path):
-    notes, out = tmp_path / "notes.md", tmp_path / "out.pdf"
-    notes.write_text("# Mine\n\n## One\n<!-- find: conclusion -->\n- **So.** See [this](x.md).\n")
-    out.write_text("old")
-    assert script.main([str(paper), str(out), "--notes", str(notes), "--overwrite"]) == 0
-    assert notes_of(out)["One"][2] == "One\nSo. See this."

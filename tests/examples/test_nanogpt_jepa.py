@@ -1,7 +1,5 @@
 """The nanoGPT example runs as a user would run it, and its packed losses are those of the literal separate passes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,11 +3,8 @@
 ``python tests/examples/test_quickstart_notebook.py`` runs it in full, in a folder of its own, and stores the new outputs.
 """
 
-from __future__ import annotations
-
 import copy
 import re
-import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -113,17 +110,6 @@ def test_the_file_is_small_and_holds_the_outputs_and_nothing_of_its_maker(stored
     assert stored.metadata == METADATA
     assert all(set(cell.metadata) <= {"tags"} for cell in stored.cells)
     nbformat.validate(stored)
-
-
-def test_the_commands_in_the_text(stored, tmp_path, monkeypatch, capsys):
-    from stepjepa.cli.main import main
-
-    monkeypatch.chdir(tmp_path)
-    text = "\n".join(cell.source for cell in stored.cells if cell.cell_type == "markdown")
-    commands = re.findall("^stepjepa .*", "\n".join(text.split("```")[1::2]), re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["study", "study"]
-    for command in commands:
-        assert main([*shlex.split(command)[1:], "--dry_run"]) == 0, capsys.readouterr().err
 
 
 def store() -> None:

@@ -4,8 +4,6 @@
 ``--first N --cases 1`` repeats it. The commands run in children that are forked once everything was imported.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -12,8 +12,6 @@ point does.
 the same examples, losses and weights to `CLOSE`, or for a stream a refusal where it has a checkpoint.
 """
 
-from __future__ import annotations
-
 import argparse
 import builtins
 import gc
@@ -162,18 +160,14 @@ def train_on(processes: int, folder: Path, flags: str, at: int = 0) -> int:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
     places = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    children = [start(folder, flags, 0 if rank else at, place=one) for rank, one in enumerate(places)]
+    children = {start(folder, flags, 0 if rank else at, place=one) for rank, one in enumerate(places)}
     first = 0
     while children:
-        for child in children:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                children.remove(child)
-                first = first or os.waitstatus_to_exitcode(status)
-                for other in children if first else ():
-                    os.kill(other, signal.SIGKILL)
-                break
-        time.sleep(0.01)
+        child, status = os.wait()
+        children.discard(child)
+        first = first or os.waitstatus_to_exitcode(status)
+        for other in children if first else ():
+            os.kill(other, signal.SIGKILL)
     return first
 
 
@@ -312,14 +306,10 @@ def kill_elastic(folder: Path, number: int, seed: int = 0) -> tuple[int, list[st
             problem = f"exit status {killed}, {status}: {last_line(run)}"
         elif refused and "a stream is resumed on as many processes" not in last_line(run):
             problem = last_line(run)
-        elif (
-            name in expected
-        ):  # each process reads its own share of a stream: there is none of one process to compare with
+        elif name in expected:  # of a stream each process reads its own share: there is no run of one process
             problem = difference(*(comparable(one, step_of(checkpoint)) for one in (outcome_of(run), expected[name])))
-        where = (
-            f"{name}, {before} processes of {sizes[0]}, killed at operation {at} after {checkpoint and checkpoint.name}"
-        )
-        line = f"{where}, then {after} of {sizes[1]}"
+        where = f"{name}, {before} processes of {sizes[0]}, killed at operation {at}"
+        line = f"{where} after {checkpoint and checkpoint.name}, then {after} of {sizes[1]}"
         end = "refused" if refused else "equal" if name in expected else "begun again"
         print(f"{line}: {problem or end}", flush=True)
         wrong += [f"{line}: {problem}"] if problem else []

@@ -1,7 +1,5 @@
 """Some cases of the two harnesses: ``make kill`` and ``make fuzz`` run thousands."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Nothing is removed through a link, and no folder that a run of this library has not begun."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

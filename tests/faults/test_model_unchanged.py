@@ -1,7 +1,5 @@
 """Faults: training changed what the caller had handed over, so that a second model or a second trainer failed."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

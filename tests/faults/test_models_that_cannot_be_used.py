@@ -1,7 +1,5 @@
-"""What is given as a model and cannot serve as one gets a line of its own: a folder that is none, a tokenizer that does not
-fit, weights that broke."""
-
-from __future__ import annotations
+"""What is given as a model and cannot serve as one gets a line of its own: a tokenizer that does not fit, weights that
+broke. Folders that are no model are in tests/cli/test_errors.py."""
 
 import json
 import shutil
@@ -10,7 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, T5Config
 
 from stepjepa import check
 from stepjepa.cli.main import main
@@ -24,49 +21,8 @@ from stepjepa.study.score import score_model
 from support.answers import TEST
 from support.models import tiny_model
 from support.rows import step_rows, write
-from support.runs import one_line
 from support.tokenizers import byte_bpe_tokenizer, fresh
 from support.training import STEPS, trainer_for
-
-# Folders that are no model
-
-
-def write_model(kind, folder, tokenizer):
-    if kind == "two gguf":
-        for name in ("model.Q4_1.gguf", "model.Q8_0.gguf"):
-            (folder / name).write_bytes(b"GGUF")
-        return
-    if kind == "no tokenizer":
-        tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
-        return
-    tokenizer.save_pretrained(folder)
-    if kind == "t5":
-        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
-        AutoModelForSeq2SeqLM.from_config(T5Config(**sizes, decoder_start_token_id=2)).save_pretrained(folder)
-    else:
-        tiny_model("llama", vocab_size=len(tokenizer)).config.save_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("two gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of one file"),
-        ("no tokenizer", "the folder holds no tokenizer (tokenizer.json, tokenizer_config.json)"),
-        ("no weights", "the folder holds no weights (model.safetensors)"),
-        ("t5", "is an encoder-decoder; give a causal language model"),
-    ],
-)
-@pytest.mark.parametrize(
-    "command", ["train --train_file {rows} --model_name {model}", "evaluate {model} {rows} --metric exact"]
-)
-def test_a_folder_that_is_no_model_has_its_own_line(kind, message, command, tmp_path, capsys, bpe_tokenizer):
-    write_model(kind, tmp_path, bpe_tokenizer)
-    words = command.format(rows=write(tmp_path / "rows.jsonl", step_rows(8)), model=tmp_path).split()
-    capsys.readouterr()
-    assert main([*words, "--output_dir", str(tmp_path / "run")]) == 2
-    assert f"--model_name {tmp_path}: {message}" in one_line(capsys.readouterr().err, words[0])
-    assert not (tmp_path / "run").exists()
-
 
 # Token ids beyond the model's embedding would be read as predictor tokens, or fail in the middle of training.
 

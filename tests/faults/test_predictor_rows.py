@@ -1,7 +1,5 @@
 """Faults: predictor rows were in the vocabulary: checkpoints and adapters held it resized, and final models no rows."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`prepare` leaves code as it is: functions of the standard library, fenced and not, alone and among prose."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib
@@ -11,7 +9,7 @@ import textwrap
 
 import pytest
 
-from stepjepa.data.blocks import answer_of, holds_code
+from stepjepa.data.blocks import answer_of
 from stepjepa.data.prepare import PrepareOptions, prepare
 from stepjepa.data.prepare.rows import Converter, RawExample, RawFormat, read_example, recognise
 from stepjepa.data.steps import spans_of_steps
@@ -83,13 +81,6 @@ def test_code_among_prose_stays_as_it_is():
                     assert fenced in prepared(text, step_splitter=style)
 
 
-def test_a_list_of_steps_with_code_stays_as_it_is():
-    for source in snippets()[::9]:
-        converter = Converter(RawFormat("columns"), PrepareOptions(step_splitter="list"))
-        content, steps, _ = converter.steps_of(RawExample("q", "a", None, pieces=[PROSE, source]))
-        assert content == f"{PROSE}\n\n{source}" and steps == [PROSE, source]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -126,12 +117,6 @@ def test_a_comment_at_the_end_of_code_is_no_final_answer():
         number = read_example({"question": "q", "answer": "def f(x):\n    return x\n#### 72"}, form, options)
         assert number.final == "72"  # program-aided answers end like this
     assert recognise([{"question": "q", "answer": code}] * 3, PrepareOptions(), "rows").name == "columns"
-
-
-def test_prose_is_no_code():
-    loop = "For each box:\n  take one of them.\n\nThen add."
-    for text in (PROSE, loop, "x = 3\ny = 4", "If x > 3, then y = 2.\nelse y = 1", "Yes\nNo"):
-        assert not holds_code(text)
 
 
 def test_white_space_inside_a_step_stays():

@@ -1,8 +1,6 @@
 """A resumed run has the settings, data and content of its checkpoint, or is refused in one line; it ends with all that an
 uninterrupted one ends with."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,8 +1,6 @@
 """A loss that is not finite, a full disk or too little memory: one line, the last good checkpoint stays, and the run can be
 resumed from it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -78,10 +76,7 @@ def test_a_run_that_breaks_keeps_its_last_good_checkpoint(tmp_path, capsys, at_s
 
 
 def test_weights_that_break_are_not_saved(tmp_path, capsys, monkeypatch):
-    """By a learning rate that is far too high, or in the last step."""
-    out = tmp_path / "high"
-    assert train(out, "--learning_rate", "1e8", "--logging_steps", 100, "--save_steps", 1) == 1
-    assert "not finite" in one_line(capsys.readouterr().err)
+    """In the last step, after which no loss is computed."""
     real, taken = torch.optim.AdamW.step, []
 
     def step(self, *args, **kwargs):

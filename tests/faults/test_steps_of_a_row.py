@@ -1,8 +1,6 @@
 """One answer to "what are the steps of this row": what `prepare` wrote is what `check`, `train`, `inspect` and `analyze`
 read, and what they cannot take they say."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What others wrote reaches the terminal as text: no escape sequence, no endless line, no traceback where nobody reads; a
 path that cannot be is one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

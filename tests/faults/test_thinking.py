@@ -1,7 +1,5 @@
 """Thinking is no answer: metrics, `generate` and `prepare` read what follows the last closing mark, of every kind."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers import AddedToken
 from transformers.utils.chat_template_utils import _compile_jinja_template

@@ -1,7 +1,5 @@
 """The start-up trial notices what is wrong with a form, says one line, leaves no trace, and decides alike on all ranks."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 from dataclasses import replace
@@ -374,8 +372,3 @@ def test_adapters_are_trained_where_text_goes(family, targets):
     assert adapted and not any("vision" in name or "image" in name or "audio" in name for name in adapted)
     if targets == "all-linear":
         assert len([name for name, _ in model.named_parameters() if "lora_A" in name]) == len(adapted)
-
-
-def test_a_mixture_of_experts_is_not_frozen():
-    model, _, _ = ready(tiny_model("mixtral"))
-    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -3,8 +3,6 @@
 Without a GPU these tests run on CPU, which shows that they run and nothing more.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

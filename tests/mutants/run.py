@@ -6,11 +6,8 @@ A mutant is a small fault that gives a wrong result. It is killed when one of it
 One line a mutant; the exit status is 1 when a mutant survives or cannot be applied, and when a test fails without any.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
-import queue
 import shutil
 import subprocess
 import sys
@@ -68,18 +65,23 @@ def load(folder: Path = HERE) -> list[Mutant]:
     return sorted(mutants, key=lambda mutant: mutant.name)
 
 
-def copy_tree(folder: Path) -> Path:
-    """A copy of what the tests need; returns `folder`."""
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(ROOT / name, folder / name)
-    return folder
+def run_pytest(tests: Sequence[str], limit: float, mutant: Mutant | None = None) -> tuple[str, str]:
+    """Run tests on a copy of the repository: what came out and how long it took, and the end of what they printed."""
+    with tempfile.TemporaryDirectory(prefix="stepjepa-mutants-") as temporary:
+        folder = Path(temporary)
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copyfile(ROOT / name, folder / name)
+        if mutant is not None:
+            text = (ROOT / mutant.file).read_text(encoding="utf-8")
+            (folder / mutant.file).write_text(text.replace(mutant.find, mutant.replace), encoding="utf-8")
+        return run_in(folder, tests, limit)
 
 
-def run_pytest(folder: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
-    """Run tests on a copy: what came out and how long it took, and the end of what they printed; only failed tests kill."""
+def run_in(folder: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
+    """Run tests in a folder; only failed tests kill a mutant."""
     begin = time.monotonic()
     shared = os.environ.get("STEPJEPA_SHARED", str(ROOT.parent / "shared"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -96,18 +98,12 @@ def run_pytest(folder: Path, tests: Sequence[str], limit: float) -> tuple[str, s
     return f"{outcome}   {time.monotonic() - begin:.1f} s", done.stdout[-3000:]
 
 
-def try_mutant(mutant: Mutant, free: queue.Queue[Path]) -> bool:
-    """Run a mutant's tests on a copy that no other one uses, print a line, and put the file back; whether it was killed."""
-    folder = free.get()
-    text = (ROOT / mutant.file).read_text(encoding="utf-8")
-    (folder / mutant.file).write_text(text.replace(mutant.find, mutant.replace), encoding="utf-8")
-    outcome, output = run_pytest(folder, ["-x", *mutant.tests], LIMIT)
-    (folder / mutant.file).write_text(text, encoding="utf-8")
-    free.put(folder)
+def try_mutant(mutant: Mutant) -> bool:
+    """Run a mutant's tests and print a line; whether it was killed."""
+    outcome, output = run_pytest(["-x", *mutant.tests], LIMIT, mutant)
     killed = outcome.startswith("killed")
-    print(
-        f"{mutant.name:<44} {outcome}" + ("" if killed else f"\n{output}\n    {mutant.file}: {mutant.why}"), flush=True
-    )
+    more = "" if killed else f"\n{output}\n    {mutant.file}: {mutant.why}"
+    print(f"{mutant.name:<44} {outcome}{more}", flush=True)
     return killed
 
 
@@ -127,23 +123,15 @@ def main(words: Sequence[str] | None = None) -> int:
     if problems or not mutants:
         print("\n".join(problems) or "no mutant of that number")
         return 1
-    with (
-        tempfile.TemporaryDirectory(prefix="stepjepa-mutants-") as temporary,
-        ThreadPoolExecutor(arguments.workers) as pool,
-    ):
-        free: queue.Queue[Path] = queue.Queue()
-        for number in range(arguments.workers):
-            free.put(copy_tree(Path(temporary) / str(number)))
-        tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-        outcome, output = run_pytest(Path(temporary) / "0", tests, LIMIT * 3)
-        if not outcome.startswith("SURVIVED"):
-            print(f"{output}\nwithout a mutant: the tests above do not pass")
-            return 1
-        print(
-            f"without a mutant: {len(tests)} tests or groups of tests pass{outcome.removeprefix('SURVIVED')}",
-            flush=True,
-        )
-        killed = sum(pool.map(lambda mutant: try_mutant(mutant, free), mutants))
+    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    outcome, output = run_pytest(tests, LIMIT * 3)
+    if not outcome.startswith("SURVIVED"):
+        print(f"{output}\nwithout a mutant: the tests above do not pass")
+        return 1
+    said = f"{len(tests)} tests or groups of tests pass{outcome.removeprefix('SURVIVED')}"
+    print(f"without a mutant: {said}", flush=True)
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        killed = sum(pool.map(try_mutant, mutants))
     print(f"{killed} of {len(mutants)} mutants killed")
     return 0 if killed == len(mutants) else 1
 

@@ -1,7 +1,5 @@
 """Every mutant still fits the code, and the runner tells one that is killed from one that survives."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """Chats of little sums with their right answers, to train on and to ask for, and their files."""
 
-from __future__ import annotations
-
 import fnmatch
 import importlib
 import sys

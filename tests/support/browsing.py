@@ -1,7 +1,5 @@
 """A small row for the page's tests in a browser, and moving about in the page."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from support.models import Views, paired

@@ -1,7 +1,5 @@
 """Colours as people see them: CIE Lab, and what deuteranopia leaves of them."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows to examples under the options of a run, and where the views of an example's pairs are on its trunk."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A family is a model type of `AutoModelForCausalLM`. Its configuration is made sm
 needs besides stands in `OVERRIDES`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny random models of every supported architecture, and made-up examples for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

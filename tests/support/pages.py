@@ -1,7 +1,5 @@
 """Pages: made-up rows on those of ``stepjepa inspect``, and reading any page back."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct, where ``make smollm2`` has written it, and rows for it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

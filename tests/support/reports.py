@@ -1,7 +1,5 @@
 """Small folders as `stepjepa train`, `evaluate` and `study` leave them, written by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

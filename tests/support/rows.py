@@ -1,7 +1,5 @@
 """Made-up rows with steps: chats for trainer tests, and raw ones of GSM8K's form; and JSON lines."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of ``stepjepa train`` in this process, and what they leave in their folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

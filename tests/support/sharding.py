@@ -6,8 +6,6 @@ runs the cases of a file, or the command line:
     python -m torch.distributed.run --nproc_per_node 2 -m support.sharding train --fsdp true ...
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

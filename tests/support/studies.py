@@ -1,7 +1,5 @@
 """What came of a study that was carried out (`stepjepa.study.run.run_study`)."""
 
-from __future__ import annotations
-
 from stepjepa.study import results
 from stepjepa.study.records import RunRecord, record_of
 from stepjepa.study.run import StudyRun

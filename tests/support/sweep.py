@@ -1,7 +1,5 @@
 """What each family comes to: exact in packed rows, exact in two passes, or refused with one line."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

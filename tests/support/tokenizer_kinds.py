@@ -1,8 +1,5 @@
 """Tokenizers of more kinds than `support.tokenizers` has: Llama 4's, and small ones that are trained at once."""
 
-from __future__ import annotations
-
-import base64
 import unicodedata
 from functools import cache
 
@@ -22,12 +19,10 @@ def llama4_tokenizer() -> PreTrainedTokenizerFast:
     source = pytest.importorskip("llama_models.llama4.tokenizer", reason="needs the package llama-models")
 
     def build() -> Tokenizer:
-        lines = made.source_file("llama_models", "llama4/tokenizer.model").read_bytes().splitlines()
-        ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines)}
         specials = [*source.BASIC_SPECIAL_TOKENS, *source.LLAMA4_SPECIAL_TOKENS]
         specials += (f"<|reserved_special_token_{number}|>" for number in range(2048 - len(specials)))
-        pattern = source.Tokenizer.O200K_PATTERN
-        return made._byte_level(ranks, pattern, specials, "<|begin_of_text|>", first_id=0)
+        file = made.source_file("llama_models", "llama4/tokenizer.model")
+        return made.of_ranks(file, source.Tokenizer.O200K_PATTERN, specials)
 
     file = str(made._stored("llama4", "llama-models", build))
     names = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot|>", "pad_token": "<|finetune_right_pad|>"}

@@ -6,28 +6,24 @@ in a folder for temporary files, under a name that changes with the packages and
 The functions return one shared object per process: tests that change a tokenizer change a `fresh` copy.
 """
 
-import base64
 import copy
 import hashlib
 import importlib.metadata
-import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.integrations.mistral import convert_tekken_tokenizer
 
 from . import SENTENCES
 from .templates import FORMATS
-
-Piece = TypeVar("Piece", bytes, str)
 
 MARK = "\u2581"  # what SentencePiece writes for a space
 
@@ -147,7 +143,7 @@ def source_file(package: str, pattern: str) -> Path:
     return found[0]
 
 
-def _merges(ranks: Mapping[Piece, int]) -> list[tuple[Piece, Piece]]:
+def _merges(ranks: Mapping[str, int]) -> list[tuple[str, str]]:
     """Every way to put a piece together from two others, in the order of the pieces' ranks: a list of all of them joins what
     an encoder with ranks joins."""
     splits = ((piece[:cut], piece[cut:]) for piece in ranks for cut in range(1, len(piece)))
@@ -155,21 +151,17 @@ def _merges(ranks: Mapping[Piece, int]) -> list[tuple[Piece, Piece]]:
     return sorted(found, key=lambda pair: (ranks[pair[0] + pair[1]], ranks[pair[0]], ranks[pair[1]]))
 
 
-def _byte_level(ranks: Mapping[bytes, int], pattern: str, specials: list[str], bos: str, first_id: int) -> Tokenizer:
-    """A byte-level BPE from tiktoken ranks, rank 0 at `first_id`: special tokens in front, then behind."""
-    letters = bytes_to_unicode()
-
-    def spell(piece: bytes) -> str:
-        return "".join(letters[byte] for byte in piece)
-
-    vocab = {spell(piece): first_id + rank for piece, rank in ranks.items()}
-    vocab |= {token: number for number, token in enumerate(specials[:first_id])}
-    merges = [(spell(left), spell(right)) for left, right in _merges(ranks)]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
-    _set_byte_level(tokenizer, pattern)
-    tokenizer.add_special_tokens(_special(specials))
-    tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, _bos(tokenizer, bos)])
+def _with_bos(tokenizer: Tokenizer, token: str) -> Tokenizer:
+    """A converted byte-level tokenizer that writes this token in front."""
+    tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, _bos(tokenizer, token)])
     return tokenizer
+
+
+def of_ranks(file: Path, pattern: str, specials: list[str]) -> Tokenizer:
+    """The tokenizer of a file of tiktoken ranks, special tokens behind them."""
+    return _with_bos(
+        TikTokenConverter(str(file), pattern, extra_special_tokens=specials).converted(), "<|begin_of_text|>"
+    )
 
 
 def _set_byte_level(tokenizer: Tokenizer, pattern: str) -> None:
@@ -191,25 +183,17 @@ def _bos(tokenizer: Tokenizer, token: str) -> processors.TemplateProcessing:
 
 
 def _build_llama3() -> Tokenizer:
-    lines = source_file("llama_models", "llama3/tokenizer.model").read_bytes().splitlines()
-    ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines)}
     specials = [f"<|reserved_special_token_{number}|>" for number in range(248)]
     named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id"}
     named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
     for number, name in sorted(named.items()):
         specials.insert(number, f"<|{name}|>")
-    return _byte_level(ranks, LLAMA3_PATTERN, specials, "<|begin_of_text|>", first_id=0)
+    return of_ranks(source_file("llama_models", "llama3/tokenizer.model"), LLAMA3_PATTERN, specials)
 
 
 def _build_tekken() -> Tokenizer:
-    tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
     file = source_file("mistral_common", "data/tekken_*.json")
-    source = tekken.Tekkenizer.from_file(file)
-    first_id = source.num_special_tokens
-    specials = [source.id_to_piece(number) for number in range(first_id)]
-    ranks = {source.id_to_byte_piece(number): number - first_id for number in range(first_id, source.n_words)}
-    pattern = json.loads(file.read_text(encoding="utf-8"))["config"]["pattern"]
-    return _byte_level(ranks, pattern, specials, "<s>", first_id)
+    return _with_bos(convert_tekken_tokenizer(str(file)).backend_tokenizer, "<s>")
 
 
 def _build_sentencepiece(version: str) -> Tokenizer:

@@ -1,7 +1,5 @@
 """Trainers on tiny models and made-up rows, and what tests read off them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The pairs of the semantic tube as arrays, for tests that type them out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

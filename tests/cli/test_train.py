@@ -1,28 +1,25 @@
-"""What a run of ``stepjepa train`` leaves, repeats and refuses, beyond its errors about data."""
-
-from __future__ import annotations
+"""What a run of ``stepjepa train`` leaves, repeats and refuses; bad input is in test_errors.py."""
 
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.cli.main import main
-from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import set_up_model
 from stepjepa.training.trainer import JEPATrainer
 from support.rows import step_rows, write
-from support.runs import printed
+from support.runs import one_line, printed
 
 ROWS = step_rows(24)
 
 
 @pytest.fixture
 def train(tmp_path, capfd):
+    """Runs the command for two steps; what it prints."""
     data = write(tmp_path / "rows.jsonl", ROWS)
 
     def run(*flags, status=0, output="out"):
@@ -60,11 +57,52 @@ def test_resolved_yaml_repeats_the_run_and_clears_nothing(train, tmp_path):
         assert all(torch.equal(first[key], again[key]) for key in first)
 
 
-def test_the_first_row_that_cannot_be_drawn_is_a_note(train, tmp_path):
-    data = tmp_path / "bad_first.jsonl"
-    data.write_text(json.dumps({"messages": []}) + "\n" + "".join(json.dumps(row) + "\n" for row in ROWS))
-    said = train("--debug", "7", "--step_jepa", "--train_file", str(data), "--system_prompt=--hello")
-    assert "note   the first row cannot be shown" in said and "model and records" in said
+def test_what_stands_in_the_folder_is_safe(train, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    message = one_line(train(status=2))
+    assert "not empty" in message and "--overwrite_output_dir" in message and "--resume_from_checkpoint" in message
+    train("--step_jepa", "--save_steps", "1", "--overwrite_output_dir")
+    before = (out / "model.safetensors").read_bytes()
+    for flags, words in (  # everything is checked before anything is cleared
+        (["--overwrite_output_dir", "--step_splitter", "numbered"], "no example has a pair"),
+        (["--overwrite_output_dir", "--model_name", str(out)], "which would be cleared"),
+        (["--resume_from_checkpoint", "true", "--seed", "7"], "seed=42, not 7"),
+        (["--resume_from_checkpoint", "true", "--system_prompt", "Be brief."], "system_prompt=None, not Be brief."),
+    ):
+        assert words in train("--step_jepa", *flags, status=2)
+        assert (out / "model.safetensors").read_bytes() == before and (out / "checkpoint-1").is_dir()
+    (out / "predictors.safetensors").write_bytes(b"")  # of a run with them
+    train("--step_jepa", "--overwrite_output_dir", "--save_strategy", "no", "--lbd", "0")
+    assert (out / "notes.txt").read_text() == "mine" and (out / "model.safetensors").is_file()
+    assert not [name for name in ("checkpoint-1", "predictors.safetensors") if (out / name).exists()]
+
+
+def test_a_run_killed_before_its_first_checkpoint_may_start_again(train, tmp_path):
+    (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "out" / "run.json").write_text('{"steps": 2}')
+    (tmp_path / "out" / "resolved.yaml").write_text("{}")
+    assert "no checkpoint to resume from; starting at step 0" in train("--resume_from_checkpoint", "true")
+
+
+def test_training_on_an_adapter_is_refused(train, tmp_path):
+    train("--lora", "--merge_lora", "false")
+    assert (tmp_path / "out" / "adapter_config.json").exists()
+    said = train("--model_name", str(tmp_path / "out"), status=2, output="next")
+    assert "is a LoRA adapter" in said and not (tmp_path / "next").exists()
+
+
+def test_skipped_rows_are_counted_and_short_runs_report_their_losses(train, tmp_path):
+    number = {"messages": [{"role": "user", "content": 7}, {"role": "assistant", "content": "y"}]}
+    data = write(tmp_path / "some.jsonl", [*ROWS[:8], {"messages": [{"role": "user", "content": "x"}]}, number])
+    assert "2 skipped" in train("--step_jepa", "--train_file", data)
+    report = json.loads((tmp_path / "out" / "data_report.json").read_text())["train"]
+    assert (report["rows_read"], report["rows_kept"]) == (10, 8) and report["pairs"] > 0
+    assert report["rows_skipped"] == {"no_assistant_message": 1, "content_not_text": 1}
+    assert "line 9" in report["first_skipped"]["no_assistant_message"]
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
+    assert metrics["lm_loss"] > 1 and 0 < metrics["jepa_loss"] < 2
 
 
 def test_targets_from_another_column(train, tmp_path):
@@ -92,61 +130,36 @@ def test_targets_from_another_column(train, tmp_path):
     assert trainer.data_reports["train"].fingerprint not in fingerprints
 
 
-@pytest.mark.parametrize(
-    ("flags", "notes"),
-    [
-        (
-            "--objective semantic_tube --readout mean --readout_layer 1 --jepa_target_column plan",
-            [
-                f"--{name} has no effect with objective semantic_tube"
-                for name in ("readout", "readout_layer", "jepa_target_column")
-            ],
-        ),
-        (
-            "--objective split --readout mean --jepa_target_column plan",
-            ["--jepa_target_column has no effect with objective split"],
-        ),
-        (
-            "--step_jepa --ema_momentum 0.5 --infonce_temperature 0.5 --regularizer vicreg --sigreg_directions 9 "
-            "--lora_rank 4 --split_ratio 0.3",
-            [
-                "--split_ratio has no effect with objective step_jepa",
-                "--ema_momentum has no effect without --target_encoder ema",
-                "--infonce_temperature has no effect without --jepa_loss infonce",
-                "--sigreg_directions has no effect without --regularizer sigreg",
-                "--lora_rank has no effect without --lora",
-            ],
-        ),
-        (
-            "--regular --lbd 1 --step_pairs all",
-            ["--lbd has no effect with objective regular", "--step_pairs has no effect with objective regular"],
-        ),
-        ("--predictors 0 --same_predictor", ["--same_predictor has no effect without --predictors"]),
-        ("--step_jepa --lbd 0", ["--lbd 0: no pair is made, and the run trains exactly like objective regular"]),
-        ("--step_jepa --jepa_ratio 0", ["--jepa_ratio 0: no example keeps its pairs, so the LM loss alone is trained"]),
-        ("--step_jepa --jepa_ratio 0.5", []),
-        ("--objective split --horizon 2", ["--horizon has no effect with objective split"]),
-    ],
-)
+TUBE = "with objective semantic_tube"
+REGULAR = "with objective regular"
+# An objective; options that have no effect with it, and why.
+UNREAD = {
+    "--objective semantic_tube": {"--readout mean": TUBE, "--readout_layer 1": TUBE, "--jepa_target_column plan": TUBE},
+    "--regular": {"--lbd 1": REGULAR, "--step_pairs all": REGULAR},
+    "--step_jepa": {
+        "--split_ratio 0.3": "with objective step_jepa",
+        "--ema_momentum 0.5": "without --target_encoder ema",
+        "--infonce_temperature 0.5": "without --jepa_loss infonce",
+        "--sigreg_directions 9": "without --regularizer sigreg",
+        "--lora_rank 4": "without --lora",
+        "--eval_samples 7": "without --eval_metrics",
+    },
+}
+NOTES = [
+    (" ".join([objective, *unread]), [f"{flag.split()[0]} has no effect {why}" for flag, why in unread.items()])
+    for objective, unread in UNREAD.items()
+]
+NOTES += [
+    ("--step_jepa --lbd 0", ["--lbd 0: no pair is made, and the run trains exactly like objective regular"]),
+    ("--step_jepa --jepa_ratio 0", ["--jepa_ratio 0: no example keeps its pairs, so the LM loss alone is trained"]),
+    ("--step_jepa --jepa_ratio 0.5", []),
+]
+
+
+@pytest.mark.parametrize(("flags", "notes"), NOTES)
 def test_options_without_effect_are_named(train, flags, notes):
     said = [line.removeprefix("note   ") for line in train(*flags.split()).splitlines() if line.startswith("note")]
     assert sorted(said) == sorted(notes)
-
-
-@pytest.mark.parametrize("options", [{"lbd": "0.1"}, {"predictors": 1.5}, {"multi_horizon": 2}, {"lbd": float("nan")}])
-def test_values_from_python(options):
-    with pytest.raises(ConfigError):
-        JEPAOptions(objective="step_jepa", **options).check()
-
-
-@pytest.mark.parametrize(("dtype", "preset"), [("bfloat16", "tiny"), ("float16", "mini")])
-def test_short_weights_take_the_packed_forward(dtype, preset):
-    tokenizer = load_tokenizer(preset, (message["content"] for row in ROWS for message in row["messages"]))
-    model = load_model(preset, tokenizer, seed=7, dtype=dtype)
-    options = JEPAOptions(objective="step_jepa", forward="packed")
-    options.check()
-    _, setup = set_up_model(model, options, 7, "cpu", tokenizer=tokenizer)
-    assert setup.forward == "packed"
 
 
 def test_evaluation_data_by_name_path_and_rows(tmp_path):
@@ -173,3 +186,25 @@ def test_the_last_step_is_evaluated_once(train, tmp_path):
     for name in ("eval_loss", "eval_lm_loss", "eval_jepa_loss"):
         assert each["metrics"][name] == end["metrics"][name]
     assert "step" not in each["metrics"]
+
+
+REAL = {
+    "nl_rx_synth_train.jsonl": "--objective llm_jepa --predictors 2 --lbd 1.0",
+    "gsm8k_train.jsonl": "--step_splitter lines --step_jepa --step_pairs all --predictors 2 --lbd 0.1 --lora",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_file_gives_a_model_that_loads_and_generates(name, train, tmp_path, shared_dir):
+    file, out = shared_dir / "data" / name, tmp_path / "out"
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    train("--train_file", str(file), "--model_name", "mini", *REAL[name].split())
+    report = json.loads((out / "data_report.json").read_text())["train"]
+    assert report["rows_kept"] == report["rows_read"] > 7000 and report["pairs"] >= report["rows_kept"]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert model.config.vocab_size == len(tokenizer)
+    chat = [{"role": "user", "content": "lines with a vowel"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
+    assert model.generate(**prompt, max_new_tokens=4).shape[1] > prompt["input_ids"].shape[1]

@@ -1,0 +1,338 @@
+"""Bad input to every command: one clear line (what, where, what to do), exit status 2, nothing written or overwritten."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, T5Config
+
+from stepjepa.cli.main import main
+from stepjepa.modeling.load import load_tokenizer
+from support.answers import harness_stand_in, vllm_stand_in
+from support.models import tiny_model
+from support.rows import gsm8k, step_rows, write
+from support.runs import files_of, one_line
+
+
+def chat(*messages):
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}
+
+
+GOOD = chat(("user", "Add 2 and 3."), ("assistant", "a\n\n5"))
+USER = chat(("user", "x"))
+PAIR = {"question": "q", "answer": "a"}
+FILES = {
+    "rows": step_rows(4),
+    "good": [GOOD],
+    "empty": [],
+    "broken": [GOOD, '{"messages": [', GOOD],
+    "user": [USER],
+    "robot": [chat(("user", "x"), ("robot", "y"))],
+    "number": [chat(("user", 7), ("assistant", "y"))],
+    "text": [{"text": "x"}],
+    "mixed": [GOOD, USER],
+    "step": [chat(("user", "x"), ("assistant", "one step"))],
+    "a": [{"a": 1}],
+    "pair": [PAIR, 3],
+    "raw": [gsm8k(1), 3],
+    "views": [{"question": "How many?", "answer": "One.\n\nTwo."}, PAIR, {"messages": []}],
+}
+STUDY = "data: builtin\nbase: {model_name: tiny, max_steps: 4}\narms: {regular: {objective: regular}}\nseeds: [1, 2]\n"
+FOLDERS = (
+    "bare folder.html runs/step unfinished/checkpoint-9 unfinished/checkpoint-10 two_gguf no_template t5 no_weights"
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Files and models of the names that stand in the cases."""
+    folder = tmp_path_factory.mktemp("home")
+    for name, rows in FILES.items():
+        write(folder / f"{name}.jsonl", rows)
+    (folder / "mine.jsonl").write_text("mine")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "study.yaml").write_text(STUDY)
+    for name in FOLDERS.split():
+        (folder / name).mkdir(parents=True)
+    for name in ("model.Q4_1.gguf", "model.Q8_0.gguf"):
+        (folder / "two_gguf" / name).write_bytes(b"GGUF")
+    tokenizer = load_tokenizer("tiny", (message["content"] for row in FILES["rows"] for message in row["messages"]))
+    sizes = {"vocab_size": len(tokenizer)}
+    small, wide = tiny_model("llama", **sizes), tiny_model("llama", hidden_size=48, **sizes)
+    for name, model in (("model", small), ("wide", wide), ("no_template", small), ("no_tokenizer", small)):
+        model.save_pretrained(folder / name)
+    small.config.save_pretrained(folder / "no_weights")
+    t5 = T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=2, **sizes)
+    AutoModelForSeq2SeqLM.from_config(t5).save_pretrained(folder / "t5")
+    for name in ("model", "wide", "no_weights", "t5", "adapter"):
+        tokenizer.save_pretrained(folder / name)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder / "no_template")
+    return folder
+
+
+# What is added to a command where it is not given.
+ADDED = {
+    "train": ["--model_name", "tiny", "--output_dir", "out"],
+    "inspect": ["--model_name", "tiny"],
+}
+TRAIN = [
+    ("none.jsonl", "none.jsonl", "no such file"),
+    ("empty.jsonl", "empty.jsonl", "empty"),
+    ("broken.jsonl", "broken.jsonl line 2", "broken JSON"),
+    ("user.jsonl", "line 1", "no message has the role 'assistant'"),
+    ("robot.jsonl", "line 1", "'robot'", "system, user, assistant"),
+    ("number.jsonl", "line 1", "content of type int", "must be text"),
+    ("a.jsonl", "line 1", "columns found: a", "a question (question, prompt,"),
+    ("mixed.jsonl --strict_data", "line 2", "'assistant'", "--strict_data"),
+    ("step.jsonl --step_jepa", "no example has a pair", "--step_splitter"),
+    ("good.jsonl --max_length 4", "line 1", "max_length is 4", "raise --max_length"),
+    ("good.jsonl --model_name no_tokenizer", "the folder holds no tokenizer (tokenizer.json", "save_pretrained"),
+    ("good.jsonl --model_name no_template", "no chat template", "--chat_template FILE"),
+    ("good.jsonl --model_name no_weights", "--model_name no_weights: the folder holds no weights (model.safetensors)"),
+    ("good.jsonl --model_name t5", "--model_name t5: is an encoder-decoder; give a causal language model"),
+    ("good.jsonl --model_name two_gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of"),
+    ("good.jsonl --model_name runs/stpe", "--model_name runs/stpe: no such folder; did you mean runs/step?"),
+    ("good.jsonl --model_name runs/tube", "--model_name runs/tube: no such folder (for a model of the Hub"),
+    ("good.jsonl --allow_code_execution", "--allow_code_execution: running what a model writes"),
+    ("good.jsonl --data_cache cache", "in N processes with --dataset_num_proc N"),
+]
+# On rows.jsonl.
+FLAGS = [
+    ("--last_token 2", "last_token is 2", "at most -1"),
+    ("--jepa_ratio 0 --gamma 0", "gamma is 0", "nothing would be trained"),
+    ("--regular --gamma 0", "gamma is 0 and no JEPA loss is left"),
+    ("--lbd 0 --gamma 0", "gamma is 0 and no JEPA loss is left"),
+    ("--push_to_hub --hub_strategy every_save", "hub_strategy is every_save", "use end"),
+    ("--max_steps 0", "max_steps is 0"),
+    ("--dataloader_drop_last --batch_size 32", "drops all 4 examples, which do not fill a batch of 32"),
+    ('--accelerator_config {"split_batch":true}', "has no key 'split_batch'; did you mean 'split_batches'"),
+    ('--gradient_checkpointing_kwargs {"use_reentrent":true}', "has no key", "did you mean 'use_reentrant'"),
+    ('--fsdp_config {"fsdp_verison":2}', "has no key 'fsdp_verison'; did you mean 'fsdp_version'"),
+    ("--step_separator=", "step_separator"),
+    ("--chat_template nowhere.jinja", "nowhere.jinja", "cannot be read"),
+    ("--resume_from_checkpoint nowhere", "nowhere", "no such checkpoint"),
+    ("--model_name minii", "minii", "mini"),
+    ("--eval_strategy steps", "--eval_strategy steps", "--eval_file"),
+    ("--eval_on_start", "eval_on_start needs data", "--eval_file"),
+    ("--include_for_metrics inputs", "include_for_metrics", "predictions and labels"),
+    ("--label_smoothing_factor 0.1", "label_smoothing_factor", "does not do"),
+    ("--lora --lora_target_modules nope", "LoRA", "nope"),
+    ("--lora --lora_target_modules embed_tokens", "embed_tokens", "embedding"),
+    ("--step_jepa --lora --merge_lora false --keep_predictors", "keep_predictors needs merge_lora"),
+    ("--attn_implementation flex_attention", "flex_attention", "no backward on CPU"),
+    ("--regularizer vicreg --batch_size 1", "vicreg", "per_device_train_batch_size"),
+    ("--infonce --per_device_eval_batch_size 1", "infonce", "per_device_eval_batch_size"),
+    ("--step_jepa --step_pairs random --multi_horizon 1 2 --infonce --batch_size 1", "infonce", "per_device"),
+    ("--control shuffled --batch_size 1", "shuffled", "per_device_train_batch_size"),
+    ("--control random --infonce", "control=random", "infonce"),
+    ("--step_jepa --views standalone", "views=standalone", "step_jepa", "llm_jepa"),
+    ("--step_jepa --horizon 30", "horizon", "30"),
+    ("--step_jepa --multi_horizon 1 2 --horizon 2", "horizon", "multi_horizon"),
+    ("--step_jepa --forward inline --step_pairs all", "inline", "one pair"),
+    ("--step_jepa --forward inline --step_pairs plan", "inline", "one pair"),
+    ("--step_jepa --step_pairs plan --horizon 3 --predictors 0", "predictors=0", "3 horizons", "predictor_head"),
+    ("--step_jepa --multi_horizon 1 2 --predictors 0", "predictors=0", "2 horizons", "predictor_head"),
+    ("--objective semantic_tube --tube_sampler steps --tube_times 2", "semantic_tube", "tube_times=2"),
+    ("--objective semantic_tube --tube_mode curvature --tube_sampler steps", "curvature", "tube_sampler=steps"),
+    ("--objective semantic_tube --tube_mode curvature --tube_sampler zero", "curvature", "tube_sampler=zero"),
+    ("--objective semantic_tube --tube_mode e2e --tube_times 3", "e2e", "tube_times=3"),
+    ("--objective semantic_tube --tube_mode mean --tube_sampler steps", "mean", "tube_sampler=steps"),
+    ("--objective split --forward inline", "inline"),
+    ("--front_pred", "front_pred", "--predictors 1"),
+    ("--front_pred --predictors 1 --views in_context", "front_pred", "standalone"),
+    ("--step_jepa --front_pred", "standalone", "step_jepa"),
+    ("--target_encoder ema --target_grad", "target_encoder", "target_grad"),
+    ("--objective semantic_tube --infonce", "infonce", "semantic_tube"),
+    ("--objective next_latent --predictors 2", "next_latent", "predictors"),
+    ("--objective next_latent --target_encoder ema", "next_latent", "ema"),
+    ("--objective next_latent --predictor_head mlp", "next_latent", "predictor_head"),
+    ("--objective next_latent --forward inline", "next_latent", "inline"),
+    ("--objective next_latent --latent_horizon 0", "latent_horizon"),
+    ("--objective multi_token --jepa_loss mse", "multi_token", "jepa_loss"),
+    ("--objective multi_token --regularizer vicreg", "multi_token", "regularizer"),
+    ("--objective multi_token --target_grad false", "multi_token", "target_grad"),
+    ("--objective multi_token --token_horizon 1", "token_horizon"),
+    ("--objective future_summary --jepa_loss mse", "future_summary", "jepa_loss"),
+    ("--objective semantic_tube --tube_mode curvature --jepa_l2", "curvature", "jepa_loss"),
+    ("--objective semantic_tube --predictors 2", "semantic_tube", "predictors"),
+    ("--objective semantic_tube --tube_layer 9", "layer 9", "layers 0 to 3"),
+    ("--readout mean --last_token -2", "readout=mean", "last_token"),
+    ("--readout median", "--readout", "median", "last"),
+    ("--readout_layer 4", "layer 4", "layers 0 to 3"),
+    ("--readout_layer -9", "layer -9", "layers 0 to 3"),
+    ("--jepa_target_column=", "jepa_target_column is empty"),
+    ("--jepa_target_column plan", "rows.jsonl line 1", "'plan' is missing", "columns found: messages"),
+    ("--jepa_target_column plan --forward inline", "forward=inline", "jepa_target_column=plan"),
+    ("--jepa_target_column plan --reverse_pred", "reverse_pred", "jepa_target_column"),
+    ("--objective semantic_tube --tube_mode mean --tube_times 3", "mean", "times"),
+    ("--objective semantic_tube --tube_times 1000000", "tube_times"),
+    ("--source_column a", "target_column"),
+    ("--source_column a --target_column b", "no column 'a'"),
+    ("--plain --chat_template x.jinja", "plain", "chat_template"),
+    ("--eval_split=0.2", "stepjepa prepare FILE --valid_ratio"),
+    ("--eval_file rows.jsonl --eval_split=1", "stepjepa prepare FILE --valid_ratio"),
+]
+DATA = [
+    ("check empty.jsonl", "empty"),
+    ("check a.jsonl", "none of 1 rows can be used"),
+    ("check pair.jsonl --strict_data", "line 2: the row is a int"),
+    ("check pair.jsonl --step_splitter line", "did you mean 'lines'"),
+    ("check pair.jsonl --step_separator=", "step_separator is empty"),
+    ("check pair.jsonl --splitter lines", "unknown flag --splitter"),
+    ("check pair.jsonl other.jsonl", "unexpected argument"),
+    ("check pair.jsonl --model_name tinny", "did you mean tiny"),
+    ("check pair.jsonl --model_name tiny --system_prompt a\udcffb", "expected UTF-8 text"),
+    ("check pair.jsonl --eval_file nowhere.jsonl", "nowhere.jsonl: no such file"),
+    ("check pair.jsonl --num_proc 0", "num_proc is 0"),
+    ("check pair.jsonl --max_length 1", ": --max_length: max_length is 1; it must be at least 2"),
+    ("check pair.jsonl --show 2", "stepjepa inspect FILE --row N shows a row"),
+    ("check pair.jsonl --seed 3", "--seed: was removed from check"),
+    ("check pair.jsonl --per_device_train_batch_size 4", "check reports no padding"),
+    ("check pair.jsonl --step_splitter regex", "needs a pattern"),
+    ("check pair.jsonl --source_column question", "go together"),
+    ("check pair.jsonl --dataset_split=1e-1", "stepjepa prepare FILE --valid_ratio"),
+    ("check pair.jsonl --model_name tiny --max_length 2", "none of 2 rows can be used"),
+    ("check text.jsonl --model_name tiny --step_jepa", "step_jepa needs chats"),
+    ("check broken.jsonl --strict_data", "line 2: broken JSON"),
+    ("check rosw.jsonl", "did you mean"),
+    ("check", "stepjepa check FILE"),
+    ("prepare raw.jsonl", "--output_file must be given: the JSONL file to write"),
+    ("prepare --output_file out.jsonl", "no data file given; write: stepjepa prepare FILE"),
+    ("prepare rwa.jsonl --output_file out.jsonl", "rwa.jsonl: no such file; did you mean raw.jsonl?"),
+    ("prepare raw.jsonl --output_file mine.jsonl", "mine.jsonl exists already; --overwrite replaces it"),
+    ("prepare raw.jsonl --output_file out.jsonl --min_step 3", "unknown flag --min_step; did you mean"),
+    ("prepare raw.jsonl --output_file out.jsonl --step_splitter line", "did you mean 'lines'?"),
+    ("prepare raw.jsonl --resume", "--resume: there is no more interrupted run to resume"),
+    ("prepare raw.jsonl --shards=4", "--shards: the training rows are written to one file"),
+    ("prepare raw.jsonl --engine ray", "--engine: work in a Ray cluster was removed here"),
+    ("prepare raw.jsonl --seed 3", "unknown flag --seed"),
+    ("inspect views.jsonl --row 5", "has 3 rows, counted from 0, so the last one is row 2"),
+    ("inspect views.jsonl --row -1", "row is -1; it must be at least 0"),
+    ("inspect views.jsonl --row 2", "line 3: 'messages' is not a non-empty list"),
+    ("inspect views.jsonl --rows_packed 0", "rows_packed is 0; it must be at least 1"),
+    ("inspect views.jsonl --max_length 5", "line 1: the prompt has"),
+    ("inspect views.jsonl --predictors -1", "predictors is -1"),
+    ("inspect views.jsonl --predictors 1 2", "unexpected argument '2' after '--predictors 1'"),
+    ("inspect views.jsonl --predictors two", "a whole number"),
+    ("inspect views.jsonl --lbd 1", "unknown flag --lbd"),
+    ("inspect views.jsonl --run_model", "stepjepa analyze FILE --models RUN reads"),
+    ("inspect views.jsonl --step_jepa --forward inline --step_pairs all", "forward=inline holds one pair"),
+    ("inspect views.jsonl --source_column question", "give both"),
+    ("inspect views.jsonl --chat_template no.jinja", "no.jinja"),
+    ("inspect views.jsonl --png row.jpg", "must end in .png"),
+    ("inspect views.jsonl --html page", "must end in .html or .htm"),
+    ("inspect views.jsonl --html folder.html", "is a folder"),
+    ("inspect views.jsonl --html mine.jsonl/page.html", "cannot be written"),
+    ("inspect empty.jsonl", "empty"),
+    ("inspect none.jsonl", "no such file"),
+    ("inspect", "inspect FILE"),
+]
+MODELS = [
+    ("evaluate model rows.jsonl", "choose one or several of"),
+    ("evaluate model rows.jsonl --metric gsm9k", "did you mean gsm8k?"),
+    ("evaluate ./nothing rows.jsonl --metric exact", "nothing: no such folder"),
+    ("evaluate runs/stpe rows.jsonl --metric gsm8k", "--model_name runs/stpe: no such folder; did you mean runs/step?"),
+    ("evaluate runs/tube rows.jsonl --metric gsm8k", "runs/tube: no such folder (for a model of the Hub"),
+    ("evaluate ./rows.jsonl rows.jsonl --metric exact", "is a file; give the model's folder, or a GGUF file"),
+    ("evaluate bare rows.jsonl --metric exact", "no model in this folder"),
+    ("evaluate unfinished rows.jsonl --metric exact", "the run has not ended: give unfinished/checkpoint-10"),
+    ("evaluate two_gguf rows.jsonl --metric exact", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give"),
+    ("evaluate no_tokenizer rows.jsonl --metric exact", "the folder holds no tokenizer (tokenizer.json, tokenizer_"),
+    ("evaluate no_weights rows.jsonl --metric exact", "the folder holds no weights (model.safetensors)"),
+    ("evaluate t5 rows.jsonl --metric exact", "is an encoder-decoder; give a causal language model"),
+    ("evaluate model rows.jsonl --metric exact --max_examples 0", "max_examples is 0"),
+    ("evaluate model rows.jsonl --metric exact --system_prompt x --use_test_prompts", "--use_test_prompts keeps"),
+    ("evaluate model rows.jsonl --metric exact --source_column x", "go together"),
+    ("evaluate model rows.jsonl --metric exact --source_column x --target_column y", "no column 'x'"),
+    ("evaluate model rows.jsonl --metric exact --attn_implementation fast", "cannot be loaded"),
+    ("evaluate model rows.jsonl --metric exact --backend vllm", "pip install 'stepjepa[vllm]'"),
+    ("evaluate model rows.jsonl --metric answer_nll --backend vllm", "needs --backend transformers"),
+    ("evaluate model rows.jsonl --metric exact --output_file x.txt", "must end in .jsonl or .json"),
+    ("evaluate model rows.jsonl --metric nothing:f", "No module named 'nothing'"),
+    ("evaluate model rows.jsonl --metric code_execution", "running what a model writes was removed; use tasks of the"),
+    ("evaluate model rows.jsonl --metric exact --samples_per_question 3", "all answers to a question would be"),
+    ("evaluate model rows.jsonl --metric exact --samples_per_question 0", "samples_per_question is 0"),
+    ('evaluate model rows.jsonl --metric exact --metric_options {"k":1}', "no option 'k' of exact"),
+    ("evaluate model rows.jsonl --metric exact --allow_code_execution", "evaluate RUN --harness mbpp,humaneval"),
+    ("evaluate model rows.jsonl --metric exact --data_parallel_size 2", "vllm serve --data-parallel-size N"),
+    ("evaluate model --quiet=true", "--quiet takes no value"),
+    ("evaluate --analyze a b c", "one file of predictions, or two"),
+    ("evaluate --analyze bare", "is a folder"),
+    ("evaluate model --harness sumz", "the harness has no task 'sumz'; did you mean 'sums'?"),
+    ("evaluate model --harness sums --metric exact", "leave --metric out"),
+    ("evaluate model rows.jsonl --harness sums", "leave --test_file out"),
+    ("evaluate model --harness sums --backend vllm", "with transformers"),
+    ("evaluate --harness sums", "write: stepjepa evaluate RUN --harness TASK"),
+    ("evaluate ./none --harness sums", "no such folder"),
+    ("evaluate model --harness sums --harness_fewshot -1", "harness_fewshot is -1"),
+    ("generate rows.jsonl --ray_replicas 2", "serve copies of the model (vllm serve)"),
+    ("analyze", "no data file given; write: stepjepa analyze FILE"),
+    ("analyze --models model rows.jsonl", "no data file given", "takes all that follows (rows.jsonl)"),
+    ("analyze rows.jsonl", "--models is missing"),
+    ("analyze rows.jsonl --models ./nowhere", "nowhere: no such folder"),
+    ("analyze step.jsonl --models model --step_jepa", "no pair for step_jepa, and two are needed"),
+    ("analyze rows.jsonl --models model --layers last", "--layers last: give all, or numbers"),
+    ("analyze rows.jsonl --models model --layers 3", "--layers 3: this model has 0 (embeddings) to 2"),
+    ("analyze rows.jsonl --models model --layers -2", "--layers -2: this model has 0 (embeddings) to 2"),
+    ("analyze rows.jsonl --models model --batch_size 0", "batch_size is 0"),
+    ("analyze --runs model", "--runs: ", "stepjepa report"),
+    ("analyze rows.jsonl --models model --coordinates umap", "umap is gone; write --coordinates tsne"),
+    ("analyze rows.jsonl --models model --seed -1", "seed is -1"),
+    ("analyze rows.jsonl --models model --output_dir mine.jsonl", "mine.jsonl: is a file; give a folder"),
+    ("analyze rows.jsonl --models wide --base_model model", "wide are 48 wide, those of the base model model 32"),
+    ("analyze rows.jsonl --models model --from_states bare", "--from_states loads no model"),
+    ("analyze --from_states bare", "bare: holds no states"),
+    ("analyze --from_states nowhere", "--from_states nowhere: no such folder"),
+    ("analyze --energy solutions.jsonl --best_of 8", "--energy: energies of solutions were removed"),
+    ("analyze rows.jsonl --models run --map_layers 1", "--map_layers: the linear map was removed from analyze"),
+    ("study", "no study given"),
+    ("study stduy.yaml", "no such file or recipe", "study.yaml"),
+    ("study study.yaml --job 2", "unknown flag --job", "--jobs"),
+    ("study study.yaml --set max_steps", "--set max_steps: expected key.key=value"),
+    ("study study.yaml --output_dir study.yaml", "is a file; give a folder"),
+    ("report bare", "is no folder of a run or a study"),
+    ("report nothing", "no such folder"),
+    ("report", "no folder given; write: stepjepa report RUN_OR_STUDY"),
+    ("report bare --max_predictions -1", "max_predictions is -1; it must be at least 0"),
+    ("report bare --overwrit", "did you mean --overwrite?"),
+    ("report bare --geometry x", "--geometry: the report no longer shows geometry; stepjepa analyze"),
+    ("export nowhere out", "nowhere: no checkpoint"),
+    ("export .", "write: stepjepa export CHECKPOINT OUT"),
+    ("export model model", "is the checkpoint itself"),
+    ("export model out --base_model model", "is no adapter"),
+    ("export adapter out", "the adapter names no base; give --base_model"),
+    ("doctor --model_name no/model", "no/model"),
+    ("doctor --data missing.jsonl", "missing.jsonl: no such file"),
+    ("doctor --data a.jsonl", "can be used; skipped 1: none of the columns that make a chat (first: a.jsonl line 1: "),
+    ("doctor --data empty.jsonl", "error: empty.jsonl: the file or data set is empty"),
+    ("doctor --modelname tiny", "did you mean --model_name?"),
+    ("demo --lbd 0.5", "--lbd: write --set arms.step_jepa.lbd=VALUE"),
+]
+if Path("/proc/self").is_dir():  # a folder that nobody can write to
+    NOWHERE = "--output_dir /proc/x"
+    commands = ("train rows.jsonl", "demo", "analyze rows.jsonl --models model", "study builtin --mini")
+    MODELS += [(f"{command} {NOWHERE}", f"{NOWHERE}: cannot be written (") for command in commands]
+CASES = [(f"train {case}", *words) for case, *words in TRAIN]
+CASES += [(f"train rows.jsonl {case}", *words) for case, *words in FLAGS]
+CASES += [*DATA, *MODELS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ascii(case[0]))
+def test_it_is_one_line_and_nothing_is_written(case, home, monkeypatch, capsys):
+    command, *words = case
+    monkeypatch.chdir(home)
+    harness_stand_in(monkeypatch)
+    if "pip install" in words[0]:
+        monkeypatch.setitem(sys.modules, "vllm", None)
+    else:
+        vllm_stand_in(monkeypatch)
+    name, *flags = command.split()
+    for flag, value in zip(*[iter(ADDED.get(name, ()))] * 2, strict=True):
+        flags += [] if flag in flags else [flag, value]
+    before = files_of(home)
+    assert main([name, *flags]) == 2
+    error = one_line(capsys.readouterr().err, name)
+    assert [one for one in words if one not in error] == []
+    assert files_of(home) == before
