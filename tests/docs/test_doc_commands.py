@@ -131,6 +131,7 @@ def made(tmp_path_factory):
     (folder / "shards").mkdir()
     for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
         write(folder / f"{name}.jsonl", rows)
+    shutil.copytree(ROOT / "examples", folder / "examples")
     (mia,) = [block for block in blocks(INSPECT) if block.startswith("{")]
     (folder / "mia.jsonl").write_text(mia)
     for name in ("gsm8k_train", "questions", "test", "solved.unsolved"):
@@ -191,8 +192,8 @@ def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
 
 def test_python_names_what_exists_and_yaml_can_be_read():
     assert len(commands()) > 50 and any(command.startswith("train --config") for _, command in commands())
-    readme = {command.split()[0] for page, command in commands() if page == "README.md"}
-    assert readme == set("prepare generate check inspect train evaluate analyze study report".split())
+    readme = [command.split()[0] for page, command in commands() if page == "README.md"]
+    assert readme == ["check", "train", "train", "report"]
     for page in PAGES:
         assert all(isinstance(yaml.safe_load(block), dict | list) for block in blocks(page, "yaml")), page
         for block in blocks(page, "python"):
@@ -227,21 +228,21 @@ def test_the_words_of_trl_are_our_options_or_its_aliases(reference):
             assert not names or not ours or names & set(ours), (word, target, ours)
 
 
-def test_the_table_of_methods_names_recipes_that_use_its_options(reference):
+def test_the_tables_of_methods_name_recipes_that_use_their_options(reference):
     files, aliases = recipe_files(), reference.parsers()["train"].aliases
-    lines = [
-        line for line in (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").splitlines() if line[:2] == "| "
-    ]
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    tables = [row for row in rows if "`--" in row[-3]]
+    text = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("objectives", "losses"))
+    tables = re.findall(r"^\| method \|.*?recipes \|\n\|[-|]+\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for table in tables for line in table.splitlines()]
     used = set()
-    for row in tables:
-        named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", row[-2]))
-        assert named <= {*files, "evidence_"}, row[0]
-        flags = set(re.findall(r"--(\w+)", row[-3]))
+    for name, _, _, options, recipes in rows:
+        named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", recipes))
+        assert named <= {*files}, name
+        flags = set(re.findall(r"--(\w+)", options))
+        assert flags, name
         names = {aliases[flag] if isinstance(aliases.get(flag), str) else flag for flag in flags}
-        for name in named & set(files) if "`controls" not in row[-2] and "`equal" not in row[-2] else ():
-            recipe = Path(files[name]).read_text(encoding="utf-8")
-            assert any(re.search(rf"\b{option}: ", recipe) for option in names), f"{row[0]}: {name} has none of {names}"
+        for recipe in named:
+            settings = Path(files[recipe]).read_text(encoding="utf-8")
+            assert any(re.search(rf"\b{option}: ", settings) for option in names), f"{name}: {recipe} has none of {names}"
         used |= named
-    assert len(tables) > 20 and used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx"}
+    assert len(tables) == 3 and len(rows) > 20
+    assert used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx"}

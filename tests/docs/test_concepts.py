@@ -1,4 +1,4 @@
-"""The code of docs/method.md runs as it stands, and its losses are those of separate passes through the plain model."""
+"""The code of docs/concepts.md runs as it stands, and its losses are those of separate passes through the plain model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def ran():
     printed: list[str] = []
     names = {"print": printed.append}
     with torch.random.fork_rng():
-        exec(compile(code, "docs/method.md", "exec"), names)
+        exec(compile(code, "docs/concepts.md", "exec"), names)
     return code, names, printed
 
 
