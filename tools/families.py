@@ -77,6 +77,7 @@ def section_text(table: list[str], version: str, count: dict[str, int]) -> str:
 def section() -> str:
     """The section, from a training of every family."""
     import transformers
+
     from support.families import NOT_BUILT
 
     listed = families()

@@ -242,7 +242,9 @@ def test_the_tables_of_methods_name_recipes_that_use_their_options(reference):
         names = {aliases[flag] if isinstance(aliases.get(flag), str) else flag for flag in flags}
         for recipe in named:
             settings = Path(files[recipe]).read_text(encoding="utf-8")
-            assert any(re.search(rf"\b{option}: ", settings) for option in names), f"{name}: {recipe} has none of {names}"
+            assert any(re.search(rf"\b{option}: ", settings) for option in names), (
+                f"{name}: {recipe} has none of {names}"
+            )
         used |= named
     assert len(tables) == 3 and len(rows) > 20
     assert used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx"}
