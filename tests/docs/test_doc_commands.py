@@ -234,7 +234,7 @@ def test_the_tables_of_methods_name_recipes_that_use_their_options(reference):
     tables = re.findall(r"^\| method \|.*?recipes \|\n\|[-|]+\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for table in tables for line in table.splitlines()]
     used = set()
-    for name, _, _, options, recipes in rows:
+    for name, *_, options, recipes in rows:
         named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", recipes))
         assert named <= {*files}, name
         flags = set(re.findall(r"--(\w+)", options))
