@@ -26,46 +26,64 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def rows() -> list[str]:
-    """The table: one line a family."""
-    from support.families import NOT_BUILT, family_names
+def families() -> list[tuple[str, str, str]]:
+    """Name, forward and reason of every family."""
+    from support.families import family_names
     from support.sweep import PREDICTOR_COUNTS, outcome
 
     handler = _Lines()
     logging.getLogger("stepjepa").addHandler(handler)
-    table = []
+    listed = []
     for family in family_names():
         plain, branch = (outcome(family, count, handler.lines) for count in PREDICTOR_COUNTS)
         reason = plain.reason.rstrip(".")
         if branch.forward != plain.forward:
             reason = f"{reason and reason + '; '}with predictor tokens {branch.forward}: {branch.reason}"
-        table.append(f"| `{family}` | {plain.kind} | {plain.forward} | {' '.join(reason.split()).replace('|', '/')} |")
-    return [*table, "", "Not built: " + "; ".join(f"{name} ({why})" for name, why in sorted(NOT_BUILT.items())) + "."]
+        listed.append((family, plain.forward, " ".join(reason.split()).replace("|", "/")))
+    return listed
 
 
-def section(table: list[str]) -> str:
+def grouped(listed: list[tuple[str, str, str]]) -> list[str]:
+    """The table: one line for the families that share a forward and a reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, forward, reason in listed:
+        groups.setdefault((forward, reason), []).append(f"`{name}`")
+    order = ("packed", "two_pass", "refused")
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), -len(groups[key])))
+    return [f"| {forward} | {reason} | {', '.join(groups[forward, reason])} |" for forward, reason in keys]
+
+
+def section_text(table: list[str], version: str, count: dict[str, int]) -> str:
     """The section of the page."""
-    import transformers
-
-    count = {kind: sum(f" | {kind} | " in line for line in table) for kind in ("packed", "two_pass", "refused")}
     return "\n".join(
         [
             HEADING,
             "",
             "A tiny random model of every causal model type of the installed transformers, in one row and several, longer",
             "than any window, K = 0 and 2: the LM loss is that of the model's own logits and the states are those of",
-            "separate passes, or the model is refused. Written by `make families`, checked by",
-            "`tests/parity/test_families.py`.",
+            "separate passes, or the model is refused. `make families` writes this list, and",
+            "`tests/parity/test_families.py` checks it.",
             "",
-            f"transformers {transformers.__version__}: {count['packed']} packed, {count['two_pass']} two_pass, "
-            f"{count['refused']} refused.",
+            f"transformers {version}: {count['packed']} packed, {count['two_pass']} two_pass, {count['refused']} refused.",
             "",
-            "| family | class | forward | why it is not packed |",
-            "|---|---|---|---|",
+            "| forward | why it is not packed | families |",
+            "|---|---|---|",
             *table,
             "",
         ]
     )
+
+
+def section() -> str:
+    """The section, from a training of every family."""
+    import transformers
+
+    from support.families import NOT_BUILT
+
+    listed = families()
+    count = {kind: sum(forward == kind for _, forward, _ in listed) for kind in ("packed", "two_pass", "refused")}
+    not_built = "; ".join(f"{name} ({why})" for name, why in sorted(NOT_BUILT.items()))
+    return section_text([*grouped(listed), "", f"Not built: {not_built}."], transformers.__version__, count)
 
 
 def main() -> None:
@@ -74,7 +92,7 @@ def main() -> None:
 
     transformers.logging.set_verbosity_error()
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(text.split(HEADING)[0].rstrip() + "\n\n" + section(rows()), encoding="utf-8")
+    PAGE.write_text(text.split(HEADING)[0].rstrip() + "\n\n" + section(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_a_page_opened_from_disk(site, browser, scheme, width):
     page, complaints = context.new_page(), []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
-    page.goto((site / "howto" / "elsewhere.html").as_uri())
+    page.goto((site / "howto" / "your_model.html").as_uri())
     assert (brightness(page) < 128) == (scheme == "dark")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     cut = (
@@ -43,6 +43,6 @@ def test_a_page_opened_from_disk(site, browser, scheme, width):
     page.locator("input.md-search__input").press_sequentially("pooling")
     page.wait_for_function("document.querySelectorAll('.md-search-result__item').length")
     found = page.locator(".md-search-result__link").first.get_attribute("href")
-    assert found.startswith("file:") and "elsewhere.html" in found
+    assert found.startswith("file:") and "your_model.html" in found
     context.close()
     assert complaints == []

@@ -51,7 +51,13 @@ COLUMN = "--readout mean --jepa_target_column plan"
 WHOLE = "First·one.↵↵Then·two.↵↵So·three."
 # Options; then what is drawn, as "section|its tokens", and what is said.
 DRAWN = [
-    ("--step_jepa", "trunk: user|How·many?", "trunk: step 1|First·one.↵↵ «end of source 1»", "2 of predictors", "; 1 pair "),
+    (
+        "--step_jepa",
+        "trunk: user|How·many?",
+        "trunk: step 1|First·one.↵↵ «end of source 1»",
+        "2 of predictors",
+        "; 1 pair ",
+    ),
     ("--step_jepa", "trunk: step 3|So·three.", "trunk: end of turn|<end>", "target 1|Then·two.↵↵ «target 1»"),
     ("--step_jepa", "branch 1|<predictor_1><predictor_2> «source 1»", "; 1 pair "),
     ("--step_jepa --step_pairs all --predictors 1", "branch 2|<predictor_1> «source 2»", "; 2 pairs "),

@@ -137,7 +137,7 @@ def test_digits_without_end():
     assert normalise_number(f"{long}/2") == f"{long}/2"
 
 
-# As docs/metrics.md lists them, and as they stand in sentences.
+# As docs/evaluate.md lists them, and as they stand in sentences.
 WRITTEN = [
     "18", "$18.00", r"\$18", "50%", "1234.5", "1,234.50", "1{,}234.5", r"1\,234.5", r"1,\!234.5", "1 234,5", "1.234,50",
     "1'234.5", "1_234", "12,34,567", "0.5", ".5", "1/2", "2/4", r"\frac{1}{2}", r"\dfrac12", "\u00bd", "\u2154", "1.5",

@@ -127,6 +127,7 @@ def made(tmp_path_factory):
     (folder / "shards").mkdir()
     for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
         write(folder / f"{name}.jsonl", rows)
+    shutil.copytree(ROOT / "examples", folder / "examples")
     (mia,) = [block for block in blocks(INSPECT) if block.startswith("{")]
     (folder / "mia.jsonl").write_text(mia)
     for name in ("gsm8k_train", "questions", "test", "solved.unsolved"):
@@ -187,8 +188,8 @@ def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
 
 def test_python_names_what_exists_and_yaml_can_be_read():
     assert len(commands()) > 50 and any(command.startswith("train --config") for _, command in commands())
-    readme = {command.split()[0] for page, command in commands() if page == "README.md"}
-    assert readme == set("prepare generate check inspect train evaluate analyze study report".split())
+    readme = [command.split()[0] for page, command in commands() if page == "README.md"]
+    assert readme == ["check", "train", "train", "report"]
     for page in PAGES:
         assert all(isinstance(yaml.safe_load(block), dict | list) for block in blocks(page, "yaml")), page
         for block in blocks(page, "python"):
@@ -207,3 +208,25 @@ def test_the_page_on_inspect(made, tmp_path, monkeypatch):
     assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa, K = 2, packed"
     table = re.findall(r"^\| `(.)` ", INSPECT.read_text(encoding="utf-8"), re.MULTILINE)
     assert table == [kind.letter for kind in KINDS.values()]
+
+
+def test_the_tables_of_methods_name_recipes_that_use_their_options(reference):
+    files, aliases = recipe_files(), reference.parsers()["train"].aliases
+    text = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("objectives", "losses"))
+    tables = re.findall(r"^\| method \|.*?recipes \|\n\|[-|]+\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for table in tables for line in table.splitlines()]
+    used = set()
+    for name, *_, options, recipes in rows:
+        named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", recipes))
+        assert named <= {*files}, name
+        flags = set(re.findall(r"--(\w+)", options))
+        assert flags, name
+        names = {aliases[flag] if isinstance(aliases.get(flag), str) else flag for flag in flags}
+        for recipe in named:
+            settings = Path(files[recipe]).read_text(encoding="utf-8")
+            assert any(re.search(rf"\b{option}: ", settings) for option in names), (
+                f"{name}: {recipe} has none of {names}"
+            )
+        used |= named
+    assert len(tables) == 3 and len(rows) > 20
+    assert used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx"}

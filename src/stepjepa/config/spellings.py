@@ -231,7 +231,7 @@ LEFT: dict[str, Answer] = {
         "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a folder of its own",
     ),
     "engine": Answer(
-        "", "work in a Ray cluster was removed here; docs/howto/clusters.md shows it with Ray Data", idle=("processes",)
+        "", "work in a Ray cluster was removed here; docs/scale.md shows it with Ray", idle=("processes",)
     ),
     "ray_replicas": Answer(
         "", "was removed: serve copies of the model (vllm serve) and ask them with --backend openai", idle=("none",)

@@ -1,4 +1,4 @@
-"""The code of docs/method.md runs as it stands, and its losses are those of separate passes through the plain model."""
+"""The code of docs/concepts.md runs as it stands, and its losses are those of separate passes through the plain model."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "method.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def ran():
     printed: list[str] = []
     names = {"print": printed.append}
     with torch.random.fork_rng():
-        exec(compile(code, "docs/method.md", "exec"), names)
+        exec(compile(code, "docs/concepts.md", "exec"), names)
     return code, names, printed
 
 
