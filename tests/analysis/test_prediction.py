@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from stepjepa.analysis.prediction import prediction_errors, walks_of
-from stepjepa.analysis.states import States, Walks, every_step, load_states, read_pairs, read_states, save_states
+from stepjepa.analysis.states import States, Walks, every_step, read_pairs, read_states, save_states
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.training.datasets import make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions
 from support.models import tiny_model
 from support.rows import step_rows
+from support.states import load_states
 
 
 def made_walks(step, rows=120, length=5, width=6):

@@ -28,7 +28,7 @@ _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
 LOW_D_PRIME = 0.5  # d' of matched against shuffled cosines: below half a standard deviation most pairs look alike
 CHANCE_LEVEL, CHANCE_ROWS = 0.05, 20  # of the test that more targets are found than by chance, and the rows it needs
 DEAD_DIMENSIONS = 0.1  # share of dimensions that hardly vary
-DEAD_SHARE = 1e-3  # ... than this share of what they did in the base model; without one, of the median mean square
+DEAD_SHARE = 1e-3  # ... whose variance is below this share of the median mean square
 _NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
     f"What to do: keep the targets apart with --{_NAME.regularizer} vicreg, --{_NAME.jepa_loss} infonce, or no gradient "
@@ -74,17 +74,13 @@ class ViewNumbers:
         pairwise_cosine: mean cosine of two rows.
         effective_rank: of the unit-length rows, not centred, as the training log has it.
         effective_rank_centred: of the rows less their mean.
-        uniformity: Wang and Isola's.
-        dead_dimensions: share of the dimensions that hardly vary (`DEAD_SHARE`), of those that did in the base model.
-        variance_ratio: median over the dimensions of their variance over the base model's; None without a base.
+        dead_dimensions: share of the dimensions that hardly vary (`DEAD_SHARE`).
     """
 
     pairwise_cosine: float
     effective_rank: float
     effective_rank_centred: float
-    uniformity: float
     dead_dimensions: float
-    variance_ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,6 @@ class GeometryNumbers:
     Attributes:
         pairs: cosines and retrieval.
         difference_top_100: mean of the 100 largest singular values of source - target (Table 14 of arXiv:2509.14252).
-        difference_effective_rank: of source - target, not centred.
     """
 
     n: int
@@ -128,17 +123,13 @@ class GeometryNumbers:
     source: ViewNumbers
     target: ViewNumbers
     difference_top_100: float
-    difference_effective_rank: float
 
 
-def measure_states(
-    source: np.ndarray, target: np.ndarray, base: tuple[np.ndarray, np.ndarray] | None = None
-) -> GeometryNumbers:
+def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
     """Measure one layer's states of both views.
 
     Args:
         source, target: (N, D), row i of both a pair.
-        base: source and target states of the model before training, for the same rows, of the same shape.
 
     Raises:
         DataError: the arrays do not fit together, or hold numbers that are not finite.
@@ -146,29 +137,14 @@ def measure_states(
     check_views(source, target)
     n, width = source.shape
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
-    return GeometryNumbers(
-        n,
-        width,
-        pair_numbers(source, target),
-        _view(source, base[0] if base else None),
-        _view(target, base[1] if base else None),
-        float(spectrum[:100].mean()),
-        effective_rank(spectrum),
-    )
+    top_100 = float(spectrum[:100].mean())
+    return GeometryNumbers(n, width, pair_numbers(source, target), _view(source), _view(target), top_100)
 
 
-def _view(states: np.ndarray, base: np.ndarray | None) -> ViewNumbers:
+def _view(states: np.ndarray) -> ViewNumbers:
     variance_D = states.var(axis=0, ddof=1, dtype=np.float64)
-    ratio = None
-    if base is None:
-        mean_square_D = np.square(states, dtype=np.float64).mean(axis=0)
-        dead_D = variance_D <= DEAD_SHARE * np.median(mean_square_D)
-    else:
-        base_D = base.var(axis=0, ddof=1, dtype=np.float64)
-        alive_D = base_D > 0
-        ratio_D = variance_D[alive_D] / base_D[alive_D]
-        dead_D = ratio_D <= DEAD_SHARE
-        ratio = float(np.median(ratio_D)) if len(ratio_D) else None
+    mean_square_D = np.square(states, dtype=np.float64).mean(axis=0)
+    dead_D = variance_D <= DEAD_SHARE * np.median(mean_square_D)
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
     others = sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)  # of all pairs of two rows
@@ -176,9 +152,7 @@ def _view(states: np.ndarray, base: np.ndarray | None) -> ViewNumbers:
         pairwise_cosine=float(others / (n * (n - 1))),
         effective_rank=effective_rank(singular_values(unit_ND)),
         effective_rank_centred=effective_rank(singular_values(states, center=True)),
-        uniformity=uniformity(unit_ND),
-        dead_dimensions=float(dead_D.mean()) if len(dead_D) else 0.0,
-        variance_ratio=ratio,
+        dead_dimensions=float(dead_D.mean()),
     )
 
 
@@ -253,22 +227,6 @@ def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> n
     rows = np.random.default_rng(seed).permutation(n)[:MOST_SHUFFLED]
     cosine_NN = unit_rows(source[rows]) @ unit_rows(target[rows]).T
     return cosine_NN[~np.eye(len(rows), dtype=bool)]
-
-
-def uniformity(unit_ND: np.ndarray) -> float:
-    """``log mean_{i != j} exp(-2 ||x_i - x_j||^2)`` (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
-
-    Of unit-length rows (N, D): 0 for a single point, about -4 for many rows spread evenly in a wide space; smaller is more
-    uniform.
-    """
-    n, total = len(unit_ND), 0.0
-    squared_N = np.einsum("nd,nd->n", unit_ND, unit_ND)  # 0 for rows of zeros
-    for rows in _blocks(n):
-        distance_CN = unit_ND[rows] @ unit_ND.T
-        distance_CN *= -2
-        distance_CN += squared_N[rows, None] + squared_N
-        total += np.exp(-2.0 * distance_CN, out=distance_CN).sum()
-    return float(np.log((total - n) / (n * (n - 1))))
 
 
 def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:

@@ -27,8 +27,7 @@ _NAME = Names(JEPAOptions, AnalyzeOptions)
 # Of a run's own options these are about its files; its tokenizer brings its template.
 _OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
 # Options that say which views there are. `load_analyzed` takes those of the predictors from each model's own run.
-_VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)} - _OF_FILES
-_VIEWS -= {_NAME.predictors, _NAME.predictor_order, _NAME.same_predictor, _NAME.readout_layer}
+_VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)} - _OF_FILES - {_NAME.predictors}
 # Those that are read whatever the objective.
 _CHATS = {_NAME.plain, _NAME.chat_template_kwargs, _NAME.system_prompt, _NAME.max_length}
 # One of these that is given decides for the others.
@@ -49,7 +48,7 @@ class AnalyzedModel:
         predictor_ids: (K,) in their order after a source, of every group that is read.
         head: kind of its predictor head, None without one.
         description: what it is, and where sources are read.
-        lacking: predictors that are asked for, or that it was trained with, and that its folder does not hold.
+        lacking: predictors that were asked for, or that it was trained with, and that its folder does not hold.
     """
 
     place: Place
@@ -72,7 +71,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
     """A model with its predictors and head.
 
     Args:
-        method: how views are read; what `options` leave open of the predictors is as the model's own run had it.
+        method: how views are read; the order of the predictors and the layer of the head are those of the model's own run.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -82,7 +81,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
         loading: Any = options  # it has the options that loading reads
         model, kind = load_place(place, tokenizer, loading)
     inner = causal_lm(model)
-    head = None if place.folder is None else attach_saved(inner, place.folder, options.head)
+    head = None if place.folder is None else attach_saved(inner, place.folder)
     own, extras, groups = place.settings, trained_extras(inner), objective_of(method).groups
     grouped = len(extras.groups) > 1
     if grouped:
@@ -93,22 +92,17 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
             )
         extras.keep_groups(groups)
 
-    # How it is read: as asked, else as its own run had it.
-    def as_asked(name: str) -> Any:
-        value = getattr(options, name)
-        return own.get(name) if value is None else value
-
     wanted = options.predictors
     if wanted is None and trained_pairs(own):
         wanted = own.get(_NAME.predictors)
-    same = bool(as_asked(_NAME.same_predictor))
+    same = bool(own.get(_NAME.same_predictor))
     count, ids = _find_predictors(model, tokenizer, wanted, same)
     method = replace(
         method,
         predictors=count,
         same_predictor=same,
-        predictor_order=as_asked(_NAME.predictor_order) or method.predictor_order,
-        readout_layer=as_asked(_NAME.readout_layer),
+        predictor_order=own.get(_NAME.predictor_order) or method.predictor_order,
+        readout_layer=own.get(_NAME.readout_layer),
     )
     if not grouped:  # one group serves all horizons
         ids = [*ids] * len(groups)
@@ -176,18 +170,15 @@ def as_trained(
     return replace(options, **{name: own[name] for name in names - settled if name in own}), place
 
 
-def view_notes(model: AnalyzedModel, method: JEPAOptions, asked: int | None) -> Iterator[str]:
+def view_notes(model: AnalyzedModel, method: JEPAOptions) -> Iterator[str]:
     """Where the states are not those that the model was trained on."""
     own = model.place.settings
     if model.lacking:
-        trained = "" if asked else f", with which it was trained ({PREDICTORS_FILE} is missing)"
-        yield f"it does not hold {model.lacking} predictor tokens{trained}"
+        yield f"it does not hold {model.lacking} predictor tokens ({PREDICTORS_FILE})"
     # The model's tokenizer brings the template of its training.
     names = [name for name in (_NAME.system_prompt, *options_of(TemplateOptions)) if name != _NAME.chat_template]
     if trained_pairs(own):
-        other = own["objective"] != method.objective
-        reading = (_NAME.last_token, _NAME.readout, _NAME.readout_layer, _NAME.jepa_target_column)
-        names = [_NAME.objective] if other else [_NAME.views, _NAME.step_pairs, *reading, *names]
+        names += [_NAME.objective, _NAME.views, _NAME.step_pairs, _NAME.last_token, _NAME.readout]
     for name in names:
         if name in own and own[name] != getattr(method, name):
             yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"

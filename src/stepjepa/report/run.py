@@ -7,8 +7,9 @@ and every script and style but its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,14 +18,13 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
+from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.parser import build
 from stepjepa.config.spellings import by_our_names
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, logged_collapse
-from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options
 from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
@@ -34,7 +34,6 @@ from stepjepa.version import __version__
 
 _MOST_ARMS = 8  # in a chart
 _SIGNS = ("target_std", "effective_rank", "num_pairs")  # of collapse, in a log
-UNREAD = "-"  # the cell of a setting that a run does not read
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
 _OWN = ("date", "command")  # differ from run to run
 
@@ -166,8 +165,8 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
         signs=list(_collapse(overview.groups)),
         charts=drawn,
         predictions=predictions,
-        settings=settings_table(overview.settings),
-        versions=versions(overview.records),
+        settings=settings_rows(overview.settings),
+        versions=version_rows(overview.records),
         cost=[_cost(run) for run in runs if run.history or run.trained],
         frame=FRAME,
         version=__version__,
@@ -265,70 +264,48 @@ def _cost(run: ReportedRun) -> list[str]:
     return [
         run.label,
         f"{max(steps):,.0f}" if steps else "-",
-        duration(seconds),
+        "-" if seconds is None else str(timedelta(seconds=round(seconds))),
         written(number(run.metrics, "train_samples_per_second"), ".3g"),
         scaled(flops),
     ]
 
 
-def duration(seconds: float | None) -> str:
-    """``42.1 s``, ``12 min 5 s``, ``3 h 20 min``."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
-
-
-# The settings in which runs differ, and all others
-
-
 class Row(NamedTuple):
-    """A setting: a cell for each run, and whether the cells differ."""
+    """A setting or a version: a cell for each run, and whether the cells differ."""
 
     name: str
     cells: list[str]
     differs: bool
 
 
-def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[Row]]:
-    """Settings that differ or were changed from their defaults, and all others; `UNREAD` where a run does not read one.
+def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The settings of runs, in the order of the options.
 
-    Names of the runs' own folders, and options that decide no number of a run, never count as differing.
+    Names of the runs' own folders are left out, and options that decide no number of a run do not count as differing.
     """
     known = {**options_of(RunOptions), **options_of(JEPAOptions), **options_of(TrainerOptions)}
-    unread = [_unread(one) for one in settings]
-    names = sorted({name for one in settings for name in one})
-    main, rest = list[Row](), list[Row]()
-    for name in dict.fromkeys([*known, *names]):
-        if all(_in_own_folder(name, one) for one in settings):
-            continue
-        cells = []
-        for one, idle in zip(settings, unread, strict=True):
-            cells.append(UNREAD if name in idle else plain(one[name]) if name in one else "")
-        read = [cell for cell in cells if cell != UNREAD]
-        differs = len(set(read)) > 1
-        option = known.get(name)
-        if not any(read) or (differs and option is not None and not option.identity):
-            continue
-        changed = option is not None and any(cell != plain(option.default) for cell in read)
-        if differs or changed:
-            main.append(Row(name, cells, differs))
-        else:
-            rest.append(Row(name, read[:1], False))
-    return main, rest
+    names = dict.fromkeys([*known, *sorted(name for one in settings for name in one)])
+    shown = [name for name in names if not all(_in_own_folder(name, one) for one in settings)]
+    alike = {name for name in known if not known[name].identity}
+    return _rows(shown, settings, alike)
 
 
-def _unread(settings: Mapping[str, Any]) -> set[str]:
-    """The options that a run with these settings does not read."""
-    known = options_of(JEPAOptions)
-    method = JEPAOptions(**{name: settings[name] for name in known if name in settings})
-    unread = {option.name for option in unread_options(method, known)}
-    objective = str(settings.get("objective"))
-    if objective in OBJECTIVES:  # a user's own file is not imported
-        unread |= idle_options(find_objective(objective)(method))
-    return unread
+def version_rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Versions by package, machine, date and command, by run."""
+    machines = [table(record, "machine") for record in records]
+    names = dict.fromkeys([*_VERSIONS, *(name for machine in machines for name in machine), *_OWN])
+    flat = [{**record, **machine} for record, machine in zip(records, machines, strict=True)]
+    return _rows(names, flat, _OWN)
+
+
+def _rows(names: Iterable[str], records: Sequence[Mapping[str, Any]], alike: Collection[str]) -> list[Row]:
+    """A row for each name that a record has a value for; those in `alike` never count as differing."""
+    rows = []
+    for name in names:
+        cells = [plain(record.get(name)) for record in records]
+        if any(cells):
+            rows.append(Row(name, cells, len(set(cells)) > 1 and name not in alike))
+    return rows
 
 
 def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:
@@ -336,34 +313,13 @@ def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:
 
 
 def plain(value: object) -> str:
-    """A setting in a cell."""
+    """A value in a cell, empty for none."""
     if value is None:
-        return "none"
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={plain(one)}" for name, one in value.items()) or "none"
-    if isinstance(value, list):
-        separator = "; " if any(isinstance(one, dict) for one in value) else ", "
-        return separator.join(map(plain, value)) or "none"
-    return str(value)
-
-
-def versions(records: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Versions by package, machine, date and command, by run."""
-    flat = []
-    of_machines: dict[str, None] = {}
-    for record in records:
-        machine = table(record, "machine")
-        of_machines |= dict.fromkeys(machine)
-        flat.append({**record, **machine})
-    rows = []
-    for name in dict.fromkeys([*_VERSIONS, *of_machines, *_OWN]):
-        values = [one.get(name) for one in flat]
-        cells = ["" if value is None else plain(value) for value in values]
-        if any(cells):
-            differs = len(set(cells)) > 1 and name not in _OWN
-            rows.append(Row(name, cells, differs))
-    return rows
+        return ", ".join(f"{name}={plain(item)}" for name, item in value.items())
+    return ", ".join(map(plain, value)) if isinstance(value, list) else str(value)
