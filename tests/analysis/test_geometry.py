@@ -45,8 +45,8 @@ def test_pairs_by_hand():
     pooled = math.sqrt((np.var(aligned, ddof=1) + np.var(others)) / 2)
     expected = {
         "n": 3, "aligned_mean": 1.4 / 3, "aligned_sd": np.std(aligned, ddof=1), "shuffled_mean": 0.4 / 6,
-        "shuffled_sd": np.std(others), "gap": 0.4, "d_prime": 0.4 / pooled, "retrieval_at_1": 2 / 3, "retrieval_at_5": 1.0,
-        "mrr": (1 + 1 + 1 / 2) / 3, "chance_at_1": 1 / 3, "chance_at_5": 1.0, "chance_mrr": (1 + 1 / 2 + 1 / 3) / 3,
+        "shuffled_sd": np.std(others), "gap": 0.4, "d_prime": 0.4 / pooled, "retrieval_at_1": 2 / 3,
+        "mrr": (1 + 1 + 1 / 2) / 3, "chance_at_1": 1 / 3, "chance_mrr": (1 + 1 / 2 + 1 / 3) / 3,
     }  # fmt: skip
     assert asdict(numbers) == pytest.approx(expected)
     assert aligned_cosines(source, target) == pytest.approx(aligned)
@@ -66,7 +66,6 @@ def test_pairs_agree_with_the_full_matrix(block, monkeypatch):
     assert numbers.aligned_mean == pytest.approx(np.diag(cosine).mean())
     assert (numbers.shuffled_mean, numbers.shuffled_sd) == (pytest.approx(off.mean()), pytest.approx(off.std()))
     assert numbers.retrieval_at_1 == pytest.approx((ranks == 1).mean())
-    assert numbers.retrieval_at_5 == pytest.approx((ranks <= 5).mean())
     assert numbers.mrr == pytest.approx((1 / ranks).mean())
     cone = [np.float64(1000) + states(60, 9, seed) for seed in (1, 2)]  # cosines of 1 - 1e-5 or so keep their digits
     off = (unit_rows(cone[0]) @ unit_rows(cone[1]).T)[~np.eye(60, dtype=bool)]
@@ -80,7 +79,6 @@ def test_ties_count_as_drawn_at_random():
     one = np.tile(states(1, 6, 3), (40, 1))
     numbers = pair_numbers(one, 2 * one)
     assert numbers.retrieval_at_1 == pytest.approx(numbers.chance_at_1) == pytest.approx(1 / 40)
-    assert numbers.retrieval_at_5 == pytest.approx(numbers.chance_at_5)
     assert numbers.mrr == pytest.approx(numbers.chance_mrr)
     assert (numbers.d_prime, numbers.gap) == (0.0, pytest.approx(0.0, abs=1e-12))
     basis = np.eye(4)[[0, 0, 1, 2]]
@@ -209,17 +207,10 @@ def test_healthy_states_have_no_sign():
 def test_collapsed_states_have_all_signs():
     point = normal(D)
     source, target = ((point + 1e-5 * normal(N, D, seed=seed)).astype(np.float32) for seed in (1, 2))
-    both = [(name, view) for name in ("cone", "dead_dimensions", "low_rank") for view in ("source", "target")]
-    assert names(source, target) == sorted([*both, ("pairs_alike", "pairs"), ("retrieval_at_chance", "pairs")])
+    both = [(name, view) for name in ("cone", "low_rank") for view in ("source", "target")]
+    assert names(source, target) == sorted([*both, ("pairs_alike", "pairs")])
     line = np.random.default_rng(0).uniform(1, 2, (N, 1)) * normal(D, seed=1)  # one direction, different lengths
     assert {("low_rank", "source"), ("cone", "target")} <= set(names(line, line))
-
-
-def test_dead_dimensions():
-    source, target = views()
-    dead = target.copy()
-    dead[:, : D // 4] = 3.0
-    assert names(source, dead) == [("dead_dimensions", "target")]
 
 
 @pytest.mark.parametrize(
@@ -229,24 +220,18 @@ def test_dead_dimensions():
         ("target", {"effective_rank": 2.0}, None),
         ("target", {"pairwise_cosine": 0.98}, "cone"),
         ("target", {"pairwise_cosine": 0.9799}, None),
-        ("target", {"dead_dimensions": 0.1}, "dead_dimensions"),
-        ("target", {"dead_dimensions": 0.099}, None),
         ("pairs", {"d_prime": 0.49}, "pairs_alike"),
         ("pairs", {"d_prime": 0.5}, None),
         ("pairs", {"d_prime": None}, None),
-        ("pairs", {"retrieval_at_1": 3 / 200}, "retrieval_at_chance"),  # 3 or more of 200 by chance: p = .08
-        ("pairs", {"retrieval_at_1": 4 / 200}, None),  # p = .02
-        ("pairs", {"retrieval_at_1": 0.0, "n": 19, "chance_at_1": 1 / 19}, None),
     ],
 )
 def test_thresholds_and_what_amounts_to_collapse(part, change, sign):
     numbers = measure_states(*views())
     found = collapse_signs(replace(numbers, **{part: replace(getattr(numbers, part), **change)}))
     assert [(one.name, one.view) for one in found] == ([(sign, part)] if sign else [])
-    assert collapsed(found) == (sign in ("low_rank", "dead_dimensions"))
+    assert collapsed(found) == (sign == "low_rank")
     for one in found:
-        (value,) = (value for value in change.values() if not isinstance(value, int))
-        shown = f"{value:.2f}"[:4], f"{100 * value:.0f} %", f"{200 * value:.0f} of 200"
-        assert any(words in one.text for words in shown)
+        (value,) = change.values()
+        assert f"{value:.2f}"[:4] in one.text
         cone = replace(one, name="cone")
         assert not collapsed([cone]) and collapsed([cone, replace(one, name="pairs_alike")])

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from stepjepa.analysis import states as module
-from stepjepa.analysis.models import load_analyzed
 from stepjepa.analysis.options import AnalyzeOptions
+from stepjepa.analysis.run import load_analyzed
 from stepjepa.analysis.states import (
     FINAL,
     States,
@@ -169,7 +169,7 @@ def test_layers_without_a_known_name(bpe_tokenizer):
 def test_states_that_are_not_finite_and_too_few_pairs(model, bpe_tokenizer):
     with torch.no_grad():
         final_norm(model).weight[0] = float("nan")
-    with pytest.raises(DataError, match="m: the source states of layer -1 are not finite in 3 of 3 pairs"):
+    with pytest.raises(DataError, match="m: some states are not finite; its weights are broken"):
         collect_states(model, "m", read(bpe_tokenizer, CHATS))
     with pytest.raises(DataError, match="one pair for llm_jepa, and two are needed"):
         read(bpe_tokenizer, CHATS[:1])

@@ -15,7 +15,7 @@ from support.runs import run_here
 
 def test_demo(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(stages, "run_process", run_here)
-    for extra in ("matplotlib", "sklearn", "statsmodels"):
+    for extra in ("matplotlib", "statsmodels"):
         monkeypatch.setitem(sys.modules, extra, None)  # as where they are not installed
     out = tmp_path / "demo"
     argv = ["demo", "--output_dir", str(out), "--train_rows", "16", "--test_rows", "4", "--seed", "3"]

@@ -10,7 +10,6 @@ import pytest
 
 from stepjepa.errors import ConfigError
 from stepjepa.study import stages
-from stepjepa.study.reading import read_options
 from stepjepa.study.results import study_tables
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions
@@ -75,17 +74,6 @@ def test_an_arm_may_go_without_controls(make_study):
     assert [arm.variants for arm in study.blocks[0].arms] == [(), ("shuffled",), ()]
     with pytest.raises(ConfigError, match="controls"):
         make_study("arms.other={objective: step_jepa, controls: [nothing]}")
-
-
-def test_blocks_by_name(study_file, tmp_path):
-    text = (tmp_path / "study.yaml").read_text()
-    (tmp_path / "study.yaml").write_text(f"{text}blocks: {{a: {{seeds: [1]}}, b: {{seeds: [1, 2]}}}}\n")
-    options = StudyOptions(study_file, blocks=["b"], dry_run=True, output_dir=str(tmp_path / "out"))
-    assert [block.name for block in read_options(options).blocks] == ["b"]
-    assert "4 runs in" in str(study(options)) and "block a" not in str(study(options))
-    options.blocks = ["c"]
-    with pytest.raises(ConfigError, match="--blocks c: the study has no such block; it has a, b"):
-        study(options)
 
 
 def test_a_study_whose_time_is_up(study_file, player, tmp_path, monkeypatch):

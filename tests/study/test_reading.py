@@ -140,7 +140,6 @@ def test_a_seed_may_stand_in_a_name():
         ("select={metric: gsm8k}", ["select: expected"]),
         ("grid={lbd: [1, 2]}", ["unknown key 'grid': write out the arms", "tune: {option: [values]}"]),
         ("order=[[regular]]", ["unknown key 'order': the first seed of all arms is run first"]),
-        ("metrics=['harness:mmlu']", ["scored by stepjepa evaluate"]),
         ("evaluate.batch_size=0", ["batch_size is 0; it must be at least 1"]),
         ("data={train_file: a.jsonl}", ["data: test_file is missing"]),
         ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),

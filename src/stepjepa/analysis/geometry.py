@@ -24,11 +24,8 @@ MIN_ROWS = 10  # fewer rows than this are fitted by no map
 TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
 _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
 
-# Thresholds of those signs of collapse that no training log shows.
+# The sign of collapse that no training log shows.
 LOW_D_PRIME = 0.5  # d' of matched against shuffled cosines: below half a standard deviation most pairs look alike
-CHANCE_LEVEL, CHANCE_ROWS = 0.05, 20  # of the test that more targets are found than by chance, and the rows it needs
-DEAD_DIMENSIONS = 0.1  # share of dimensions that hardly vary
-DEAD_SHARE = 1e-3  # ... whose variance is below this share of the median mean square
 _NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
     f"What to do: keep the targets apart with --{_NAME.regularizer} vicreg, --{_NAME.jepa_loss} infonce, or no gradient "
@@ -46,9 +43,9 @@ class PairNumbers:
         shuffled_mean, shuffled_sd: cosine of source i and target j, over all N (N - 1) pairs with i != j.
         d_prime: gap in units of the pooled spread, ``gap / sqrt((aligned_sd^2 + shuffled_sd^2) / 2)``; 0 where there is
             neither gap nor spread, None where there is a gap without any spread.
-        retrieval_at_1, retrieval_at_5: share of sources whose target is among the 1 or 5 nearest of all N by cosine.
+        retrieval_at_1: share of sources whose target is the nearest of all N by cosine.
         mrr: mean of 1 / rank of the target.
-        chance_at_1, chance_at_5, chance_mrr: what random states give.
+        chance_at_1, chance_mrr: what random states give.
     """
 
     n: int
@@ -59,10 +56,8 @@ class PairNumbers:
     gap: float
     d_prime: float | None
     retrieval_at_1: float
-    retrieval_at_5: float
     mrr: float
     chance_at_1: float
-    chance_at_5: float
     chance_mrr: float
 
 
@@ -74,13 +69,11 @@ class ViewNumbers:
         pairwise_cosine: mean cosine of two rows.
         effective_rank: of the unit-length rows, not centred, as the training log has it.
         effective_rank_centred: of the rows less their mean.
-        dead_dimensions: share of the dimensions that hardly vary (`DEAD_SHARE`).
     """
 
     pairwise_cosine: float
     effective_rank: float
     effective_rank_centred: float
-    dead_dimensions: float
 
 
 @dataclass(frozen=True)
@@ -142,9 +135,6 @@ def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
 
 
 def _view(states: np.ndarray) -> ViewNumbers:
-    variance_D = states.var(axis=0, ddof=1, dtype=np.float64)
-    mean_square_D = np.square(states, dtype=np.float64).mean(axis=0)
-    dead_D = variance_D <= DEAD_SHARE * np.median(mean_square_D)
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
     others = sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)  # of all pairs of two rows
@@ -152,7 +142,6 @@ def _view(states: np.ndarray) -> ViewNumbers:
         pairwise_cosine=float(others / (n * (n - 1))),
         effective_rank=effective_rank(singular_values(unit_ND)),
         effective_rank_centred=effective_rank(singular_values(states, center=True)),
-        dead_dimensions=float(dead_D.mean()),
     )
 
 
@@ -192,9 +181,7 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
 
     harmonic_N = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, n + 1))])
     reciprocal_N = (harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)
-
-    def found_among(k: int) -> float:
-        return float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean())
+    nearest_N = np.where(nearer_N == 0, 1 / (tied_N + 1), 0.0)
 
     return PairNumbers(
         n,
@@ -204,11 +191,9 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
         shuffled_sd=shuffled_sd,
         gap=gap,
         d_prime=d_prime,
-        retrieval_at_1=found_among(1),
-        retrieval_at_5=found_among(5),
+        retrieval_at_1=float(nearest_N.mean()),
         mrr=float(reciprocal_N.mean()),
         chance_at_1=1 / n,
-        chance_at_5=min(5, n) / n,
         chance_mrr=float(harmonic_N[n] / n),
     )
 
@@ -304,8 +289,7 @@ def _blocks(rows: int) -> Iterator[slice]:
 class CollapseSign:
     """One sign of collapse, with the value and the threshold in a sentence, `text`.
 
-    `name` is "low_rank", "cone", "dead_dimensions", "pairs_alike" or "retrieval_at_chance"; `view` "source", "target" or
-    "pairs".
+    `name` is "low_rank", "cone" or "pairs_alike"; `view` "source", "target" or "pairs".
     """
 
     name: str
@@ -315,10 +299,17 @@ class CollapseSign:
 
 def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
     """Signs of collapse in one model's states, none for healthy ones; `collapsed` says whether they amount to collapse."""
-    signs = _pair_signs(numbers.pairs)
+    signs = []
+    pairs = numbers.pairs
+    if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
+        text = (
+            f"matched pairs are hardly closer than shuffled ones: cosine {pairs.aligned_mean:.4f} against "
+            f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
+        )
+        signs.append(CollapseSign("pairs_alike", "pairs", text))
     most = min(numbers.n, numbers.width)
     for name, view in (("source", numbers.source), ("target", numbers.target)):
-        rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
+        rank, cosine = view.effective_rank, view.pairwise_cosine
         if most >= RANK_ROWS and rank < LOW_RANK:
             text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
             signs.append(CollapseSign("low_rank", name, text))
@@ -328,37 +319,11 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
                 f"(from {CONE_COSINE}; plain models .76 to .96)"
             )
             signs.append(CollapseSign("cone", name, text))
-        if dead >= DEAD_DIMENSIONS:
-            text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
-            signs.append(CollapseSign("dead_dimensions", name, text))
-    return signs
-
-
-def _pair_signs(pairs: PairNumbers) -> list[CollapseSign]:
-    from scipy import stats
-
-    signs = []
-    if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
-        how = "farther apart than" if pairs.d_prime < -LOW_D_PRIME else "as close as"
-        text = (
-            f"matched pairs are {how} shuffled ones: cosine {pairs.aligned_mean:.4f} against "
-            f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
-        )
-        signs.append(CollapseSign("pairs_alike", "pairs", text))
-    nearest = round(pairs.retrieval_at_1 * pairs.n)
-    p = float(stats.binom.sf(nearest - 1, pairs.n, pairs.chance_at_1))
-    if pairs.n >= CHANCE_ROWS and p >= CHANCE_LEVEL:
-        text = (
-            f"retrieval is at chance: {nearest} of {pairs.n} targets are nearest to their source, "
-            f"{pairs.n * pairs.chance_at_1:.0f} expected by chance (p = {p:.2f}, not below {CHANCE_LEVEL})"
-        )
-        signs.append(CollapseSign("retrieval_at_chance", "pairs", text))
     return signs
 
 
 def collapsed(signs: Iterable[CollapseSign]) -> bool:
-    """Whether signs amount to collapse: a low rank, dead dimensions, or a cone in which matched pairs are not told from the
-    others. A cone alone or pairs alike alone are found in models that never saw a pair."""
+    """Whether signs amount to collapse: a low rank, or a cone in which matched pairs are not told from the others. A cone
+    alone or pairs alike alone are found in models that never saw a pair."""
     names = {sign.name for sign in signs}
-    alike = {"pairs_alike", "retrieval_at_chance"}
-    return bool(names & {"low_rank", "dead_dimensions"}) or ("cone" in names and bool(names & alike))
+    return "low_rank" in names or {"cone", "pairs_alike"} <= names

@@ -23,7 +23,6 @@ _PAIRS: _Columns = {
     "gap": ("gap", ".4f", "cosine less shuffled"),
     "d'": ("d_prime", ".2f", "the gap in standard deviations"),
     "@1": ("retrieval_at_1", ".1%", "sources whose own target is the nearest of all"),
-    "@5": ("retrieval_at_5", ".1%", "is among the nearest 5"),
     "MRR": ("mrr", ".3f", "mean of 1 / rank of the own target"),
 }
 _VIEWS: _Columns = {
@@ -88,8 +87,7 @@ class GeometryComparison:
     def _pairs(self) -> Iterator[str]:
         rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in self.shown.items()]
         chance = next(iter(self.shown.values())).pairs
-        shares = [written(chance.chance_at_1, ".1%"), written(chance.chance_at_5, ".1%")]
-        rows.append(["chance", "", "", "", "", *shares, written(chance.chance_mrr, ".3f")])
+        rows.append(["chance", "", "", "", "", written(chance.chance_at_1, ".1%"), written(chance.chance_mrr, ".3f")])
         yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
 
     def _views(self) -> Iterator[str]:

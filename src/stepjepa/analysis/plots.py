@@ -95,14 +95,22 @@ def cosine_figure(
     """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis."""
     figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
     every = np.concatenate([values for both in cosines.values() for values in both])
-    low, high = float(every.min()), float(every.max())
+    low = float(every.min())
+    high = float(every.max())
     room = 1e-3 if high - low <= 1e-6 else 0.0  # cosines that are all one have a histogram too
     bins = np.linspace(low - room, high + room, 101)
     for axis, (name, (matched, shuffled)) in zip(axes, cosines.items(), strict=True):
         for i, (label, values) in enumerate((("matched pairs", matched), ("shuffled pairs", shuffled))):
-            shares = np.full(len(values), 100 / len(values))
-            style: dict[str, Any] = {"color": COLOURS[i].light, "linestyle": DASHES[i], "linewidth": 1.6}
-            axis.hist(values, bins, weights=shares, histtype="step", label=label, **style)
+            axis.hist(
+                values,
+                bins,
+                weights=np.full(len(values), 100 / len(values)),
+                histtype="step",
+                label=label,
+                color=COLOURS[i].light,
+                linestyle=DASHES[i],
+                linewidth=1.6,
+            )
         means = f"mean {matched.mean():.4f} matched and {shuffled.mean():.4f} shuffled"
         axis.set_title(f"{name}: {means}", fontsize=10, loc="left")
         axis.set_ylabel("pairs (%)")
@@ -117,7 +125,9 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
     Args:
         panels: name of the number, with its unit -> model -> layer -> number; -1, after the final norm, comes last.
     """
-    known = {layer for panel in panels.values() for line in panel.values() for layer in line}
+    known = set[int]()
+    for panel in panels.values():
+        known.update(*panel.values())
     layers = sorted(known, key=lambda layer: (layer < 0, layer))
     figure, axes = new_figure(len(panels), height=1.0 + 2.5 * len(panels), title="By layer", sharex=True)
     for axis, (label, panel) in zip(axes, panels.items(), strict=True):
@@ -129,7 +139,8 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
     last = len(layers) - 1
     ticks = [*range(0, last, -(-len(layers) // 16)), last]  # so that the numbers do not touch
     names = {-1: "final", 0: "emb."}
-    axes[-1].set_xticks(ticks, [names.get(layers[place], str(layers[place])) for place in ticks])
+    labels = [names.get(layers[place], str(layers[place])) for place in ticks]
+    axes[-1].set_xticks(ticks, labels)
     axes[-1].set_xlabel("layer")
     legend_below(figure, axes[0])
     return figure
@@ -144,12 +155,16 @@ def principal_plane(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray,
     """
     check_views(source, target)
     states = np.concatenate([source, target]).astype(np.float64)
-    left, singular, _ = np.linalg.svd(states - states.mean(axis=0), full_matrices=False)
-    points, shares = np.zeros((len(states), 2)), np.zeros(2)
-    width = min(2, len(singular))
+    centred = states - states.mean(axis=0)
+    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
+    width = min(2, len(singular))  # states of one dimension lie on a line
+    points = np.zeros((len(states), 2))
     points[:, :width] = left[:, :width] * singular[:width]
-    shares[:width] = singular[:width] ** 2 / (np.square(singular).sum() or 1.0)
-    return points[: len(source)], points[len(source) :], shares
+    variances = np.square(singular)
+    shares = np.zeros(2)
+    shares[:width] = variances[:width] / (variances.sum() or 1.0)
+    n = len(source)
+    return points[:n], points[n:], shares
 
 
 def pca_figure(views: Views, title: str = "PCA of both views") -> Figure:
@@ -157,15 +172,22 @@ def pca_figure(views: Views, title: str = "PCA of both views") -> Figure:
     figure, axes = new_figure(len(views), height=1.0 + 4.5 * len(views), title=title)
     for axis, (name, (source, target)) in zip(axes, views.items(), strict=True):
         *points, shares = principal_plane(source, target)
-        size = 26 if len(source) <= 300 else 8
-        for i, (label, view) in enumerate(zip(("source", "target"), points, strict=True)):
+        first, second = 100 * shares
+        for i, label in enumerate(("source", "target")):
             colour = COLOURS[i].light
-            face = "none" if i else colour  # hollow, so that one view does not hide the other
-            style: dict[str, Any] = {"s": size, "marker": MARKERS[i], "facecolors": face, "edgecolors": colour}
-            axis.scatter(view[:, 0], view[:, 1], alpha=0.6, label=label, rasterized=True, **style)
+            axis.scatter(
+                *points[i].T,
+                s=26 if len(source) <= 300 else 8,
+                alpha=0.6,
+                marker=MARKERS[i],
+                label=label,
+                facecolors="none" if i else colour,  # hollow, so that one view does not hide the other
+                edgecolors=colour,
+                rasterized=True,
+            )
         axis.set_title(name, fontsize=10, loc="left")
-        axis.set_xlabel(f"component 1 ({100 * shares[0]:.1f} % of variance)")
-        axis.set_ylabel(f"component 2 ({100 * shares[1]:.1f} % of variance)")
+        axis.set_xlabel(f"component 1 ({first:.1f} % of variance)")
+        axis.set_ylabel(f"component 2 ({second:.1f} % of variance)")
         axis.set_aspect("equal", adjustable="datalim")
     legend_below(figure, axes[0])
     return figure

@@ -251,7 +251,7 @@ def demo(argv: list[str]) -> int:
 
     example: stepjepa demo --output_dir runs/demo --seed 1
     """
-    from stepjepa.study.demo import DemoOptions
+    from stepjepa.study.spec import DemoOptions
 
     print_text(str(api.demo(**_values(demo, DemoOptions, argv))))
     return 0
@@ -289,7 +289,7 @@ def export(argv: list[str]) -> int:
 
     from transformers.utils.logging import disable_progress_bar
 
-    from stepjepa.analysis.models import quiet
+    from stepjepa.analysis.run import quiet
 
     disable_progress_bar()
     with quiet():

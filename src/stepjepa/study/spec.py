@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import Names, option
+from stepjepa.config.option import Names, check_fields, option
 from stepjepa.data.tasks import TASKS
 from stepjepa.training.options import RunOptions, TrainerOptions
 from stepjepa.utils.text import counted
@@ -40,7 +40,6 @@ class StudyOptions:
         "machine what slurm runs on a cluster.",
         "study",
     )
-    blocks: list[str] | None = option(None, "Blocks of the file to run. Default: all.", "study")
     stop_after: float | None = option(
         None,
         "Minutes after which the study stops; the next start does what is not finished.",
@@ -59,6 +58,38 @@ class StudyOptions:
     overwrite_output_dir: bool = option(
         False, "Remove what an earlier study left in output_dir and start again.", "study"
     )
+
+
+_DEMOS = {"arithmetic": "demo", "path_star": "demo_path_star"}
+
+
+@dataclass
+class DemoOptions:
+    """Options of ``stepjepa demo``."""
+
+    output_dir: str = option("runs/demo", "Folder for the study and report.html.", "demo")
+    overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", "demo")
+    seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo", at_least=0)
+    task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(_DEMOS))
+    train_rows: int | None = option(
+        None, "Generated problems to train on, once each. Default: 16000 of arithmetic.", "demo", at_least=1
+    )
+    test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
+    overrides: list[str] | None = option(
+        None, "Values instead of the recipe's, as in base.learning_rate=1e-3.", "demo", aliases=("set",)
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def study(self) -> StudyOptions:
+        """The options of ``stepjepa study`` that do the same."""
+        overrides = [f"data.builtin.seed={self.seed}", f"data.builtin.test_rows={self.test_rows}"]
+        if self.train_rows is not None:
+            overrides.append(f"data.builtin.train_rows={self.train_rows}")
+        overrides += self.overrides or []
+        return StudyOptions(_DEMOS[self.task], output_dir=self.output_dir, seeds=[self.seed], overrides=overrides)
 
 
 @dataclass(frozen=True)
