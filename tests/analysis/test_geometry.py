@@ -12,13 +12,11 @@ from scipy import linalg
 
 from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import (
-    aligned_cosines,
     collapse_signs,
     collapsed,
     linear_map,
     measure_states,
     pair_numbers,
-    shuffled_cosines,
     singular_values,
     unit_rows,
 )
@@ -49,7 +47,6 @@ def test_pairs_by_hand():
         "mrr": (1 + 1 + 1 / 2) / 3, "chance_at_1": 1 / 3, "chance_mrr": (1 + 1 / 2 + 1 / 3) / 3,
     }  # fmt: skip
     assert asdict(numbers) == pytest.approx(expected)
-    assert aligned_cosines(source, target) == pytest.approx(aligned)
 
 
 @pytest.mark.parametrize("block", [1, 137])
@@ -92,7 +89,8 @@ def test_a_gap_without_spread_has_no_d_prime():
     numbers = pair_numbers(np.eye(5), np.eye(5))
     assert (numbers.gap, numbers.d_prime) == (1.0, None)
     zero = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
-    assert aligned_cosines(*zero).tolist() == [0.0, 1.0] and math.isfinite(pair_numbers(*zero).d_prime)
+    numbers = pair_numbers(*zero)
+    assert numbers.aligned_mean == 0.5 and math.isfinite(numbers.d_prime)
 
 
 def test_singular_values_and_their_rank():
@@ -109,18 +107,6 @@ def test_singular_values_and_their_rank():
         assert effective_rank(np.array(values)) == pytest.approx(rank, abs=1e-4)
     in_log = logged([torch.tensor(rows)])["effective_rank"]
     assert effective_rank(singular_values(unit_rows(rows))) == pytest.approx(in_log, rel=1e-4)
-
-
-def test_shuffled_pairs(monkeypatch):
-    """All others, never its own; of many rows the same sample for the same seed."""
-    source, target = normal(2, 30, 4, seed=5)
-    every = (unit_rows(source) @ unit_rows(target).T)[~np.eye(30, dtype=bool)]
-    assert sorted(shuffled_cosines(source, target)) == pytest.approx(sorted(every))
-    monkeypatch.setattr(geometry, "MOST_SHUFFLED", 10)
-    sampled = shuffled_cosines(source, target, seed=3)
-    assert len(sampled) == 90 and np.isin(sampled.round(9), every.round(9)).all()
-    assert np.array_equal(sampled, shuffled_cosines(source, target, seed=3))
-    assert not shuffled_cosines(np.eye(30), np.eye(30)).any()
 
 
 @pytest.mark.parametrize(
@@ -148,10 +134,8 @@ def test_a_map_agrees_with_scikit_learn():
     def error(predicted, rows):
         return np.sqrt(((predicted - target[rows]) ** 2).sum(axis=1).mean())
 
-    fitted, held = error(model.predict(source[train]), train), error(model.predict(source[test]), test)
-    mean_error = error(target[train].mean(axis=0), test)
-    assert (found.train_rows, found.test_rows, found.rank) == (64, 16, 6)
-    assert (found.train_error, found.test_error, found.mean_error) == pytest.approx((fitted, held, mean_error))
+    held, mean_error = error(model.predict(source[test]), test), error(target[train].mean(axis=0), test)
+    assert (found.train_rows, found.train_error) == (64, pytest.approx(error(model.predict(source[train]), train)))
     assert found.test_r2 == pytest.approx(1 - (held / mean_error) ** 2)
     residual = target[train] - source[train] @ np.linalg.lstsq(source[train], target[train], rcond=None)[0]
     assert found.train_error * 64**0.5 == pytest.approx(np.linalg.norm(residual))  # a Frobenius norm
@@ -162,13 +146,10 @@ def test_maps_at_their_ends():
     """An exact one is found; more dimensions than rows fit noise and predict nothing; constant targets."""
     source = normal(60, 5)
     exact = linear_map(source, source @ normal(5, 3, seed=1))
-    assert exact.train_error < 1e-12 and exact.test_error < 1e-12 and exact.test_r2 == pytest.approx(1.0)
-    assert linear_map(np.column_stack([source, source[:, 0] + 1e-8 * normal(60, seed=3)]), source).rank == 5
+    assert exact.train_error < 1e-12 and exact.test_r2 == pytest.approx(1.0)
     noise = linear_map(normal(40, 64), normal(40, 64, seed=1))
-    assert noise.rank == noise.train_rows == 32 and noise.train_error < 1e-10
-    assert noise.test_error > noise.mean_error and noise.test_r2 < 0
-    constant = linear_map(normal(30, 4), np.zeros((30, 2)))
-    assert (constant.test_error, constant.mean_error, constant.test_r2) == (0.0, 0.0, None)
+    assert noise.train_rows == 32 and noise.train_error < 1e-10 and noise.test_r2 < 0
+    assert linear_map(normal(30, 4), np.zeros((30, 2))).test_r2 is None
 
 
 def views(cone=0.0, noise=0.5, seed=0):

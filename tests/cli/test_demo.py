@@ -41,7 +41,7 @@ def test_demo(tmp_path, capsys, monkeypatch):
     page = (out / "report.html").read_text()
     assert all(words in page for words in ("step_jepa", "effective rank", "<svg", "question"))
     assert main(argv) == 0  # a finished demo is not repeated
-    assert "trained in" not in capsys.readouterr().out
+    assert "seed 3: done" not in capsys.readouterr().out
     assert main([*argv, "--set", "base.max_steps=1"]) == 2
     assert "holds results of another study" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()

@@ -33,7 +33,7 @@ def test_what_was_run(tmp_path):
         "predictors differs",
     ]
     assert not {"output_dir", "logging_dir"} & set(rows)
-    assert ["torch", "2.6.0", "2.6.0"] in read.rows("Versions")
+    assert ["torch", "2.6.0", "2.6.0"] in read.rows("Settings")
     text = read.text("run")
     assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text
     assert "skipped 1: 'messages' is empty or no list of messages (first: line 4: 'messages' is empty)" in text
@@ -56,9 +56,9 @@ def test_the_answer_comes_first(tmp_path):
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
         "compared at equal compute."
     )
-    assert ["date", "2026-11-20", "2026-11-19T10:00:00+00:00"] in read.rows("Versions")
-    assert all([name, value, value] in read.rows("Versions") for name, value in (("cpus", "2"), ("device", "cpu")))
-    assert "command" not in [row[0] for row in read.rows("Versions")]
+    assert ["date", "2026-11-20", "2026-11-19T10:00:00+00:00"] in read.rows("Settings")
+    assert all([name, value, value] in read.rows("Settings") for name, value in (("cpus", "2"), ("device", "cpu")))
+    assert "command" not in [row[0] for row in read.rows("Settings")]
 
     shuffled = write_run(tmp_path / "shuffled", control="shuffled")
     record = json.loads((b / "run.json").read_text())
@@ -228,7 +228,7 @@ def test_a_study(tmp_path):
     assert '<h1 dir="auto">A study</h1>' in page and '<h3 dir="auto">gsm8k (higher is better)</h3>' in page
     heads, regular, step = read.rows("gsm8k (higher is better)")
     assert heads[:5] == ["arm", "seeds", "mean", "sd", "95 % interval"] and heads[-1] == "verdict"
-    assert regular[:3] == ["regular", "2", "0.5000"] and regular[-1] == "baseline"
+    assert regular[:3] == ["regular", "2", "0.5"] and regular[-1] == "baseline"
     assert "+0.0125 [-0.0075, +0.0325]" in step
     assert step[-1] == "not established: n=2 seeds in common with regular; a | b"
     text = read.text("answer")

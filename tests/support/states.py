@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from stepjepa.analysis.states import KEY, States, Walks
+from stepjepa.analysis.states import KEY, States
 
 
 def load_states(path: Path) -> States:
@@ -15,5 +15,4 @@ def load_states(path: Path) -> States:
     with safe_open(path, framework="numpy") as file:
         header = json.loads(file.metadata()[KEY])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    walks = Walks(tensors.pop("walks"), tensors.pop("places")) if "walks" in tensors else None
-    return States(header["model"], header["file"], tuple(header["layers"]), **tensors, walks=walks)
+    return States(header["model"], header["file"], tuple(header["layers"]), **tensors)

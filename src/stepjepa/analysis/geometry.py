@@ -19,7 +19,6 @@ from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_r
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
-MOST_SHUFFLED = 500  # rows from which the shuffled pairs of a picture are drawn
 MIN_ROWS = 10  # fewer rows than this are fitted by no map
 TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
 _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
@@ -84,20 +83,13 @@ class LinearMap:
     the root of the number of rows they are Frobenius norms.
 
     Attributes:
-        rank: of the source's fitted rows. With `rank` = `train_rows` the map goes through every fitted row, whatever the
-            states are, and `train_error` says nothing.
-        train_error, test_error: of the fitted and of the held-out rows.
-        mean_error: of the held-out rows when the mean of the fitted targets is predicted for all.
-        test_r2: ``1 - (test_error / mean_error)^2``: 1 a perfect map, 0 as good as the mean, below 0 worse; None where the
-            held-out targets are all that mean.
+        train_error: of the fitted rows; it says nothing where they are as few as the dimensions.
+        test_r2: ``1 - (error / error of the mean)^2`` of the held-out rows: 1 a perfect map, 0 as good as the mean of the
+            fitted targets, below 0 worse; None where the held-out targets are all that mean.
     """
 
     train_rows: int
-    test_rows: int
-    rank: int
     train_error: float
-    test_error: float
-    mean_error: float
     test_r2: float | None
 
 
@@ -198,22 +190,6 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
     )
 
 
-def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Cosine of every pair of (N, D) states, (N,)."""
-    return np.einsum("nd,nd->n", unit_rows(source), unit_rows(target))
-
-
-def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Cosines of (N, D) sources with the targets of other pairs, (M,), the same for the same seed.
-
-    Of many pairs `MOST_SHUFFLED` are taken, and of these all M = N (N - 1) combinations.
-    """
-    n = len(source)
-    rows = np.random.default_rng(seed).permutation(n)[:MOST_SHUFFLED]
-    cosine_NN = unit_rows(source[rows]) @ unit_rows(target[rows]).T
-    return cosine_NN[~np.eye(len(rows), dtype=bool)]
-
-
 def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
     """Singular values, largest first, (min(N, D),).
 
@@ -242,7 +218,7 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
     order, held = np.random.default_rng(seed).permutation(n), min(max(1, round(n * TEST_SHARE)), n - 2)
     test, train = order[:held], order[held:]
     # gelsy: a QR that reveals the rank, three times faster than the SVD.
-    map_DD, _, rank, _ = linalg.lstsq(source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy")
+    map_DD, *_ = linalg.lstsq(source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy")
 
     def error(predicted: np.ndarray, rows: np.ndarray) -> float:
         residual = predicted - target_ND[rows]
@@ -252,7 +228,7 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
     mean_error = error(target_ND[train].mean(axis=0), test)
     train_error = error(source_ND[train] @ map_DD, train)
     r2 = 1 - (test_error / mean_error) ** 2 if mean_error > 0 else None
-    return LinearMap(n - held, held, int(rank), train_error, test_error, mean_error, r2)
+    return LinearMap(n - held, train_error, r2)
 
 
 def unit_rows(states: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
 from stepjepa.analysis.prediction import PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike
-from stepjepa.errors import DataError
 from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
@@ -154,13 +153,11 @@ def compare(
         horizon: the longest of `prediction_errors`, where walks were collected.
 
     Raises:
-        DataError: states of other rows; no layer in common; not finite.
+        DataError: states of other rows, or not finite.
     """
     check_alike(states)
-    common = set.intersection(*(set(one.layers) for one in states.values()))
-    if not common:
-        raise DataError(f"states of {', '.join(states)} have no layer in common")
-    shown = FINAL if FINAL in common else max(common)
+    first = next(iter(states.values()))
+    shown = FINAL if FINAL in first.layers else max(first.layers)
     models = {}
     for label, one in states.items():
         layers = dict[int, GeometryNumbers]()
@@ -170,5 +167,4 @@ def compare(
         prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
         signs = geometry.collapse_signs(layers[shown])
         models[label] = ModelGeometry(one.model, layers, signs, prediction)
-    first = next(iter(states.values()))
     return GeometryComparison(first.file, len(first.rows), shown, models)

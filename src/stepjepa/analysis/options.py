@@ -69,7 +69,7 @@ class _Analysis:
     prediction_horizon: int | None = option(
         None,
         "H: also predict the state behind a step from that h steps before it, h = 1 .. H, by a line, a linear map and an "
-        "MLP, whatever the views are. These states are saved with the others.",
+        "MLP, whatever the views are.",
         _METHOD,
         at_least=1,
         at_most=100,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.analysis.geometry import aligned_cosines, check_views, shuffled_cosines, singular_values
+from stepjepa.analysis.geometry import singular_values
 from stepjepa.analysis.numbers import GeometryComparison
 from stepjepa.analysis.states import FINAL, States
 from stepjepa.inspect.figure import COLOURS, WIDTH, series_style
@@ -28,7 +28,6 @@ DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6b6b6b"
 SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
-Views = Mapping[str, tuple[np.ndarray, np.ndarray]]  # label of a model -> source and target states
 
 
 def look(index: int) -> dict[str, Any]:
@@ -89,36 +88,6 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
     return figure
 
 
-def cosine_figure(
-    cosines: Mapping[str, tuple[np.ndarray, np.ndarray]], title: str = "Cosine of source and target"
-) -> Figure:
-    """Histograms of matched (N,) and of shuffled pairs (M,), a panel per model, all on one axis."""
-    figure, axes = new_figure(len(cosines), height=1.0 + 1.9 * len(cosines), title=title, sharex=True)
-    every = np.concatenate([values for both in cosines.values() for values in both])
-    low = float(every.min())
-    high = float(every.max())
-    room = 1e-3 if high - low <= 1e-6 else 0.0  # cosines that are all one have a histogram too
-    bins = np.linspace(low - room, high + room, 101)
-    for axis, (name, (matched, shuffled)) in zip(axes, cosines.items(), strict=True):
-        for i, (label, values) in enumerate((("matched pairs", matched), ("shuffled pairs", shuffled))):
-            axis.hist(
-                values,
-                bins,
-                weights=np.full(len(values), 100 / len(values)),
-                histtype="step",
-                label=label,
-                color=COLOURS[i].light,
-                linestyle=DASHES[i],
-                linewidth=1.6,
-            )
-        means = f"mean {matched.mean():.4f} matched and {shuffled.mean():.4f} shuffled"
-        axis.set_title(f"{name}: {means}", fontsize=10, loc="left")
-        axis.set_ylabel("pairs (%)")
-    axes[-1].set_xlabel("cosine")
-    legend_below(figure, axes[0])
-    return figure
-
-
 def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
     """Numbers by layer, a panel for each and a line per model.
 
@@ -146,67 +115,19 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
     return figure
 
 
-def principal_plane(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both views (N, D) in the plane of their first two principal components: (N, 2) each, and the axes' shares of the
-    variance, (2,).
-
-    Raises:
-        DataError: the arrays are no pair of views.
-    """
-    check_views(source, target)
-    states = np.concatenate([source, target]).astype(np.float64)
-    centred = states - states.mean(axis=0)
-    left, singular, _ = np.linalg.svd(centred, full_matrices=False)
-    width = min(2, len(singular))  # states of one dimension lie on a line
-    points = np.zeros((len(states), 2))
-    points[:, :width] = left[:, :width] * singular[:width]
-    variances = np.square(singular)
-    shares = np.zeros(2)
-    shares[:width] = variances[:width] / (variances.sum() or 1.0)
-    n = len(source)
-    return points[:n], points[n:], shares
-
-
-def pca_figure(views: Views, title: str = "PCA of both views") -> Figure:
-    """Both views of several models, each model in the plane of its own principal components."""
-    figure, axes = new_figure(len(views), height=1.0 + 4.5 * len(views), title=title)
-    for axis, (name, (source, target)) in zip(axes, views.items(), strict=True):
-        *points, shares = principal_plane(source, target)
-        first, second = 100 * shares
-        for i, label in enumerate(("source", "target")):
-            colour = COLOURS[i].light
-            axis.scatter(
-                *points[i].T,
-                s=26 if len(source) <= 300 else 8,
-                alpha=0.6,
-                marker=MARKERS[i],
-                label=label,
-                facecolors="none" if i else colour,  # hollow, so that one view does not hide the other
-                edgecolors=colour,
-                rasterized=True,
-            )
-        axis.set_title(name, fontsize=10, loc="left")
-        axis.set_xlabel(f"component 1 ({first:.1f} % of variance)")
-        axis.set_ylabel(f"component 2 ({second:.1f} % of variance)")
-        axis.set_aspect("equal", adjustable="datalim")
-    legend_below(figure, axes[0])
-    return figure
-
-
 def comparison_figures(comparison: GeometryComparison, states: Mapping[str, States]) -> Iterator[tuple[str, Figure]]:
     """Name and figure of everything that there are numbers for."""
     where = "final" if comparison.layer == FINAL else f"layer {comparison.layer}"
-    views = {label: one.layer(comparison.layer) for label, one in states.items()}
-    spectra = {label: singular_values(source - target) for label, (source, target) in views.items()}
+    spectra = {}
+    for label, one in states.items():
+        source, target = one.layer(comparison.layer)
+        spectra[label] = singular_values(source - target)
     yield "spectrum", spectrum_figure(spectra, f"Singular values of source - target ({where})")
-    cosines = {label: (aligned_cosines(*both), shuffled_cosines(*both)) for label, both in views.items()}
-    yield "cosine", cosine_figure(cosines, f"Cosine of source and target ({where})")
-    yield "pca", pca_figure(views, f"PCA of both views ({where})")
     if all(len(one.layers) == 1 for one in states.values()):
         return
     panels: dict[str, dict[str, dict[int, float]]] = {}
-    for label, one in comparison.models.items():
-        for layer, numbers in one.layers.items():
+    for label, model in comparison.models.items():
+        for layer, numbers in model.layers.items():
             shown = {
                 "retrieval@1 (%)": 100 * numbers.pairs.retrieval_at_1,
                 "effective rank, source": numbers.source.effective_rank,

@@ -313,18 +313,8 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
         ids = [*ids] * len(groups)
     placed = placed_predictors(ids, method, len(groups))
     lacking = 0 if count else int(wanted or 0)
-    description = f"{kind}; {_where_sources_are_read(method, head)}"
+    description = f"{kind}; {count or 'no'} predictors, {head or 'no'} head"
     return AnalyzedModel(place, model, tokenizer, method, placed, head, description, lacking)
-
-
-def _where_sources_are_read(method: JEPAOptions, head: str | None) -> str:
-    if method.predictors == 1:
-        where = "their predictor"
-    elif method.predictors:
-        where = f"the last of {method.predictors} predictors"
-    else:
-        where = "the mean of their tokens" if method.readout == "mean" else "their last token"
-    return f"sources at {where}{f', after the {head} head' if head else ''}"
 
 
 def _find_predictors(model: Any, tokenizer: Any, wanted: int | None, same: bool) -> tuple[int, Sequence[int]]:

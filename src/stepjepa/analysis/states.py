@@ -5,7 +5,6 @@
     source   (L, N, D) float32   states that the source views are read from, layer by layer
     target   (L, N, D) float32   those of the target views, row i of both a pair
     rows     (N,) int64          the pairs' rows in `file`, counted from 0
-    walks, places  (M, D) float32, (M, 2) int64; see `Walks`; only with --prediction_horizon
 
 and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
 list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
@@ -109,12 +108,10 @@ def read_pairs(
     report.require(report.examples)
     if len(examples) < 2:
         objective = options.objective.name if options.objective else Regular.name
-        what = f"{('no pair', 'one pair')[len(examples)]} for {objective}, and two are needed"
-        reasons = [f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items()]
-        if reasons:
-            what += f" (rows: {'; '.join(reasons)})"
-        flags = f"--{_NAME.objective}, --{_NAME.step_splitter}, --{_NAME.max_length}"
-        raise DataError(f"{report.source}: {what}; check {flags}")
+        message = f"{report.source}: {len(examples)} pairs for {objective}, and two are needed"
+        for name, count in report.examples_without_pairs.items():
+            message += f"; {count} {REASONS.get(name, name)}"
+        raise DataError(message)
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), report)
 
 
@@ -178,13 +175,7 @@ class States:
     walks: Walks | None = None
 
     def layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target of one layer, both (N, D).
-
-        Raises:
-            DataError: the layer was not saved.
-        """
-        if layer not in self.layers:
-            raise DataError(f"layer {layer} of {self.model} was not saved; there are: {list(self.layers)}")
+        """Source and target of one layer, both (N, D)."""
         index = self.layers.index(layer)
         return self.source[index], self.target[index]
 
@@ -355,11 +346,6 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"source": states.source, "target": states.target, "rows": states.rows}
-    if states.walks is not None:
-        tensors |= {"walks": states.walks.states, "places": states.walks.places}
-    for name, array in tensors.items():
-        dtype = np.float32 if array.dtype.kind == "f" else np.int64
-        tensors[name] = np.ascontiguousarray(array, dtype)
     # One entry, for safetensors writes several in any order.
     about = {"model": states.model, "file": states.file}
     header = {"version": VERSION, **about, "layers": list(states.layers)}

@@ -248,7 +248,7 @@ LEFT: dict[str, Answer] = {
     ),
     "base_model": Answer("prediction_horizon", "was removed from analyze: name the base model under --models as well"),
     "coordinates": Answer(
-        "prediction_horizon", "was removed: PCA is always drawn; sklearn.manifold.TSNE takes the saved states"
+        "prediction_horizon", "was removed: sklearn and the saved states draw PCA and t-SNE, which show no collapse"
     ),
     "figure_format": Answer("prediction_horizon", "was removed: figures are PNG files", idle=("png",)),
     **{

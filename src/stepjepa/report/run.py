@@ -7,7 +7,7 @@ and every script and style but its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -117,7 +117,7 @@ class Overview:
 
     Attributes:
         compared: what is compared, for the headline.
-        heads, settings: a name and the training options for each column of the settings.
+        columns: name of a run or an arm -> its options of training, and versions.
         groups: line of a chart -> its runs, of which the mean is drawn.
         shown: the runs whose evaluations are shown.
         seeds: of a study, over which the verdicts are; the answers are those of the first.
@@ -125,9 +125,7 @@ class Overview:
 
     title: str
     compared: list[str]
-    heads: list[str]
-    settings: list[dict[str, Any]]
-    records: list[dict[str, Any]]
+    columns: dict[str, dict[str, Any]]
     groups: dict[str, list[ReportedRun]]
     shown: list[ReportedRun]
     note: str = ""
@@ -165,11 +163,11 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
         signs=list(_collapse(overview.groups)),
         charts=drawn,
         predictions=predictions,
-        settings=settings_rows(overview.settings),
-        versions=version_rows(overview.records),
+        settings=settings_rows(list(overview.columns.values())),
         cost=[_cost(run) for run in runs if run.history or run.trained],
         frame=FRAME,
         version=__version__,
+        zip=zip,
         policy=page_policy(style, script, "data:"),
         style=Markup(style),
         script=Markup(script),
@@ -193,9 +191,7 @@ def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
     return Overview(
         title=" and ".join(labels) if len(runs) < 4 else f"{len(runs)} runs",
         compared=compared,
-        heads=labels,
-        settings=[run.settings for run in runs],
-        records=[run.record for run in runs],
+        columns={run.label: {**run.settings, **_versions(run.record)} for run in runs},
         groups={run.label: [run] for run in runs if run.history},
         shown=list(runs),
     )
@@ -204,9 +200,8 @@ def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
 def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Overview:
     """Of a study the curves are means over the seeds of an arm, and the answers those of its first seed."""
     seeds = sorted({int(seed) for run in runs if (seed := number(run.settings, "seed")) is not None})
-    order = list(study.arms)
     groups: dict[str, list[ReportedRun]] = {}
-    for run in sorted(runs, key=lambda run: _place(order, run.arm)):
+    for run in runs:
         if run.history:
             groups.setdefault(run.arm, []).append(run)
     note = "Each line is the mean over the seeds of an arm, at the steps that all of them have logged."
@@ -214,28 +209,18 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         note += f" Left out, so that lines can be told apart: {', '.join(list(groups)[_MOST_ARMS:])}."
     scored = sum(run.scored for run in runs)
     evaluated = [run for run in runs if run.evaluations and run.settings.get("seed") in seeds[:1]]
-    shown = [replace(run, label=run.arm) for run in evaluated]  # all are of one seed
     first = next((run.record for run in runs if run.record), {})
+    made_by = _versions({**first, **study.code})
     return Overview(
         title=study.title or study.path.resolve().name,
-        compared=order,
-        heads=order,
-        settings=list(study.arms.values()),
-        records=[{**first, **study.code}],
+        compared=list(study.arms),
+        columns={arm: {**settings, **made_by} for arm, settings in study.arms.items()},
         groups=groups,
-        shown=sorted(shown, key=lambda run: _place(order, run.arm)),
-        note=note if groups else "",
+        shown=[replace(run, label=run.arm) for run in evaluated],  # all are of one seed
+        note=note,
         counts=f"{scored} of {counted(len(runs), 'run')} scored",
         seeds=seeds,
     )
-
-
-def _place(order: Sequence[str], arm: str) -> int:
-    """The place of an arm, with or without its tuned values, among the arms of a study."""
-    for name in (arm, arm.rpartition("/")[0]):
-        if name in order:
-            return order.index(name)
-    return len(order)
 
 
 def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, list[str], bool]]:
@@ -279,33 +264,27 @@ class Row(NamedTuple):
 
 
 def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The settings of runs, in the order of the options.
+    """A row for each setting that has a value, in the order of the options.
 
-    Names of the runs' own folders are left out, and options that decide no number of a run do not count as differing.
+    Names of the runs' own folders are left out, and what decides no number of a run does not count as differing.
     """
     known = {**options_of(RunOptions), **options_of(JEPAOptions), **options_of(TrainerOptions)}
-    names = dict.fromkeys([*known, *sorted(name for one in settings for name in one)])
-    shown = [name for name in names if not all(_in_own_folder(name, one) for one in settings)]
-    alike = {name for name in known if not known[name].identity}
-    return _rows(shown, settings, alike)
-
-
-def version_rows(records: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Versions by package, machine, date and command, by run."""
-    machines = [table(record, "machine") for record in records]
-    names = dict.fromkeys([*_VERSIONS, *(name for machine in machines for name in machine), *_OWN])
-    flat = [{**record, **machine} for record, machine in zip(records, machines, strict=True)]
-    return _rows(names, flat, _OWN)
-
-
-def _rows(names: Iterable[str], records: Sequence[Mapping[str, Any]], alike: Collection[str]) -> list[Row]:
-    """A row for each name that a record has a value for; those in `alike` never count as differing."""
+    names = dict.fromkeys(known)
+    for one in settings:
+        names |= dict.fromkeys(one)
     rows = []
     for name in names:
-        cells = [plain(record.get(name)) for record in records]
-        if any(cells):
-            rows.append(Row(name, cells, len(set(cells)) > 1 and name not in alike))
+        cells = [plain(one.get(name)) for one in settings]
+        if not any(cells) or all(_in_own_folder(name, one) for one in settings):
+            continue
+        decides = name not in _OWN and (name not in known or known[name].identity)
+        rows.append(Row(name, cells, decides and len(set(cells)) > 1))
     return rows
+
+
+def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions by package, machine, date and command of a run."""
+    return {name: record.get(name) for name in (*_VERSIONS, *_OWN)} | table(record, "machine")
 
 
 def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:

@@ -292,22 +292,18 @@ def _data(node: Node) -> Data:
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
-    """Fields of `ProblemRows`, all of them, and the options of its task, those of the test split under ``test``."""
+    """Fields of `ProblemRows`, all of them, and the options of its task."""
     check_keys(section, ["builtin"], "data")
     options = section["builtin"].mapping("builtin")
     rows = ProblemRows(**field_values(ProblemRows, options))
     kind = task_class(rows.task)
-    check_keys(options, [*options_of(ProblemRows), *options_of(kind), "test"], "data")
-    own, test = field_values(kind, options), {}
-    if "test" in options:
-        test = field_values(kind, options["test"].mapping("test"), "data: test")
+    check_keys(options, [*options_of(ProblemRows), *options_of(kind)], "data")
+    of_task = field_values(kind, options)
     try:
-        make_task(rows.task, **own)
-        make_task(rows.task, **{**own, **test})
+        make_task(rows.task, **of_task)
     except ConfigError as error:
         raise ConfigError(f"{where}: data: {error}") from None
-    builtin = {**asdict(rows), **own}
-    return {**builtin, "test": test} if test else builtin
+    return {**asdict(rows), **of_task}
 
 
 def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
@@ -332,7 +328,7 @@ def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
 def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     """A metric with its options, checked, and its direction."""
     if name in GEOMETRY:
-        return MetricSpec(name, _views(options, where), GEOMETRY[name].higher_is_better)
+        return MetricSpec(name, _views(options, where), GEOMETRY[name])
     if name in MODEL_METRICS:
         if options:
             raise ConfigError(f"{where} has no options")

@@ -242,13 +242,11 @@ class StudyRun:
             return f"{line}FAILED: {item.error}"
         trained = item.folder.done("train") or {}
         if "diverged" in trained:
-            line += f"diverged at step {trained['steps']}: {trained['diverged']}"
-        elif trained.get("train_seconds") is not None:
-            line += f"trained in {trained['train_seconds']:.0f} s"
+            return f"{line}diverged at step {trained['steps']}: {trained['diverged']}"
         # The test split is looked at once, at the end.
         scores = (item.folder.done("select") or {}).get("metrics", {})
-        values = [f"{name} {value:.4g}" for name, value in scores.items() if value is not None]
-        return f"{line}; validation: {', '.join(values)}" if values else line
+        values = [f"; {name} {written(value, '.4g')}" for name, value in scores.items()]
+        return f"{line}done{''.join(values)}"
 
     def _plan(self) -> None:
         """Add the runs that can be begun by now, choosing cells where all that is needed is there, and remove what the
@@ -302,15 +300,15 @@ class StudyRun:
         if before is not None:
             return before["cell"]
         metric, highest = block.select
-        values: dict[str, dict[str, float | None]] = {}
+        values: dict[str, list[float | None]] = {}
         at = ""
         for item in items:
             record = item.folder.done("select")
             if record is None:
                 return None
-            values.setdefault(cell_name(item.run.cell), {})[str(item.run.seed)] = record["metrics"].get(metric)
+            values.setdefault(cell_name(item.run.cell), []).append(record["metrics"].get(metric))
             at = max(at, record["at"])
-        means = {name: _complete_mean(by_seed.values()) for name, by_seed in values.items()}
+        means = {name: _complete_mean(of_seeds) for name, of_seeds in values.items()}
         # Rounded, so that means of the same numbers in another order are equal.
         ranked = {name: round(mean if highest else -mean, 12) for name, mean in means.items() if mean is not None}
         if not ranked:
@@ -321,8 +319,8 @@ class StudyRun:
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
         rule = "highest" if highest else "lowest"
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
-        choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "values": values, "words": words}
-        self.state.choose(block.name, arm.name, {**choice, "at": at})
+        choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "words": words, "at": at}
+        self.state.choose(block.name, arm.name, choice)
         self.say(f"{arm.name}: {words}")
         return cell
 

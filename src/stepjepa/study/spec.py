@@ -137,8 +137,7 @@ class Data:
     """Where the rows come from.
 
     Attributes:
-        builtin: fields of `ProblemRows`, options of its task, and under ``test`` those that differ in the test split; None
-            for files.
+        builtin: fields of `ProblemRows` and options of its task; None for files.
         files: split (`SPLITS`) to its files or Hub data sets; of the built-in problems none.
         splits: split to the split's name in a Hub data set.
     """
@@ -348,51 +347,42 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     Args:
         kept: names of runs that a file of records has.
     """
-    yield study.title
-    if study.shows:
-        yield study.shows
     runs = list(all_runs(study))
     finished = 0
     for run in runs:
-        if run.name in kept or (study.output_dir / run.folder / "scored-test.json").is_file():
+        scored = study.output_dir / run.folder / "scored-test.json"
+        if run.name in kept or scored.is_file():
             finished += 1
     where = f"{study.jobs} at a time, executor {study.executor}"
-    yield ""
+    yield study.title
     yield f"{counted(len(runs), 'run')} in {study.output_dir}, {finished:,} of them finished; {where}"
     counts = Counter((run.block.name, run.row) for run in runs)
     for block in study.blocks:
-        seeds = " ".join(map(str, block.seeds))
-        if block.tune_seeds:
-            seeds += f"; the choice is made with {' '.join(map(str, block.tune_seeds))}"
         metric, highest = block.select
-        choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
-        data = assignments(block.data.builtin or {split: " ".join(names) for split, names in block.data.files.items()})
         yield ""
         if block.name:
             yield f"block {block.name}"
         yield f"base       {assignments(block.base)}"
-        yield f"seeds      {seeds}; baseline {block.baseline}"
-        yield f"data       {data}"
-        yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; {choice}"
-        width = max(len(row) for arm in block.arms for row in arm.rows.values())
+        yield f"seeds      {numbers(block.seeds)}"
+        yield f"baseline   {block.baseline}"
+        if any(arm.tuned for arm in block.arms):
+            extreme = "highest" if highest else "lowest"
+            seeds = numbers(block.tune_seeds or block.seeds)
+            yield f"choice     the {extreme} {metric} of the validation split, over seeds {seeds}"
+        yield f"data       {assignments(block.data.builtin or block.data.files)}"
+        yield f"metrics    {', '.join(metric.name for metric in block.metrics)}"
         for arm in block.arms:
             for variant, row in arm.rows.items():
-                changes = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
-                yield f"  {row:<{width}}  {counted(counts[block.name, row], 'run'):>8}  {changes}"
+                changes = assignments(varied(variant) if variant else arm.settings) or "the base"
+                tuned = f"; one of {', '.join(map(cell_name, arm.cells))}" if arm.tuned and not variant else ""
+                yield f"  {row}: {counted(counts[block.name, row], 'run')}, {changes}{tuned}"
 
 
-def _own_settings(arm: Arm) -> str:
-    own = assignments(arm.settings) or "the base"
-    tuned: dict[str, list[Any]] = {name: [] for name in arm.cells[0]}
-    for cell in arm.cells:
-        for name, value in cell.items():
-            if value not in tuned[name]:
-                tuned[name].append(value)
-    return f"{own}; tuned: {assignments(tuned)}" if tuned else own
+def numbers(values: Sequence[int]) -> str:
+    """``1 2 3``."""
+    return " ".join(map(str, values))
 
 
 def assignments(values: Values) -> str:
     """``lbd=0.1 predictors=2``."""
-    return " ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
-    )
+    return " ".join(f"{name}={value}" for name, value in values.items())
