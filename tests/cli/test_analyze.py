@@ -312,7 +312,7 @@ def test_wrong_input(analyze, file, runs, tmp_path):
         ),
         ([file, "--models", a, "--base_model", a], "name the base model under --models as well"),
         ([file, "--models", a, "--no_head"], "every model is read as its own run read it"),
-        ([file, "--models", a, "--seed", 1], "--seed: was removed here"),
+        ([file, "--models", a, "--seed", 1], "unknown flag --seed"),
         (["--from_states", empty], "--from_states: was removed: run the analysis again"),
         ([file, "--models", a, "--output_dir", plain], "plain.jsonl: is a file; give a folder"),
     ):

@@ -241,7 +241,7 @@ LEFT: dict[str, Answer] = {
         "examples are packed",
     ),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
-    "seed": Answer("", "was removed here: nothing that this command writes depends on a seed"),
+    "seed": Answer("eval_split", "was removed from check: nothing of its report is sampled any more"),
     "blocks": Answer("stop_after", "was removed from study: copy the file and keep the blocks that are to run"),
     "from_states": Answer(
         "prediction_horizon", "was removed: run the analysis again, or read its states-*.safetensors with safetensors"

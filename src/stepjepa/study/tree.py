@@ -69,12 +69,15 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
         mini: the section mini is read; the value is set there, where the study has that section.
 
     Raises:
-        ConfigError: it is not of the form ``key.key=value``, or a block has its own value, which would win.
+        ConfigError: it is not of the form ``key.key=value``, or no run would read the value: the section mini is not read,
+            or a block has its own value.
     """
     path, equals, text = assignment.partition("=")
     names = path.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
+    if names[0] == "mini" and not mini:
+        raise ConfigError(f"--set {assignment}: the section mini is read with --mini only")
     if mini and "mini" in root.given and names[0] != "mini":
         names = ["mini", *names]
     blocks = {} if mini or "blocks" not in root.given else root.given["blocks"].mapping("blocks")
