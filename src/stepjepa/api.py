@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from stepjepa.inspect.view import inspect
     from stepjepa.modeling.export import Export
     from stepjepa.report.run import report
-    from stepjepa.study.demo import DemoResult
-    from stepjepa.study.run import StudyResult
+    from stepjepa.study.run import DemoResult, StudyResult
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.doctor import Diagnosis
     from stepjepa.training.options import RunOptions
@@ -364,11 +363,11 @@ def demo(**options: Any) -> DemoResult:
         ConfigError: the folder holds something else.
         StepJepaError: an arm failed.
     """
-    from stepjepa.study.demo import DemoOptions
+    from stepjepa.study.spec import DemoOptions
 
     checked = _options(DemoOptions, options)
     from stepjepa.report.run import report
-    from stepjepa.study.demo import demo as run
+    from stepjepa.study.run import demo as run
 
     result = run(checked)
     page = report(folders=[checked.output_dir], overwrite=True)

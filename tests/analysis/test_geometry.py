@@ -9,19 +9,15 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from scipy import linalg
-from scipy.spatial import distance
 
 from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import (
-    aligned_cosines,
     collapse_signs,
     collapsed,
     linear_map,
     measure_states,
     pair_numbers,
-    shuffled_cosines,
     singular_values,
-    uniformity,
     unit_rows,
 )
 from stepjepa.errors import DataError
@@ -47,11 +43,10 @@ def test_pairs_by_hand():
     pooled = math.sqrt((np.var(aligned, ddof=1) + np.var(others)) / 2)
     expected = {
         "n": 3, "aligned_mean": 1.4 / 3, "aligned_sd": np.std(aligned, ddof=1), "shuffled_mean": 0.4 / 6,
-        "shuffled_sd": np.std(others), "gap": 0.4, "d_prime": 0.4 / pooled, "retrieval_at_1": 2 / 3, "retrieval_at_5": 1.0,
-        "mrr": (1 + 1 + 1 / 2) / 3, "chance_at_1": 1 / 3, "chance_at_5": 1.0, "chance_mrr": (1 + 1 / 2 + 1 / 3) / 3,
+        "shuffled_sd": np.std(others), "gap": 0.4, "d_prime": 0.4 / pooled, "retrieval_at_1": 2 / 3,
+        "mrr": (1 + 1 + 1 / 2) / 3, "chance_at_1": 1 / 3, "chance_mrr": (1 + 1 / 2 + 1 / 3) / 3,
     }  # fmt: skip
     assert asdict(numbers) == pytest.approx(expected)
-    assert aligned_cosines(source, target) == pytest.approx(aligned)
 
 
 @pytest.mark.parametrize("block", [1, 137])
@@ -68,15 +63,12 @@ def test_pairs_agree_with_the_full_matrix(block, monkeypatch):
     assert numbers.aligned_mean == pytest.approx(np.diag(cosine).mean())
     assert (numbers.shuffled_mean, numbers.shuffled_sd) == (pytest.approx(off.mean()), pytest.approx(off.std()))
     assert numbers.retrieval_at_1 == pytest.approx((ranks == 1).mean())
-    assert numbers.retrieval_at_5 == pytest.approx((ranks <= 5).mean())
     assert numbers.mrr == pytest.approx((1 / ranks).mean())
     cone = [np.float64(1000) + states(60, 9, seed) for seed in (1, 2)]  # cosines of 1 - 1e-5 or so keep their digits
     off = (unit_rows(cone[0]) @ unit_rows(cone[1]).T)[~np.eye(60, dtype=bool)]
     numbers = pair_numbers(*cone)
     assert off.std() < 1e-5 and numbers.shuffled_sd == pytest.approx(off.std(), rel=1e-3)
     assert numbers.shuffled_mean == pytest.approx(off.mean(), abs=1e-12)
-    unit = unit_rows(source)
-    assert uniformity(unit) == pytest.approx(np.log(np.exp(-2 * distance.pdist(unit, "sqeuclidean")).mean()))
 
 
 def test_ties_count_as_drawn_at_random():
@@ -84,7 +76,6 @@ def test_ties_count_as_drawn_at_random():
     one = np.tile(states(1, 6, 3), (40, 1))
     numbers = pair_numbers(one, 2 * one)
     assert numbers.retrieval_at_1 == pytest.approx(numbers.chance_at_1) == pytest.approx(1 / 40)
-    assert numbers.retrieval_at_5 == pytest.approx(numbers.chance_at_5)
     assert numbers.mrr == pytest.approx(numbers.chance_mrr)
     assert (numbers.d_prime, numbers.gap) == (0.0, pytest.approx(0.0, abs=1e-12))
     basis = np.eye(4)[[0, 0, 1, 2]]
@@ -98,7 +89,8 @@ def test_a_gap_without_spread_has_no_d_prime():
     numbers = pair_numbers(np.eye(5), np.eye(5))
     assert (numbers.gap, numbers.d_prime) == (1.0, None)
     zero = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
-    assert aligned_cosines(*zero).tolist() == [0.0, 1.0] and math.isfinite(pair_numbers(*zero).d_prime)
+    numbers = pair_numbers(*zero)
+    assert numbers.aligned_mean == 0.5 and math.isfinite(numbers.d_prime)
 
 
 def test_singular_values_and_their_rank():
@@ -115,18 +107,6 @@ def test_singular_values_and_their_rank():
         assert effective_rank(np.array(values)) == pytest.approx(rank, abs=1e-4)
     in_log = logged([torch.tensor(rows)])["effective_rank"]
     assert effective_rank(singular_values(unit_rows(rows))) == pytest.approx(in_log, rel=1e-4)
-
-
-def test_shuffled_pairs(monkeypatch):
-    """All others, never its own; of many rows the same sample for the same seed."""
-    source, target = normal(2, 30, 4, seed=5)
-    every = (unit_rows(source) @ unit_rows(target).T)[~np.eye(30, dtype=bool)]
-    assert sorted(shuffled_cosines(source, target)) == pytest.approx(sorted(every))
-    monkeypatch.setattr(geometry, "MOST_SHUFFLED", 10)
-    sampled = shuffled_cosines(source, target, seed=3)
-    assert len(sampled) == 90 and np.isin(sampled.round(9), every.round(9)).all()
-    assert np.array_equal(sampled, shuffled_cosines(source, target, seed=3))
-    assert not shuffled_cosines(np.eye(30), np.eye(30)).any()
 
 
 @pytest.mark.parametrize(
@@ -154,10 +134,8 @@ def test_a_map_agrees_with_scikit_learn():
     def error(predicted, rows):
         return np.sqrt(((predicted - target[rows]) ** 2).sum(axis=1).mean())
 
-    fitted, held = error(model.predict(source[train]), train), error(model.predict(source[test]), test)
-    mean_error = error(target[train].mean(axis=0), test)
-    assert (found.train_rows, found.test_rows, found.rank) == (64, 16, 6)
-    assert (found.train_error, found.test_error, found.mean_error) == pytest.approx((fitted, held, mean_error))
+    held, mean_error = error(model.predict(source[test]), test), error(target[train].mean(axis=0), test)
+    assert (found.train_rows, found.train_error) == (64, pytest.approx(error(model.predict(source[train]), train)))
     assert found.test_r2 == pytest.approx(1 - (held / mean_error) ** 2)
     residual = target[train] - source[train] @ np.linalg.lstsq(source[train], target[train], rcond=None)[0]
     assert found.train_error * 64**0.5 == pytest.approx(np.linalg.norm(residual))  # a Frobenius norm
@@ -168,13 +146,10 @@ def test_maps_at_their_ends():
     """An exact one is found; more dimensions than rows fit noise and predict nothing; constant targets."""
     source = normal(60, 5)
     exact = linear_map(source, source @ normal(5, 3, seed=1))
-    assert exact.train_error < 1e-12 and exact.test_error < 1e-12 and exact.test_r2 == pytest.approx(1.0)
-    assert linear_map(np.column_stack([source, source[:, 0] + 1e-8 * normal(60, seed=3)]), source).rank == 5
+    assert exact.train_error < 1e-12 and exact.test_r2 == pytest.approx(1.0)
     noise = linear_map(normal(40, 64), normal(40, 64, seed=1))
-    assert noise.rank == noise.train_rows == 32 and noise.train_error < 1e-10
-    assert noise.test_error > noise.mean_error and noise.test_r2 < 0
-    constant = linear_map(normal(30, 4), np.zeros((30, 2)))
-    assert (constant.test_error, constant.mean_error, constant.test_r2) == (0.0, 0.0, None)
+    assert noise.train_rows == 32 and noise.train_error < 1e-10 and noise.test_r2 < 0
+    assert linear_map(normal(30, 4), np.zeros((30, 2))).test_r2 is None
 
 
 def views(cone=0.0, noise=0.5, seed=0):
@@ -184,23 +159,20 @@ def views(cone=0.0, noise=0.5, seed=0):
     return tuple((middle + meaning + noise * generator.normal(size=(N, D))).astype(np.float32) for _ in "st")
 
 
-def names(*views_and_base):
-    return sorted((sign.name, sign.view) for sign in collapse_signs(measure_states(*views_and_base)))
+def names(source, target):
+    return sorted((sign.name, sign.view) for sign in collapse_signs(measure_states(source, target)))
 
 
 def test_the_numbers_are_those_of_the_functions():
     source, target = views(cone=1.0)
-    base = views(seed=9)
-    numbers = measure_states(source, target, base)
+    numbers = measure_states(source, target)
     assert (numbers.n, numbers.width) == (N, D)
     assert numbers.pairs == pair_numbers(source, target)
     assert numbers.source.effective_rank == effective_rank(singular_values(unit_rows(source)))
     assert numbers.source.effective_rank_centred == effective_rank(singular_values(source, center=True))
-    assert numbers.source.variance_ratio == pytest.approx(np.median(source.var(0) / base[0].var(0)), rel=1e-4)
     off = (unit_rows(source) @ unit_rows(source).T)[~np.eye(N, dtype=bool)]
     assert numbers.source.pairwise_cosine == pytest.approx(off.mean())
     assert numbers.difference_top_100 == pytest.approx(singular_values(source.astype(np.float64) - target).mean())
-    assert measure_states(source, target).target.variance_ratio is None
     json.dumps(asdict(numbers), allow_nan=False)
 
 
@@ -216,19 +188,10 @@ def test_healthy_states_have_no_sign():
 def test_collapsed_states_have_all_signs():
     point = normal(D)
     source, target = ((point + 1e-5 * normal(N, D, seed=seed)).astype(np.float32) for seed in (1, 2))
-    both = [(name, view) for name in ("cone", "dead_dimensions", "low_rank") for view in ("source", "target")]
-    assert names(source, target) == sorted([*both, ("pairs_alike", "pairs"), ("retrieval_at_chance", "pairs")])
+    both = [(name, view) for name in ("cone", "low_rank") for view in ("source", "target")]
+    assert names(source, target) == sorted([*both, ("pairs_alike", "pairs")])
     line = np.random.default_rng(0).uniform(1, 2, (N, 1)) * normal(D, seed=1)  # one direction, different lengths
     assert {("low_rank", "source"), ("cone", "target")} <= set(names(line, line))
-
-
-def test_dead_dimensions_with_and_without_a_base():
-    source, target = views()
-    dead, shrunk = target.copy(), target.copy()
-    dead[:, : D // 4] = 3.0
-    shrunk[:, : D // 4] *= 0.02  # a variance of 0.0004 of what it was
-    assert names(source, dead) == names(source, shrunk, (source, target)) == [("dead_dimensions", "target")]
-    assert names(source, dead, (source, dead)) == []  # they were dead before
 
 
 @pytest.mark.parametrize(
@@ -238,24 +201,18 @@ def test_dead_dimensions_with_and_without_a_base():
         ("target", {"effective_rank": 2.0}, None),
         ("target", {"pairwise_cosine": 0.98}, "cone"),
         ("target", {"pairwise_cosine": 0.9799}, None),
-        ("target", {"dead_dimensions": 0.1}, "dead_dimensions"),
-        ("target", {"dead_dimensions": 0.099}, None),
         ("pairs", {"d_prime": 0.49}, "pairs_alike"),
         ("pairs", {"d_prime": 0.5}, None),
         ("pairs", {"d_prime": None}, None),
-        ("pairs", {"retrieval_at_1": 3 / 200}, "retrieval_at_chance"),  # 3 or more of 200 by chance: p = .08
-        ("pairs", {"retrieval_at_1": 4 / 200}, None),  # p = .02
-        ("pairs", {"retrieval_at_1": 0.0, "n": 19, "chance_at_1": 1 / 19}, None),
     ],
 )
 def test_thresholds_and_what_amounts_to_collapse(part, change, sign):
     numbers = measure_states(*views())
     found = collapse_signs(replace(numbers, **{part: replace(getattr(numbers, part), **change)}))
     assert [(one.name, one.view) for one in found] == ([(sign, part)] if sign else [])
-    assert collapsed(found) == (sign in ("low_rank", "dead_dimensions"))
+    assert collapsed(found) == (sign == "low_rank")
     for one in found:
-        (value,) = (value for value in change.values() if not isinstance(value, int))
-        shown = f"{value:.2f}"[:4], f"{100 * value:.0f} %", f"{200 * value:.0f} of 200"
-        assert any(words in one.text for words in shown)
+        (value,) = change.values()
+        assert f"{value:.2f}"[:4] in one.text
         cone = replace(one, name="cone")
         assert not collapsed([cone]) and collapsed([cone, replace(one, name="pairs_alike")])

@@ -5,30 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepjepa.analysis.plots import (
-    METHOD_TITLES,
-    Coordinates,
-    coordinates,
-    cosine_figure,
-    layer_figure,
-    scatter_figure,
-    spectrum_figure,
-)
+from stepjepa.analysis.plots import layer_figure, spectrum_figure
 
 matplotlib = pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")
 
 LONG = "llm_jepa, InfoNCE, lambda 0.1, K = 2, EMA 0.98"
 SPECTRA = {"plain": np.array([9.0, 3.0, 1.0, 0.0]), LONG: np.array([5.0, 1e-3, 1e-30, 0.0])}
-COSINES = {"plain": (np.linspace(0.8, 0.99, 50), np.linspace(0.5, 0.9, 50)), LONG: (np.full(50, 1.0), np.full(50, 1.0))}
 LAYERS = {"plain": {0: 0.1, 6: 0.3, 12: 0.5, -1: 0.4}, LONG: {0: 0.1, 6: 0.4, -1: 0.9}}
-POINTS = Coordinates(np.random.default_rng(0).normal(size=(30, 2)), np.ones((30, 2)), "pca", (0.5, 0.25))
 FIGURES = {
     "spectrum": lambda: spectrum_figure(SPECTRA),
-    "cosine": lambda: cosine_figure(COSINES),
-    "layer": lambda: layer_figure(LAYERS, "cosine gap", title="Gap by layer"),
-    "retrieval": lambda: layer_figure(LAYERS, "retrieval@1 (%)", title="Targets found", chance=0.2),
-    "scatter": lambda: scatter_figure(POINTS, "PCA of plain"),
+    "layers": lambda: layer_figure({"cosine gap": LAYERS, "retrieval@1 (%)": LAYERS}),
 }
 
 
@@ -59,60 +46,9 @@ def test_spectrum_draws_the_values_without_zeros():
     assert spectrum_figure({"a": np.zeros(3)}).axes[0].get_yscale() == "linear"
 
 
-def test_cosine_histograms_are_shares_of_the_pairs():
-    """Two of three matched pairs in the first bin, two of four shuffled ones in the middle."""
-    axis = cosine_figure({"plain": (np.array([0.0, 0.0, 1.0]), np.array([0.0, 0.5, 0.5, 1.0]))}).axes[0]
-    filled, _, shuffled, _ = (patch.get_path().vertices for patch in axis.patches)
-    assert filled[:, 1].max() == pytest.approx(200 / 3) and shuffled[:, 1].max() == pytest.approx(50)
-    assert axis.get_title(loc="left") == "plain: mean 0.3333 matched and 0.5000 shuffled"
-
-
 def test_layers_are_in_order_with_the_final_one_last():
-    axis = FIGURES["retrieval"]().axes[0]
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["emb.", "6", "12", "final"]
-    assert axis.lines[1].get_xdata().tolist() == [0, 1, 3]
-    assert [list(line.get_ydata()) for line in axis.lines[1:]] == [[0.1, 0.4, 0.9], [0.2, 0.2]]
-    many = layer_figure({"a": {**dict.fromkeys(range(81), 0.5), -1: 0.5}}, "x").axes[0]
+    first, last = FIGURES["layers"]().axes
+    assert [tick.get_text() for tick in last.get_xticklabels()] == ["emb.", "6", "12", "final"]
+    assert first.lines[1].get_xdata().tolist() == [0, 1, 3] and list(last.lines[1].get_ydata()) == [0.1, 0.4, 0.9]
+    many = layer_figure({"x": {"a": {**dict.fromkeys(range(81), 0.5), -1: 0.5}}}).axes[0]
     assert len(many.get_xticks()) <= 18
-
-
-def test_scatter_joins_pairs():
-    axis = scatter_figure(POINTS, max_lines=4).axes[0]
-    assert [line.get_xdata()[0] for line in axis.lines] == [POINTS.source[i, 0] for i in (0, 10, 19, 29)]
-    assert np.array_equal(axis.collections[1].get_offsets(), POINTS.target)
-    assert axis.get_ylabel() == "principal component 2 (25.0 % of variance)"
-    assert scatter_figure(Coordinates(POINTS.source, POINTS.target, "tsne")).axes[0].get_xlabel() == "t-SNE axis 1"
-
-
-def views(rows=40, width=12):
-    source = np.random.default_rng(0).normal(size=(rows, width)) * np.linspace(3, 0.1, width)
-    return source, source + 0.05 * np.random.default_rng(1).normal(size=(rows, width))
-
-
-def test_pca_agrees_with_numpy():
-    both = np.concatenate(views())
-    u, s, _ = np.linalg.svd(both - both.mean(axis=0), full_matrices=False)
-    expected, points = (u * s)[:, :2], coordinates(*views())
-    found = np.concatenate([points.source, points.target])
-    assert found * np.sign((found * expected).sum(axis=0)) == pytest.approx(expected, abs=1e-4)
-    assert points.explained == pytest.approx(tuple(s[:2] ** 2 / (s**2).sum()), rel=1e-4)
-
-
-@pytest.mark.parametrize("method", METHOD_TITLES)
-def test_coordinates_of_every_method(method):
-    """The same seed gives the same points; what is near is of one cluster; few rows and dimensions have points too."""
-    source, target = views(30, 6)
-    source[15:] += 100
-    target[15:] += 100
-    first, second = (coordinates(source, target, method, seed=3) for _ in "ab")
-    assert first.method == method and first.source.shape == first.target.shape == (30, 2)
-    assert np.array_equal(first.source, second.source) and np.array_equal(first.target, second.target)
-    everything = np.concatenate([first.source, first.target])
-    distance = np.linalg.norm(everything[:, None] - everything[None], axis=-1) + 1e9 * np.eye(60)
-    cluster = np.tile(np.arange(30) >= 15, 2)
-    assert (cluster[distance.argmin(axis=1)] == cluster).all()
-    for rows, width in ((2, 5), (3, 1)):
-        points = coordinates(*views(rows, width), method)
-        assert points.source.shape == (rows, 2) and np.isfinite([points.source, points.target]).all()
-    collapsed = coordinates(np.ones((9, 4)), np.ones((9, 4)), method)
-    assert not collapsed.source.any() and not collapsed.target.any()

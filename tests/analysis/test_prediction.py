@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stepjepa.analysis.prediction import prediction_errors, walks_of
-from stepjepa.analysis.states import States, Walks, every_step, load_states, read_pairs, read_states, save_states
+from stepjepa.analysis.states import Walks, every_step, read_pairs, read_states
 from stepjepa.data.sources import RowSource
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.training.datasets import make_renderer, settings_for
@@ -56,7 +56,7 @@ def test_a_bend_is_seen_by_the_mlp_alone():
 
 
 @pytest.mark.parametrize("objective", ["llm_jepa", "step_jepa"])
-def test_walks_are_the_trunks_own_states(tokenizer, objective, tmp_path):
+def test_walks_are_the_trunks_own_states(tokenizer, objective):
     """Against a plain forward pass of every chat, read at the last token of every step."""
     rows = RowSource(step_rows(6))
     method = every_step(
@@ -85,10 +85,6 @@ def test_walks_are_the_trunks_own_states(tokenizer, objective, tmp_path):
         numbers += [number] * len(tokens)
     assert len(expected) > 2 and walks.places[:, 0].tolist() == numbers
     assert np.abs(walks.states - np.concatenate(expected)).max() < 1e-5
-    views = np.zeros((1, 2, 3), np.float32)
-    save_states(States("m", "f", (-1,), np.arange(2), views, views, walks=walks), tmp_path / "s.safetensors")
-    loaded = load_states(tmp_path / "s.safetensors").walks
-    assert np.array_equal(loaded.states, walks.states) and np.array_equal(loaded.places, walks.places)
 
 
 def test_pairs_never_leave_their_walk():

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from stepjepa.analysis import states as module
-from stepjepa.analysis.models import load_analyzed
 from stepjepa.analysis.options import AnalyzeOptions
+from stepjepa.analysis.run import load_analyzed
 from stepjepa.analysis.states import (
     FINAL,
     States,
+    check_alike,
     collect_states,
     layers_of,
-    load_states,
     read_pairs,
     save_states,
 )
@@ -170,11 +169,11 @@ def test_layers_without_a_known_name(bpe_tokenizer):
 def test_states_that_are_not_finite_and_too_few_pairs(model, bpe_tokenizer):
     with torch.no_grad():
         final_norm(model).weight[0] = float("nan")
-    with pytest.raises(DataError, match="m: the source states of layer -1 are not finite in 3 of 3 pairs"):
+    with pytest.raises(DataError, match="m: some states are not finite; its weights are broken"):
         collect_states(model, "m", read(bpe_tokenizer, CHATS))
-    with pytest.raises(DataError, match="one pair for llm_jepa, and two are needed"):
+    with pytest.raises(DataError, match="1 pairs for llm_jepa, and two are needed"):
         read(bpe_tokenizer, CHATS[:1])
-    with pytest.raises(DataError, match="no pair for step_jepa.* 3 the answer has fewer than two steps"):
+    with pytest.raises(DataError, match="0 pairs for step_jepa.* 3 the answer has fewer than two steps"):
         read(bpe_tokenizer, CHATS, "step_jepa")
     with pytest.raises(DataError, match="none of 2 rows can be used"):
         read(bpe_tokenizer, [{"messages": []}, {"messages": []}])
@@ -192,41 +191,29 @@ def states():
 def test_the_schema(states, tmp_path):
     """As the module's docstring has it, read without this library; the same states give the same bytes."""
     path, shapes = tmp_path / "new" / "states.safetensors", {"source": (3, 4, 5), "target": (3, 4, 5), "rows": (4,)}
-    save_states(replace(states, source=states.source.astype(np.float64)), path)
+    save_states(states, path)
     with safe_open(path, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
     found = {name: (tensor.shape, str(tensor.dtype)) for name, tensor in tensors.items()}
     assert found == {name: (shape, "float32" if len(shape) > 1 else "int64") for name, shape in shapes.items()}
+    for name, tensor in tensors.items():
+        assert np.array_equal(getattr(states, name), tensor)
     about = {"version": 1, "model": "my/model", "file": "test.jsonl", "layers": [0, 2, -1]}
     assert list(metadata) == ["stepjepa.states"] and json.loads(metadata["stepjepa.states"]) == about
     save_states(states, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
-    save_arrays({**tensors, "steps": np.array([2, 3, 2, 4])}, tmp_path / "old", metadata)  # as version 0.2 has them
-    for file in (path, tmp_path / "old"):
-        read = load_states(file)
-        assert (read.model, read.file, read.layers) == (states.model, states.file, states.layers)
-        for name in ("rows", "source", "target"):
-            assert np.array_equal(getattr(read, name), getattr(states, name))
-        assert np.array_equal(read.layer(2)[1], states.target[1])
-    with pytest.raises(DataError, match="layer 1 of my/model was not saved"):
-        read.layer(1)
 
 
-def test_files_that_hold_no_states(states, tmp_path):
-    path = tmp_path / "x.safetensors"
-    tensors = {"source": states.source, "target": states.target, "rows": states.rows}
-    fit = "its layers, rows and states do not fit together"
-    for write, message in (
-        (lambda: None, "there is no such file"),
-        (lambda: save_arrays({"weight": np.zeros(3)}, path), "holds no states"),
-        (lambda: save_states(states, path) or path.write_bytes(path.read_bytes()[:-10]), "damaged"),
-        (lambda: save_arrays(tensors, path, {"stepjepa.states": '{"version": 2}'}), "version 2; .* reads version 1"),
-        (lambda: save_states(replace(states, rows=np.arange(9)), path), fit),
+def test_states_of_other_layers_or_rows(states):
+    assert np.array_equal(states.layer(2)[1], states.target[1])
+    check_alike({"a": states, "b": replace(states, model="other")})
+    for other, message in (
+        (replace(states, rows=states.rows[::-1].copy()), "and not of the same rows"),
+        (replace(states, file="other.jsonl"), "those of b of 4 of other.jsonl"),
     ):
-        write()
         with pytest.raises(DataError, match=message):
-            load_states(path)
+            check_alike({"a": states, "b": other})
 
 
 def test_each_horizon_is_read_with_its_own_predictors_and_head(tmp_path, bpe_tokenizer):

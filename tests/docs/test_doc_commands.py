@@ -20,6 +20,7 @@ from stepjepa.cli.main import main, run
 from stepjepa.config.parser import StrictParser
 from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.study.tree import recipe_files
 from support.answers import harness_stand_in
 from support.pages import read_page
 from support.rows import step_rows, write

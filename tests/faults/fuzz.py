@@ -87,7 +87,7 @@ def home_files(home: Path) -> None:
     for words, out in (
         (f"train --train_file {rows} --model_name tiny --step_jepa --max_steps 1 --save_steps 1 --batch_size 2", run),
         (f"evaluate {run} {rows} --metric gsm8k --max_new_tokens 4 --max_examples 4", home / "scored"),
-        (f"analyze {rows} --models {run} --coordinates pca --layers 0 -1", home / "states"),
+        (f"analyze {rows} --models {run} --layers 0 -1", home / "states"),
     ):
         if main([*words.split(), "--output_dir", str(out)]) != 0:
             raise SystemExit("the files that are to be damaged could not be made")
@@ -266,13 +266,6 @@ def case_checkpoint(rng: random.Random, home: Path, folder: Path) -> list[str]:
     return ["train", "--train_file", str(home / "rows.jsonl"), *flags, *resume, "--output_dir", str(run)]
 
 
-def case_states(rng: random.Random, home: Path, folder: Path) -> list[str]:
-    output = ["--output_dir", in_folder(folder, "out", rng)]
-    states = copied(home / "states", folder / "states", "*.png")
-    damage(rng.choice(sorted(states.iterdir())), rng)
-    return ["analyze", "--from_states", str(states), *output, "--prediction_horizon", rng.choice(("0", "1", "9"))]
-
-
 def case_template(rng: random.Random, home: Path, folder: Path) -> list[str]:
     file = folder / "template.jinja"
     file.write_bytes(damaged_bytes(TEMPLATE.encode(), rng))
@@ -292,7 +285,7 @@ FLAGS = [
     ("prepare {rows} --output_file {out}", "data.prepare:PrepareOptions", "file output_file num_proc"),
     (SHORT_EVALUATE, "evaluation.options:EvaluateOptions", "output_dir output_file analyze"),
     ("analyze {rows} --models {run} --output_dir {out} --layers -1", "analysis.options:AnalyzeOptions",
-     "from_states base_model output_dir"),
+     "output_dir"),
     (SHORT_TRAIN, "training.config:JEPAConfig", LEFT_OUT),
     (SHORT_TRAIN, "training.options:RunOptions", "debug_level"),
 ]  # fmt: skip
@@ -313,7 +306,7 @@ def case_flags(rng: random.Random, home: Path, folder: Path) -> list[str]:
 
 MAKERS: list[tuple[Callable[[random.Random, Path, Path], list[str]], int]] = [
     (case_rows, 30), (case_config, 8), (case_study, 8), (case_predictions, 12), (case_report, 10), (case_model, 12),
-    (case_checkpoint, 2), (case_states, 4), (case_template, 8), (case_flags, 12),
+    (case_checkpoint, 2), (case_template, 8), (case_flags, 12),
 ]  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def models(tmp_path_factory):
     [
         ("broken", "evaluate {model} {rows} --metric gsm8k answer_nll --max_new_tokens 2 --output_dir out"),
         ("broken", "analyze {rows} --models {model} --output_dir out"),
-        ("broken", "analyze {rows} --models {good} --base_model {model} --output_dir out"),
+        ("broken", "analyze {rows} --models {good} {model} --output_dir out"),
         ("broken", "train --train_file {rows} --model_name {model} --max_steps 1 --output_dir out"),
         ("adapter", "evaluate {model} {rows} --metric gsm8k --output_dir out"),
     ],

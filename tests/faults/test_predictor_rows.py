@@ -9,13 +9,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stepjepa.analysis.states import load_states
 from stepjepa.cli.main import main
 from stepjepa.modeling.lora import lora_config
 from stepjepa.training.sampling import FILLER, Draw
 from support import training
 from support.models import tiny_model
 from support.rows import step_rows, write
+from support.states import load_states
 from support.training import batch_of
 
 IDS = torch.tensor([[7, 8, 9, 10]])
@@ -167,6 +167,6 @@ def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind
     final, checkpoint = states()
     assert np.allclose(final.source, checkpoint.source, atol=1e-5)
     assert np.allclose(final.target, checkpoint.target, atol=1e-5)
-    last_token, _ = states("--predictors", "0", "--no_head", "--overwrite_output_dir")
+    last_token, _ = states("--predictors", "0", "--overwrite_output_dir")
     assert np.allclose(last_token.target, final.target, atol=1e-5)
     assert np.abs(last_token.source - final.source).max() > 1e-2

@@ -81,7 +81,7 @@ READ += [
     "evaluate --analyze {}",
     "study {} --dry_run",
 ]
-READ += ["evaluate {} nothing.jsonl --metric gsm8k", "report {}", "analyze --from_states {}", "{}", "check --{}"]
+READ += ["evaluate {} nothing.jsonl --metric gsm8k", "report {}", "analyze {} --models tiny", "{}", "check --{}"]
 WRITTEN = ["prepare rows.jsonl --output_file {}.jsonl", "inspect rows.jsonl --html {}.html", "demo --output_dir {}"]
 WRITTEN += ["train --train_file rows.jsonl --model_name tiny --output_dir {}", "report . --output_file {}.html"]
 WRITTEN += [

@@ -28,7 +28,7 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
     rows = ["regular", "step_jepa", "step_jepa+shuffled", "step_jepa+random", "step_jepa+same_flop"]
     assert trained(player) == [f"{row} seed {seed}" for seed in (1, 2, 3) for row in rows]
     assert all(what in ("train", BOTH) for _, what in player.calls) and len(player.calls) == 30
-    assert not outcome.failed and outcome.said[-1].startswith("[15/15] step_jepa+same_flop seed 3: trained in 2 s")
+    assert not outcome.failed and outcome.said[-1].startswith("[15/15] step_jepa+same_flop seed 3: done")
     records = records_of(carry_out(*given))  # a finished study does nothing again
     assert records == records_of(outcome) and len(player.calls) == 30
     table = study_tables(outcome.study, records)["", "answer_nll"].arms

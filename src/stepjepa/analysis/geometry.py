@@ -19,16 +19,12 @@ from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_r
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
-MOST_SHUFFLED = 500  # rows from which the shuffled pairs of a picture are drawn
 MIN_ROWS = 10  # fewer rows than this are fitted by no map
 TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
 _BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
 
-# Thresholds of those signs of collapse that no training log shows.
+# The sign of collapse that no training log shows.
 LOW_D_PRIME = 0.5  # d' of matched against shuffled cosines: below half a standard deviation most pairs look alike
-CHANCE_LEVEL, CHANCE_ROWS = 0.05, 20  # of the test that more targets are found than by chance, and the rows it needs
-DEAD_DIMENSIONS = 0.1  # share of dimensions that hardly vary
-DEAD_SHARE = 1e-3  # ... than this share of what they did in the base model; without one, of the median mean square
 _NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
     f"What to do: keep the targets apart with --{_NAME.regularizer} vicreg, --{_NAME.jepa_loss} infonce, or no gradient "
@@ -46,9 +42,9 @@ class PairNumbers:
         shuffled_mean, shuffled_sd: cosine of source i and target j, over all N (N - 1) pairs with i != j.
         d_prime: gap in units of the pooled spread, ``gap / sqrt((aligned_sd^2 + shuffled_sd^2) / 2)``; 0 where there is
             neither gap nor spread, None where there is a gap without any spread.
-        retrieval_at_1, retrieval_at_5: share of sources whose target is among the 1 or 5 nearest of all N by cosine.
+        retrieval_at_1: share of sources whose target is the nearest of all N by cosine.
         mrr: mean of 1 / rank of the target.
-        chance_at_1, chance_at_5, chance_mrr: what random states give.
+        chance_at_1, chance_mrr: what random states give.
     """
 
     n: int
@@ -59,10 +55,8 @@ class PairNumbers:
     gap: float
     d_prime: float | None
     retrieval_at_1: float
-    retrieval_at_5: float
     mrr: float
     chance_at_1: float
-    chance_at_5: float
     chance_mrr: float
 
 
@@ -74,17 +68,11 @@ class ViewNumbers:
         pairwise_cosine: mean cosine of two rows.
         effective_rank: of the unit-length rows, not centred, as the training log has it.
         effective_rank_centred: of the rows less their mean.
-        uniformity: Wang and Isola's.
-        dead_dimensions: share of the dimensions that hardly vary (`DEAD_SHARE`), of those that did in the base model.
-        variance_ratio: median over the dimensions of their variance over the base model's; None without a base.
     """
 
     pairwise_cosine: float
     effective_rank: float
     effective_rank_centred: float
-    uniformity: float
-    dead_dimensions: float
-    variance_ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -95,20 +83,13 @@ class LinearMap:
     the root of the number of rows they are Frobenius norms.
 
     Attributes:
-        rank: of the source's fitted rows. With `rank` = `train_rows` the map goes through every fitted row, whatever the
-            states are, and `train_error` says nothing.
-        train_error, test_error: of the fitted and of the held-out rows.
-        mean_error: of the held-out rows when the mean of the fitted targets is predicted for all.
-        test_r2: ``1 - (test_error / mean_error)^2``: 1 a perfect map, 0 as good as the mean, below 0 worse; None where the
-            held-out targets are all that mean.
+        train_error: of the fitted rows; it says nothing where they are as few as the dimensions.
+        test_r2: ``1 - (error / error of the mean)^2`` of the held-out rows: 1 a perfect map, 0 as good as the mean of the
+            fitted targets, below 0 worse; None where the held-out targets are all that mean.
     """
 
     train_rows: int
-    test_rows: int
-    rank: int
     train_error: float
-    test_error: float
-    mean_error: float
     test_r2: float | None
 
 
@@ -119,7 +100,6 @@ class GeometryNumbers:
     Attributes:
         pairs: cosines and retrieval.
         difference_top_100: mean of the 100 largest singular values of source - target (Table 14 of arXiv:2509.14252).
-        difference_effective_rank: of source - target, not centred.
     """
 
     n: int
@@ -128,17 +108,13 @@ class GeometryNumbers:
     source: ViewNumbers
     target: ViewNumbers
     difference_top_100: float
-    difference_effective_rank: float
 
 
-def measure_states(
-    source: np.ndarray, target: np.ndarray, base: tuple[np.ndarray, np.ndarray] | None = None
-) -> GeometryNumbers:
+def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
     """Measure one layer's states of both views.
 
     Args:
         source, target: (N, D), row i of both a pair.
-        base: source and target states of the model before training, for the same rows, of the same shape.
 
     Raises:
         DataError: the arrays do not fit together, or hold numbers that are not finite.
@@ -146,29 +122,11 @@ def measure_states(
     check_views(source, target)
     n, width = source.shape
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
-    return GeometryNumbers(
-        n,
-        width,
-        pair_numbers(source, target),
-        _view(source, base[0] if base else None),
-        _view(target, base[1] if base else None),
-        float(spectrum[:100].mean()),
-        effective_rank(spectrum),
-    )
+    top_100 = float(spectrum[:100].mean())
+    return GeometryNumbers(n, width, pair_numbers(source, target), _view(source), _view(target), top_100)
 
 
-def _view(states: np.ndarray, base: np.ndarray | None) -> ViewNumbers:
-    variance_D = states.var(axis=0, ddof=1, dtype=np.float64)
-    ratio = None
-    if base is None:
-        mean_square_D = np.square(states, dtype=np.float64).mean(axis=0)
-        dead_D = variance_D <= DEAD_SHARE * np.median(mean_square_D)
-    else:
-        base_D = base.var(axis=0, ddof=1, dtype=np.float64)
-        alive_D = base_D > 0
-        ratio_D = variance_D[alive_D] / base_D[alive_D]
-        dead_D = ratio_D <= DEAD_SHARE
-        ratio = float(np.median(ratio_D)) if len(ratio_D) else None
+def _view(states: np.ndarray) -> ViewNumbers:
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
     others = sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)  # of all pairs of two rows
@@ -176,9 +134,6 @@ def _view(states: np.ndarray, base: np.ndarray | None) -> ViewNumbers:
         pairwise_cosine=float(others / (n * (n - 1))),
         effective_rank=effective_rank(singular_values(unit_ND)),
         effective_rank_centred=effective_rank(singular_values(states, center=True)),
-        uniformity=uniformity(unit_ND),
-        dead_dimensions=float(dead_D.mean()) if len(dead_D) else 0.0,
-        variance_ratio=ratio,
     )
 
 
@@ -218,9 +173,7 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
 
     harmonic_N = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, n + 1))])
     reciprocal_N = (harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)
-
-    def found_among(k: int) -> float:
-        return float(np.clip((k - nearer_N) / (tied_N + 1), 0, 1).mean())
+    nearest_N = np.where(nearer_N == 0, 1 / (tied_N + 1), 0.0)
 
     return PairNumbers(
         n,
@@ -230,45 +183,11 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
         shuffled_sd=shuffled_sd,
         gap=gap,
         d_prime=d_prime,
-        retrieval_at_1=found_among(1),
-        retrieval_at_5=found_among(5),
+        retrieval_at_1=float(nearest_N.mean()),
         mrr=float(reciprocal_N.mean()),
         chance_at_1=1 / n,
-        chance_at_5=min(5, n) / n,
         chance_mrr=float(harmonic_N[n] / n),
     )
-
-
-def aligned_cosines(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Cosine of every pair of (N, D) states, (N,)."""
-    return np.einsum("nd,nd->n", unit_rows(source), unit_rows(target))
-
-
-def shuffled_cosines(source: np.ndarray, target: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Cosines of (N, D) sources with the targets of other pairs, (M,), the same for the same seed.
-
-    Of many pairs `MOST_SHUFFLED` are taken, and of these all M = N (N - 1) combinations.
-    """
-    n = len(source)
-    rows = np.random.default_rng(seed).permutation(n)[:MOST_SHUFFLED]
-    cosine_NN = unit_rows(source[rows]) @ unit_rows(target[rows]).T
-    return cosine_NN[~np.eye(len(rows), dtype=bool)]
-
-
-def uniformity(unit_ND: np.ndarray) -> float:
-    """``log mean_{i != j} exp(-2 ||x_i - x_j||^2)`` (Wang and Isola 2020, arXiv:2005.10242, Eq. 2).
-
-    Of unit-length rows (N, D): 0 for a single point, about -4 for many rows spread evenly in a wide space; smaller is more
-    uniform.
-    """
-    n, total = len(unit_ND), 0.0
-    squared_N = np.einsum("nd,nd->n", unit_ND, unit_ND)  # 0 for rows of zeros
-    for rows in _blocks(n):
-        distance_CN = unit_ND[rows] @ unit_ND.T
-        distance_CN *= -2
-        distance_CN += squared_N[rows, None] + squared_N
-        total += np.exp(-2.0 * distance_CN, out=distance_CN).sum()
-    return float(np.log((total - n) / (n * (n - 1))))
 
 
 def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
@@ -299,7 +218,7 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
     order, held = np.random.default_rng(seed).permutation(n), min(max(1, round(n * TEST_SHARE)), n - 2)
     test, train = order[:held], order[held:]
     # gelsy: a QR that reveals the rank, three times faster than the SVD.
-    map_DD, _, rank, _ = linalg.lstsq(source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy")
+    map_DD, *_ = linalg.lstsq(source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy")
 
     def error(predicted: np.ndarray, rows: np.ndarray) -> float:
         residual = predicted - target_ND[rows]
@@ -309,7 +228,7 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
     mean_error = error(target_ND[train].mean(axis=0), test)
     train_error = error(source_ND[train] @ map_DD, train)
     r2 = 1 - (test_error / mean_error) ** 2 if mean_error > 0 else None
-    return LinearMap(n - held, held, int(rank), train_error, test_error, mean_error, r2)
+    return LinearMap(n - held, train_error, r2)
 
 
 def unit_rows(states: np.ndarray) -> np.ndarray:
@@ -346,8 +265,7 @@ def _blocks(rows: int) -> Iterator[slice]:
 class CollapseSign:
     """One sign of collapse, with the value and the threshold in a sentence, `text`.
 
-    `name` is "low_rank", "cone", "dead_dimensions", "pairs_alike" or "retrieval_at_chance"; `view` "source", "target" or
-    "pairs".
+    `name` is "low_rank", "cone" or "pairs_alike"; `view` "source", "target" or "pairs".
     """
 
     name: str
@@ -357,10 +275,17 @@ class CollapseSign:
 
 def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
     """Signs of collapse in one model's states, none for healthy ones; `collapsed` says whether they amount to collapse."""
-    signs = _pair_signs(numbers.pairs)
+    signs = []
+    pairs = numbers.pairs
+    if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
+        text = (
+            f"matched pairs are hardly closer than shuffled ones: cosine {pairs.aligned_mean:.4f} against "
+            f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
+        )
+        signs.append(CollapseSign("pairs_alike", "pairs", text))
     most = min(numbers.n, numbers.width)
     for name, view in (("source", numbers.source), ("target", numbers.target)):
-        rank, cosine, dead = view.effective_rank, view.pairwise_cosine, view.dead_dimensions
+        rank, cosine = view.effective_rank, view.pairwise_cosine
         if most >= RANK_ROWS and rank < LOW_RANK:
             text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
             signs.append(CollapseSign("low_rank", name, text))
@@ -370,37 +295,11 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
                 f"(from {CONE_COSINE}; plain models .76 to .96)"
             )
             signs.append(CollapseSign("cone", name, text))
-        if dead >= DEAD_DIMENSIONS:
-            text = f"{100 * dead:.0f} % of the {name} dimensions hardly vary (from {100 * DEAD_DIMENSIONS:.0f} %)"
-            signs.append(CollapseSign("dead_dimensions", name, text))
-    return signs
-
-
-def _pair_signs(pairs: PairNumbers) -> list[CollapseSign]:
-    from scipy import stats
-
-    signs = []
-    if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
-        how = "farther apart than" if pairs.d_prime < -LOW_D_PRIME else "as close as"
-        text = (
-            f"matched pairs are {how} shuffled ones: cosine {pairs.aligned_mean:.4f} against "
-            f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
-        )
-        signs.append(CollapseSign("pairs_alike", "pairs", text))
-    nearest = round(pairs.retrieval_at_1 * pairs.n)
-    p = float(stats.binom.sf(nearest - 1, pairs.n, pairs.chance_at_1))
-    if pairs.n >= CHANCE_ROWS and p >= CHANCE_LEVEL:
-        text = (
-            f"retrieval is at chance: {nearest} of {pairs.n} targets are nearest to their source, "
-            f"{pairs.n * pairs.chance_at_1:.0f} expected by chance (p = {p:.2f}, not below {CHANCE_LEVEL})"
-        )
-        signs.append(CollapseSign("retrieval_at_chance", "pairs", text))
     return signs
 
 
 def collapsed(signs: Iterable[CollapseSign]) -> bool:
-    """Whether signs amount to collapse: a low rank, dead dimensions, or a cone in which matched pairs are not told from the
-    others. A cone alone or pairs alike alone are found in models that never saw a pair."""
+    """Whether signs amount to collapse: a low rank, or a cone in which matched pairs are not told from the others. A cone
+    alone or pairs alike alone are found in models that never saw a pair."""
     names = {sign.name for sign in signs}
-    alike = {"pairs_alike", "retrieval_at_chance"}
-    return bool(names & {"low_rank", "dead_dimensions"}) or ("cone" in names and bool(names & alike))
+    return "low_rank" in names or {"cone", "pairs_alike"} <= names

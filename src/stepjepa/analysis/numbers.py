@@ -8,9 +8,8 @@ from typing import Any
 
 from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
-from stepjepa.analysis.prediction import MOST_HORIZONS, PredictionErrors, prediction_errors
+from stepjepa.analysis.prediction import PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike
-from stepjepa.errors import DataError
 from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
@@ -23,19 +22,14 @@ _PAIRS: _Columns = {
     "gap": ("gap", ".4f", "cosine less shuffled"),
     "d'": ("d_prime", ".2f", "the gap in standard deviations"),
     "@1": ("retrieval_at_1", ".1%", "sources whose own target is the nearest of all"),
-    "@5": ("retrieval_at_5", ".1%", "is among the nearest 5"),
     "MRR": ("mrr", ".3f", "mean of 1 / rank of the own target"),
 }
 _VIEWS: _Columns = {
     "eff. rank": ("effective_rank", ".1f", "directions that the states fill, 1 at collapse"),
-    "uniformity": ("uniformity", ".2f", "0 where all states are one, lower where they are spread evenly"),
     "own cosine": ("pairwise_cosine", ".3f", "mean cosine of two states of a view"),
 }
 _TOP: _Columns = {
     "top 100 s-t": ("difference_top_100", ".4g", "mean of the 100 largest singular values of source less target"),
-}
-_BASE: _Columns = {
-    "variance": ("variance_ratio", ".3g", "times the base model's, median of the dimensions"),
 }
 # Ways to predict; these are rows.
 _PREDICTION: _Columns = {
@@ -70,14 +64,12 @@ class GeometryComparison:
         file: of the rows.
         n: pairs.
         layer: that is shown in tables, and in figures without layers: the last one.
-        base: label of the model that the others were trained from, None if there is none.
         models: by their labels, in their order.
     """
 
     file: str
     n: int
     layer: int
-    base: str | None
     models: dict[str, ModelGeometry]
 
     @property
@@ -94,24 +86,18 @@ class GeometryComparison:
     def _pairs(self) -> Iterator[str]:
         rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in self.shown.items()]
         chance = next(iter(self.shown.values())).pairs
-        shares = [written(chance.chance_at_1, ".1%"), written(chance.chance_at_5, ".1%")]
-        rows.append(["chance", "", "", "", "", *shares, written(chance.chance_mrr, ".3f")])
+        rows.append(["chance", "", "", "", "", written(chance.chance_at_1, ".1%"), written(chance.chance_mrr, ".3f")])
         yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
 
     def _views(self) -> Iterator[str]:
-        rows, against = [], []
+        rows = []
         for label, one in self.shown.items():
-            views = _row(_VIEWS, one.source, one.target)
-            rows.append([label, *views, *_row(_TOP, one)])
-            if label != self.base:
-                against.append([label, *_row(_BASE, one.source, one.target)])
-        head = ["states (source, target)", *_VIEWS, *_TOP]
-        yield from _table(head, rows, {**_VIEWS, **_TOP})
-        if self.base is not None:
-            yield from _table([f"against {self.base}", *_BASE], against, _BASE)
+            rows.append([label, *_row(_VIEWS, one.source, one.target), *_row(_TOP, one)])
+        columns = {**_VIEWS, **_TOP}
+        yield from _table(["states (source, target)", *columns], rows, columns)
 
     def _prediction(self) -> Iterator[str]:
-        """Errors of predicting later states by horizon, and how many times smaller they are than the base model's."""
+        """Errors of predicting later states by horizon."""
         known = {label: one.prediction for label, one in self.models.items() if one.prediction is not None}
         horizons = sorted({horizon for errors in known.values() for horizon in errors})
         if not known:
@@ -122,24 +108,17 @@ class GeometryComparison:
         rows = []
         for name, (attribute, form, _) in _PREDICTION.items():
             for label, errors in known.items():
-                base = known.get(str(self.base), {}) if label != self.base else {}
-                cells = [f"{name}, {label}"]
-                for horizon in horizons:
-                    own = getattr(errors.get(horizon), attribute, None)
-                    other = getattr(base.get(horizon), attribute, None)
-                    times = f" ({other / own:.3g}x)" if own and other is not None else ""
-                    cells.append(written(own, form) + times)
-                rows.append(cells)
-        marks = {} if self.base is None else {"(2x)": "half the base model's error"}
+                values = [getattr(errors.get(horizon), attribute, None) for horizon in horizons]
+                rows.append([f"{name}, {label}", *(written(value, form) for value in values)])
         head = ["error of a state h steps later", *(f"h = {horizon}" for horizon in horizons)]
-        yield from _table(head, rows, _PREDICTION, marks)
+        yield from _table(head, rows, _PREDICTION)
         yield f"(horizons with {_FEW} are left out)"
 
     def _collapse(self) -> Iterator[str]:
         advice = False
         for label, one in self.models.items():
             collapse = geometry.collapsed(one.collapse)
-            advice = advice or (collapse and label != self.base)
+            advice = advice or collapse
             warning = "Warning: " if collapse else ""
             colon = ":" if one.collapse else ""
             yield f"{warning}{label} shows {collapse_words(collapse, bool(one.collapse))}{colon}"
@@ -157,50 +136,35 @@ def _row(columns: _Columns, *records: Any) -> list[str]:
     return cells
 
 
-def _table(
-    head: list[str], rows: list[list[str]], columns: _Columns, marks: Mapping[str, str] | None = None
-) -> list[str]:
-    """An empty line, a table, and what its columns and its marks mean; nothing without rows."""
-    if not rows:
-        return []
-    words = {name: words for name, (*_, words) in columns.items()}
-    return ["", *text_table(head, rows), *legend({**words, **(marks or {})})]
+def _table(head: list[str], rows: list[list[str]], columns: _Columns) -> list[str]:
+    """An empty line, a table, and what its columns mean."""
+    meanings = {name: meaning for name, (*_, meaning) in columns.items()}
+    return ["", *text_table(head, rows), *legend(meanings)]
 
 
 def compare(
-    states: Mapping[str, States],
-    base: str | None = None,
-    advance: Callable[[str], None] = lambda label: None,
-    horizon: int = MOST_HORIZONS,
+    states: Mapping[str, States], advance: Callable[[str], None] = lambda label: None, horizon: int = 5
 ) -> GeometryComparison:
     """Measure every layer of every model.
 
     Args:
         states: by the labels that the models get in tables and figures.
-        base: label of the one that the others were trained from.
         advance: called with the model's label after each layer.
         horizon: the longest of `prediction_errors`, where walks were collected.
 
     Raises:
-        DataError: states of other rows, or of a base model of another shape; no layer in common; not finite.
+        DataError: states of other rows, or not finite.
     """
-    check_alike(states, base)
-    common = set.intersection(*(set(one.layers) for one in states.values()))
-    if not common:
-        raise DataError(f"states of {', '.join(states)} have no layer in common")
-    shown = FINAL if FINAL in common else max(common)
+    check_alike(states)
+    first = next(iter(states.values()))
+    shown = FINAL if FINAL in first.layers else max(first.layers)
     models = {}
     for label, one in states.items():
         layers = dict[int, GeometryNumbers]()
         for layer in one.layers:
-            origin = None if base in (None, label) else states[str(base)].layer(layer)
-            try:
-                layers[layer] = geometry.measure_states(*one.layer(layer), origin)
-            except DataError as error:
-                raise DataError(f"{label}, layer {layer}: {error}") from None
+            layers[layer] = geometry.measure_states(*one.layer(layer))
             advance(label)
         prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
         signs = geometry.collapse_signs(layers[shown])
         models[label] = ModelGeometry(one.model, layers, signs, prediction)
-    first = next(iter(states.values()))
-    return GeometryComparison(first.file, len(first.rows), shown, base, models)
+    return GeometryComparison(first.file, len(first.rows), shown, models)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from stepjepa.config.option import Names, check_fields, option, options_of
+from stepjepa.config.option import Names, check_fields, option
 from stepjepa.data.options import DataOptions
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import built_in, own_options
@@ -15,12 +14,9 @@ from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.options import PredictorOptions, TargetOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
-from stepjepa.training.options import JEPAOptions
 
 # The headings of the options.
-_MODELS, _METHOD, _MEASURED, _OUTPUT = "models", "method", "numbers and figures", "output"
-_READ = "reading (default: as the model's run had it)"
-_SEEDS: dict[str, Any] = {"at_least": 0, "at_most": 2**32 - 1}  # that NumPy and scikit-learn take
+_MODELS, _METHOD, _OUTPUT = "models", "method", "output"
 
 
 @dataclass(frozen=True)
@@ -41,17 +37,20 @@ class AnalysisResult:
         return "\n".join(self.lines)
 
 
-def _as_trained(name: str, text: str = "") -> Any:
-    """An option of training that is as the model's run had it unless it is given."""
-    own = options_of(JEPAOptions)[name]
-    bounds = cast(Any, own.bounds)
-    return option(None, text or own.help, _READ, choices=tuple(own.named), own=own.own, secret=False, **bounds)
-
-
 @dataclass
-class _Loading:
-    """How models and files are loaded, and where their views are read."""
+class _Analysis:
+    """Which models, on which rows, how they are loaded, and what is written where."""
 
+    file: str | None = option(None, "The data file; usually written without --file, in front of the rest.", _MODELS)
+    models: list[str] | None = option(
+        None, "What stepjepa train has written (adapters and checkpoints too), local folders or Hub ids.", _MODELS
+    )
+    max_examples: int | None = option(1000, "Read the first so many rows only; none reads all.", _MODELS, at_least=1)
+    layers: list[int] | None = option(
+        None,
+        "Layers whose states are saved: 0 the embeddings, i after layer i, -1 after the final norm. Default: all.",
+        _MODELS,
+    )
     dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "float32", "Dtype of the weights; states are float32.", _MODELS
@@ -59,61 +58,28 @@ class _Loading:
     attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
     batch_size: int = option(16, "Pairs a batch.", _MODELS, at_least=1)
-    head: bool = option(
-        True, "Send sources through the predictor head that was saved with a model, as training does.", _MODELS
-    )
-    predictors: int | None = _as_trained(
-        "predictors",
+    predictors: int | None = option(
+        None,
         "K, predictor tokens after a source. Default: as many as the model has, 0 for a model without, whose sources are "
         "read at their last token.",
-    )
-    predictor_order: Literal["ascending", "descending"] | None = _as_trained(
-        "predictor_order", "Order of the predictor tokens."
-    )
-    same_predictor: bool | None = _as_trained("same_predictor")
-    readout_layer: int | None = _as_trained("readout_layer", "Layer of the predictor head's input.")
-
-
-@dataclass
-class _Analysis:
-    """Which models, on which rows, and what is written where."""
-
-    file: str | None = option(None, "The data file; usually written without --file, in front of the rest.", _MODELS)
-    models: list[str] | None = option(
-        None, "What stepjepa train has written (adapters and checkpoints too), local folders or Hub ids.", _MODELS
-    )
-    max_examples: int | None = option(1000, "Read the first so many rows only; none reads all.", _MODELS, at_least=1)
-    layers: list[str] | None = option(
-        None,
-        "Layers whose states are saved: all (the default), or numbers: 0 the embeddings, i after layer i, -1 after the "
-        "final norm.",
         _MODELS,
-    )
-    base_model: str | None = option(
-        None, "The model that they were trained from, for comparison of the variance.", _MEASURED
-    )
-    from_states: str | None = option(
-        None, "Folder of an earlier analysis: measure and draw its saved states again, without any model.", _MEASURED
-    )
-    coordinates: list[Literal["pca", "tsne"]] | None = option(
-        None, "Pictures of both views in one plane. Default: pca.", _MEASURED
+        at_least=0,
+        at_most=100,
     )
     prediction_horizon: int | None = option(
         None,
         "H: also predict the state behind a step from that h steps before it, h = 1 .. H, by a line, a linear map and an "
-        "MLP, whatever the views are. These states are saved with the others.",
+        "MLP, whatever the views are.",
         _METHOD,
         at_least=1,
         at_most=100,
     )
-    seed: int = option(0, "Seed of the shuffled pairs in the histogram and of t-SNE.", _MEASURED, **_SEEDS)
-    figure_format: Literal["png", "svg"] = option("png", "Kind of the figures.", _OUTPUT)
     output_dir: str | None = option(None, "Folder for states, numbers and figures. Default: analysis-<data>.", _OUTPUT)
     overwrite_output_dir: bool = option(False, "Replace what an earlier analysis has written there.", _OUTPUT)
 
 
 @dataclass
-class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Loading, _Analysis):
+class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Analysis):
     """All options of ``stepjepa analyze``; those of training mean what they mean there, and are as the models' run had them
     where they are not given."""
 
@@ -139,23 +105,11 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
             ConfigError: what cannot be used; the message names the option.
         """
         check_fields(self, _Analysis)
-        check_fields(self, _Loading)
-        if self.layers not in (None, ["all"]) and not all(
-            re.fullmatch(r"-?\d+", str(word)) for word in self.layers or ()
-        ):
-            given = " ".join(map(str, self.layers or ()))
-            raise ConfigError(f"--{_NAME.layers} {given}: give all, or numbers such as 0 4 -1")
-        if self.from_states and (self.models or self.file):
-            raise ConfigError(
-                f"--{_NAME.from_states} loads no model and reads no rows; leave the file and --{_NAME.models} out"
-            )
-        if self.from_states:
-            return
         example = f"write: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B"
         if not self.file:
             hint = f"; put it in front of --{_NAME.models}, which takes all that follows"
             raise ConfigError(f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}")
-        if not self.models and not self.base_model:
+        if not self.models:
             raise ConfigError(f"--{_NAME.models} is missing; {example}")
 
 

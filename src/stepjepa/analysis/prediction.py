@@ -28,7 +28,6 @@ from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
 from stepjepa.analysis.states import Pairs, Walks
 from stepjepa.data.types import TRUNK, Example, Pair, Read
 
-MOST_HORIZONS = 5  # of states that were saved, where no other number is given
 _PENALTIES = 10.0 ** np.arange(-4, 4)  # of the ridge, relative to the mean variance of a dimension
 # Of the MLP: least width inside, optimizer steps, pairs of one, steps between two looks at the validation rows.
 _WIDTH, _STEPS, _BATCH, _EVERY = 256, 400, 256, 20

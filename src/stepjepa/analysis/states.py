@@ -5,11 +5,9 @@
     source   (L, N, D) float32   states that the source views are read from, layer by layer
     target   (L, N, D) float32   those of the target views, row i of both a pair
     rows     (N,) int64          the pairs' rows in `file`, counted from 0
-    walks, places  (M, D) float32, (M, 2) int64; see `Walks`; only with --prediction_horizon
 
 and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
 list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
-Files of version 0.2 may hold ``steps`` as well, which are not read.
 
 Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 """
@@ -46,7 +44,7 @@ from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.files import parse_object, replacing
+from stepjepa.utils.files import replacing
 
 KEY, VERSION = "stepjepa.states", 1
 FINAL = -1  # the layer that is the last hidden state after the final norm
@@ -110,12 +108,10 @@ def read_pairs(
     report.require(report.examples)
     if len(examples) < 2:
         objective = options.objective.name if options.objective else Regular.name
-        what = f"{('no pair', 'one pair')[len(examples)]} for {objective}, and two are needed"
-        reasons = [f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items()]
-        if reasons:
-            what += f" (rows: {'; '.join(reasons)})"
-        flags = f"--{_NAME.objective}, --{_NAME.step_splitter}, --{_NAME.max_length}"
-        raise DataError(f"{report.source}: {what}; check {flags}")
+        message = f"{report.source}: {len(examples)} pairs for {objective}, and two are needed"
+        for name, count in report.examples_without_pairs.items():
+            message += f"; {count} {REASONS.get(name, name)}"
+        raise DataError(message)
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), report)
 
 
@@ -166,7 +162,7 @@ class States:
     Attributes:
         layers: (L,) 0 the embeddings, i after layer i, -1 after the final norm.
         rows: (N,) int64, see `Pairs`.
-        source, target: (L, N, D) float32; of a file that was loaded, memory that the system reads when it is used.
+        source, target: (L, N, D) float32.
         walks: states after the final norm behind the steps of every answer; None where they were not asked for.
     """
 
@@ -179,13 +175,7 @@ class States:
     walks: Walks | None = None
 
     def layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target of one layer, both (N, D).
-
-        Raises:
-            DataError: the layer was not saved.
-        """
-        if layer not in self.layers:
-            raise DataError(f"layer {layer} of {self.model} was not saved; there are: {list(self.layers)}")
+        """Source and target of one layer, both (N, D)."""
         index = self.layers.index(layer)
         return self.source[index], self.target[index]
 
@@ -294,14 +284,10 @@ def read_states(
                 for side, states_PD in enumerate((sources, targets)):
                     views[side, index, places] = states_PD.float().cpu().numpy()
             advance(len(numbers))
-    for side, side_name in enumerate(("source", "target")):
-        for index, layer in enumerate(layers):
-            bad = int((~np.isfinite(views[side, index]).all(axis=1)).sum())
-            if bad:
-                raise StatesNotFinite(
-                    f"{name}: the {side_name} states of layer {layer} are not finite in {bad} of {ends[-1]} pairs; its "
-                    f"weights are broken, or --{_NAME.dtype} is too short for them"
-                )
+    if not np.isfinite(views).all():
+        raise StatesNotFinite(
+            f"{name}: some states are not finite; its weights are broken, or --{_NAME.dtype} is too short for them"
+        )
     return views
 
 
@@ -360,11 +346,6 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"source": states.source, "target": states.target, "rows": states.rows}
-    if states.walks is not None:
-        tensors |= {"walks": states.walks.states, "places": states.walks.places}
-    for name, array in tensors.items():
-        dtype = np.float32 if array.dtype.kind == "f" else np.int64
-        tensors[name] = np.ascontiguousarray(array, dtype)
     # One entry, for safetensors writes several in any order.
     about = {"model": states.model, "file": states.file}
     header = {"version": VERSION, **about, "layers": list(states.layers)}
@@ -372,59 +353,13 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
 
 
-def load_states(path: str | os.PathLike[str]) -> States:
-    """What `save_states` wrote; layers are read from the disk when they are used.
-
-    Raises:
-        DataError: there is no such file, it holds no states, or it is damaged.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            names, metadata = set(file.keys()), file.metadata() or {}
-            if KEY not in metadata or names - {"steps", "walks", "places"} != {"source", "target", "rows"}:
-                raise DataError(f"{path}: holds no states; they are written by save_states")
-            header = parse_object(metadata[KEY])
-            if header["version"] != VERSION:
-                raise DataError(f"{path}: is of version {header['version']}; this library reads version {VERSION}")
-            tensors = {name: file.get_tensor(name).numpy() for name in names - {"steps"}}
-        walks = Walks(tensors.pop("walks"), tensors.pop("places")) if "walks" in tensors else None
-        states = States(header["model"], header["file"], tuple(header["layers"]), **tensors, walks=walks)
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: is no safetensors file, or a damaged one ({error})") from None
-    shape = (len(states.layers), len(states.rows), states.source.shape[-1])
-    fits = states.source.shape == states.target.shape == shape
-    if not fits or len(set(states.layers)) < shape[0]:
-        raise DataError(f"{path}: is damaged: its layers, rows and states do not fit together")
-    return states
-
-
-def check_alike(states: Mapping[str, States], base: str | None) -> None:
-    """Refuse states that are not of the same pairs, and a base model of another width or with fewer layers (DataError)."""
+def check_alike(states: Mapping[str, States]) -> None:
+    """Refuse states that are not of the same pairs (DataError)."""
     (label, first), *others = states.items()
     for other, one in others:
-        if one.file != first.file:
+        if one.file != first.file or not np.array_equal(one.rows, first.rows):
             raise DataError(
-                f"states of {label} are of {first.file}, those of {other} of {one.file}; compare models on one file"
+                f"states of {label} are of {len(first.rows)} pairs of {first.file}, those of {other} of {len(one.rows)} of "
+                f"{one.file}, and not of the same rows; where tokenizers or positions differ, change "
+                f"--{_NAME.max_length} until every row fits"
             )
-        if not np.array_equal(first.rows, one.rows):
-            raise DataError(
-                f"states of {label} are of {len(first.rows)} pairs, those of {other} of {len(one.rows)}, and not of the "
-                f"same rows; where tokenizers or positions differ, change --{_NAME.max_length} until every row fits"
-            )
-    if base is None:
-        return
-    origin = states[base]
-    advice = f"only models that were trained from it can be held against it; leave --{_NAME.base_model} out"
-    for label, one in states.items():
-        width, base_width = one.source.shape[2], origin.source.shape[2]
-        if width != base_width:
-            raise DataError(
-                f"states of {label} are {width} wide, those of the base model {base} {base_width}: {advice}"
-            )
-        missing = [layer for layer in one.layers if layer not in origin.layers]
-        if missing:
-            raise DataError(f"{label} has states of layer {missing[0]}, the base model {base} has not: {advice}")

@@ -90,7 +90,7 @@ def train() -> None:
 
 @_command(
     "train a small model on built-in data and compare (no network, minutes)",
-    "study.demo:DemoOptions",
+    "study.spec:DemoOptions",
     positional=lambda option: (),
 )
 def demo() -> None:
@@ -391,7 +391,7 @@ def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
     if name == "export":
         from transformers.utils.logging import disable_progress_bar
 
-        from stepjepa.analysis.models import quiet
+        from stepjepa.analysis.run import quiet
 
         disable_progress_bar()
         with quiet():

@@ -9,7 +9,6 @@ GONE = {
         "connectives": _PATTERN.format("^(First|Next|Then|Finally)\\b"),
         "headings": _PATTERN.format("^#{1,3} "),
     },
-    "coordinates": {"umap": "write --coordinates tsne, which needs no package of its own"},
     "format": {
         "gsm8k_socratic": "use gsm8k: each line 'sub-question ** step' is a step as it is",
         "implicit_cot": "write each line 'question||steps #### answer' as a JSON object with question and answer",

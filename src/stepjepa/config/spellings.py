@@ -190,6 +190,7 @@ _NO_PROGRAMS = (
 _NO_NUMBERS = (
     "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads the states of a run"
 )
+_AS_TRAINED = "was removed from analyze: every model is read as its own run read it"
 # Flags of the demo of version 0.2 -> where its study has the value.
 _IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
 # What left (flags, commands) -> what replaces it.
@@ -246,6 +247,21 @@ LEFT: dict[str, Answer] = {
     "rows_packed": Answer("", "was removed: one row is shown; training's log has the tokens of a batch", idle=("1",)),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
     "seed": Answer("eval_split", "was removed from check: nothing of its report is sampled any more"),
+    "blocks": Answer("stop_after", "was removed from study: copy the file and keep the blocks that are to run"),
+    "from_states": Answer(
+        "prediction_horizon", "was removed: run the analysis again, or read its states-*.safetensors with safetensors"
+    ),
+    "base_model": Answer("prediction_horizon", "was removed from analyze: name the base model under --models as well"),
+    "coordinates": Answer(
+        "prediction_horizon", "was removed: sklearn and the saved states draw PCA and t-SNE, which show no collapse"
+    ),
+    "figure_format": Answer("prediction_horizon", "was removed: figures are PNG files", idle=("png",)),
+    **{
+        name: Answer("prediction_horizon", _AS_TRAINED)
+        for name in ("predictor_order", "same_predictor", "readout_layer")
+    },
+    "head": Answer("prediction_horizon", _AS_TRAINED, idle=("true",)),
+    "no_head": Answer("prediction_horizon", _AS_TRAINED, idle=("false",)),
     "resume": Answer(
         "valid_ratio",
         "there is no more interrupted run to resume: a file is written in one go; run the command again",

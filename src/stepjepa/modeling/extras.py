@@ -424,20 +424,20 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             encoder.shadow[name].copy_(like(value, encoder.shadow[name]))
 
 
-def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str], with_head: bool = True) -> str | None:
+def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> str | None:
     """Give a causal LM the predictor rows and the head that lie next to it, as training had them; the head's kind, None
-    where there is none or `with_head` is false. What an objective has trained besides is of use to its training alone.
+    where there is none. What an objective has trained besides is of use to its training alone.
 
     Raises:
         ConfigError: the file is damaged, or of a model of another width or vocabulary.
     """
-    path, parts = Path(folder) / PREDICTORS_FILE, (ROWS, HEAD) if with_head else (ROWS,)
+    path = Path(folder) / PREDICTORS_FILE
     if not path.is_file():
         return None
     try:
         with safe_open(path, "pt") as file:
             groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
-            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(parts)}  # noqa: SIM118
+            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith((ROWS, HEAD))}  # noqa: SIM118
         rows = weights.get(ROWS)
         tensors = (len(weights) - (rows is not None)) // len(groups)  # of a group's head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")

@@ -29,7 +29,6 @@ QUANTITIES = {
     GRADIENT_COSINE: "cosine of the gradients of both losses",
 }
 MOST_POINTS = 400  # of a line
-MOST_ROWS = 24  # of the table below a chart
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
 Point = tuple[float, float]  # step, value
 PointsOf = Callable[[str], list[Point]]  # from a key of the log
@@ -71,46 +70,18 @@ class Chart:
 
     Attributes:
         key: of the log.
-        logarithmic: whether the value's axis is.
         x_ticks, y_ticks: (position, label).
-        thinned: whether lines have more points than are drawn.
     """
 
     key: str
     title: str
-    logarithmic: bool
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     lines: list[Line]
-    thinned: bool
-
-    @property
-    def steps(self) -> list[float]:
-        """The steps at which a line has a point."""
-        return sorted({point[0] for line in self.lines for point in line.points})
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """Step and values of the lines, for a table; at most `MOST_ROWS` rows, taken evenly."""
-        columns = [{step: short(value) for step, value, _, _ in line.points} for line in self.lines]
-        steps = self.steps
-        if len(steps) > MOST_ROWS:
-            stride = (len(steps) - 1) / (MOST_ROWS - 1)
-            steps = [steps[round(row * stride)] for row in range(MOST_ROWS)]
-        rows = []
-        for step in steps:
-            values = [column.get(step, "") for column in columns]
-            rows.append([f"{step:g}", *values])
-        return rows
 
     def readout(self) -> list[dict[str, Any]]:
         """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
         return [{"name": line.name, "kind": line.kind, "points": line.points} for line in self.lines]
-
-
-def short(value: float) -> str:
-    """Four significant digits."""
-    return f"{value:.4g}"
 
 
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
@@ -159,7 +130,7 @@ def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str])
 
 
 def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]]) -> Chart:
-    """A chart; of an LM loss logarithmic, where that can be.
+    """A chart.
 
     Args:
         series: (number of the run, its name, "training" or "evaluation", points), at least one with at least one point.
@@ -169,43 +140,26 @@ def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[
     first, last = min(steps), max(steps)
     if first == last:
         first, last = first - 1, last + 1
+    # A little beyond the values, and to 0 rather than below it.
     low, high = min(values), max(values)
-    logarithmic = key.endswith("lm_loss") and low > 0 and high > 3 * low
-    if logarithmic:
-        low, high = low / 1.1, high * 1.1
-        y_ticks = log_ticks(low, high)
-    else:  # a little beyond the values, and to 0 rather than below it
-        room = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
-        low = 0.0 if 0 <= low <= room else low - room
-        high += room
-        y_ticks = ticks(low, high)
-    scale = math.log if logarithmic else float
+    room = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
+    low = 0.0 if 0 <= low <= room else low - room
+    high += room
 
     def x_of(step: float) -> float:
         return round(LEFT + (step - first) / (last - first) * (RIGHT - LEFT), 1)
 
     def y_of(value: float) -> float:
-        share = (scale(value) - scale(low)) / (scale(high) - scale(low))
-        return round(BOTTOM + share * (TOP - BOTTOM), 1)
+        return round(BOTTOM + (value - low) / (high - low) * (TOP - BOTTOM), 1)
 
     lines = []
     for index, name, kind, points in series:
         places = [(step, value, x_of(step), y_of(value)) for step, value in thin(points)]
         colour, dashes = series_style(index)
         lines.append(Line(name, kind, places, colour, DASHES[dashes]))
-    return Chart(
-        key,
-        title,
-        logarithmic,
-        [(x_of(step), _step_label(step)) for step in ticks(first, last, 5)],
-        [(y_of(value), short(value)) for value in y_ticks],
-        lines,
-        any(len(points) > MOST_POINTS for *_, points in series),
-    )
-
-
-def _step_label(step: float) -> str:
-    return f"{step / 1000:g}k" if step >= 10_000 and step % 100 == 0 else f"{step:g}"
+    x_ticks = [(x_of(step), f"{step:g}") for step in ticks(first, last, 5)]
+    y_ticks = [(y_of(value), f"{value:.4g}") for value in ticks(low, high)]
+    return Chart(key, title, x_ticks, y_ticks, lines)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -215,14 +169,6 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of every power of ten between the ends; the powers alone where these are many."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    marks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
-    inside = [mark for mark in marks if low <= mark <= high]
-    return inside if len(inside) <= 8 else [mark for mark in marks[::3] if low <= mark <= high]
 
 
 def thin(points: list[Point]) -> list[Point]:

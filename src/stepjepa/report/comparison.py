@@ -22,7 +22,7 @@ _LETTERS = {True: "r", False: "w", None: "u"}
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """A metric of an evaluation of a run; `bar` has value, low and high in percent."""
+    """A metric of an evaluation of a run."""
 
     evaluation: str
     metric: str
@@ -32,7 +32,6 @@ class AccuracyRow:
     of: str
     did_not_stop: str
     skipped: str
-    bar: list[float] | None = None
 
 
 def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[AccuracyRow]:
@@ -60,7 +59,7 @@ def _accuracy_row(
     n = summary.get("n")
     text = written(value, ".4f")
     of = f"mean of {n} answers"
-    interval, bar = "", None
+    interval = ""
     if low is not None and high is not None:
         interval = f"[{low:.4f}, {high:.4f}]"
     if "perplexity" in summary:  # the value is over all tokens, the interval that of the rows' mean
@@ -70,15 +69,14 @@ def _accuracy_row(
     if summary.get("kind") == "accuracy":
         text = written(value, ".1%")
         of = f"{summary.get('correct')} of {n} right"
-        if value is not None and low is not None and high is not None:
+        if low is not None and high is not None:
             interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
-            bar = [round(100 * end, 1) for end in (value, low, high)]
 
     stop = table(result, "generation", "did_not_stop")
     did_not_stop = f"{stop.get('count')} of {stop.get('n')}" if stop else "-"
     reasons = table(result, "rows", "skipped")
     skipped = sum(number(reasons, reason) or 0 for reason in reasons)
-    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, f"{skipped:g}", bar)
+    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, f"{skipped:g}")
 
 
 @dataclass(frozen=True)

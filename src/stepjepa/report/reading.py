@@ -73,7 +73,7 @@ class StoredEvaluation:
     """What ``stepjepa evaluate``, or a study's scoring, has left.
 
     Attributes:
-        result: its ``metrics.json``; empty while it is unfinished.
+        result: its ``metrics.json``.
         predictions: the file of answers, None where there is none.
         likelihoods: that of the reference answers, where nothing was generated.
         stale: whether it is of another model than the one in the folder.
@@ -120,20 +120,12 @@ class ReportedRun:
 
 
 @dataclass
-class StudyTable:
-    """A table of a study: its title, its columns, and a row for each arm."""
-
-    title: str
-    heads: list[str]
-    rows: list[list[str]]
-
-
-@dataclass
 class ReportedStudy:
     """A study's records.
 
     Attributes:
-        title, verdicts (one for each metric), tables, notes: of ``table.json``; empty until the study has ended.
+        title, verdicts (one for each metric), notes: of ``table.json``; empty until the study has ended.
+        tables: title -> title of a column -> a cell for each arm.
         code: what it was made by.
         arms: the training options of every arm of every block.
     """
@@ -141,7 +133,7 @@ class ReportedStudy:
     path: Path
     title: str = ""
     verdicts: list[str] = field(default_factory=list)
-    tables: list[StudyTable] = field(default_factory=list)
+    tables: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     code: dict[str, Any] = field(default_factory=dict)
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -233,8 +225,6 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
         name = path.name.removeprefix("evaluation-")
         result = reader.object(path / METRICS)
         if "identity" not in result:  # no evaluation, or one that has not ended
-            if (path / "predictions.partial").is_file():
-                yield name, StoredEvaluation()
             continue
         other_model = _other_model(folder, result)
         if other_model:
@@ -280,13 +270,11 @@ def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
             verdicts[-1] += f"\n{line}"
         else:
             verdicts.append(line)
-    tables = []
-    for record in result["tables"]:
-        columns = table_cells(record)
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        tables.append(StudyTable(table_title(record), list(columns), rows))
-    missing = [f"{one['run']}: {one['error'] or one['status']}" for one in result["missing"]]
-    study.title, study.verdicts, study.tables = str(result.get("title", "")), verdicts, tables
+    tables = {table_title(record): table_cells(record) for record in result["tables"]}
+    missing = [f"{run['run']}: {run['error'] or run['status']}" for run in result["missing"]]
+    study.title = str(result.get("title", ""))
+    study.verdicts = verdicts
+    study.tables = tables
     study.notes = [*map(str, result.get("choices", ())), *missing, *map(str, result.get("notes", ()))]
 
 

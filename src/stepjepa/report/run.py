@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,14 +18,13 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from stepjepa.config.option import Names, check_fields, option, options_of, unread_options
+from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.parser import build
 from stepjepa.config.spellings import by_our_names
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, logged_collapse
-from stepjepa.objectives.base import OBJECTIVES, find_objective, idle_options
 from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
@@ -34,7 +34,6 @@ from stepjepa.version import __version__
 
 _MOST_ARMS = 8  # in a chart
 _SIGNS = ("target_std", "effective_rank", "num_pairs")  # of collapse, in a log
-UNREAD = "-"  # the cell of a setting that a run does not read
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
 _OWN = ("date", "command")  # differ from run to run
 
@@ -118,7 +117,7 @@ class Overview:
 
     Attributes:
         compared: what is compared, for the headline.
-        heads, settings: a name and the training options for each column of the settings.
+        columns: name of a run or an arm -> its options of training, and versions.
         groups: line of a chart -> its runs, of which the mean is drawn.
         shown: the runs whose evaluations are shown.
         seeds: of a study, over which the verdicts are; the answers are those of the first.
@@ -126,9 +125,7 @@ class Overview:
 
     title: str
     compared: list[str]
-    heads: list[str]
-    settings: list[dict[str, Any]]
-    records: list[dict[str, Any]]
+    columns: dict[str, dict[str, Any]]
     groups: dict[str, list[ReportedRun]]
     shown: list[ReportedRun]
     note: str = ""
@@ -166,11 +163,11 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
         signs=list(_collapse(overview.groups)),
         charts=drawn,
         predictions=predictions,
-        settings=settings_table(overview.settings),
-        versions=versions(overview.records),
+        settings=settings_rows(list(overview.columns.values())),
         cost=[_cost(run) for run in runs if run.history or run.trained],
         frame=FRAME,
         version=__version__,
+        zip=zip,
         policy=page_policy(style, script, "data:"),
         style=Markup(style),
         script=Markup(script),
@@ -194,9 +191,7 @@ def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
     return Overview(
         title=" and ".join(labels) if len(runs) < 4 else f"{len(runs)} runs",
         compared=compared,
-        heads=labels,
-        settings=[run.settings for run in runs],
-        records=[run.record for run in runs],
+        columns={run.label: {**run.settings, **_versions(run.record)} for run in runs},
         groups={run.label: [run] for run in runs if run.history},
         shown=list(runs),
     )
@@ -205,9 +200,8 @@ def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
 def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Overview:
     """Of a study the curves are means over the seeds of an arm, and the answers those of its first seed."""
     seeds = sorted({int(seed) for run in runs if (seed := number(run.settings, "seed")) is not None})
-    order = list(study.arms)
     groups: dict[str, list[ReportedRun]] = {}
-    for run in sorted(runs, key=lambda run: _place(order, run.arm)):
+    for run in runs:
         if run.history:
             groups.setdefault(run.arm, []).append(run)
     note = "Each line is the mean over the seeds of an arm, at the steps that all of them have logged."
@@ -215,28 +209,18 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         note += f" Left out, so that lines can be told apart: {', '.join(list(groups)[_MOST_ARMS:])}."
     scored = sum(run.scored for run in runs)
     evaluated = [run for run in runs if run.evaluations and run.settings.get("seed") in seeds[:1]]
-    shown = [replace(run, label=run.arm) for run in evaluated]  # all are of one seed
     first = next((run.record for run in runs if run.record), {})
+    made_by = _versions({**first, **study.code})
     return Overview(
         title=study.title or study.path.resolve().name,
-        compared=order,
-        heads=order,
-        settings=list(study.arms.values()),
-        records=[{**first, **study.code}],
+        compared=list(study.arms),
+        columns={arm: {**settings, **made_by} for arm, settings in study.arms.items()},
         groups=groups,
-        shown=sorted(shown, key=lambda run: _place(order, run.arm)),
-        note=note if groups else "",
+        shown=[replace(run, label=run.arm) for run in evaluated],  # all are of one seed
+        note=note,
         counts=f"{scored} of {counted(len(runs), 'run')} scored",
         seeds=seeds,
     )
-
-
-def _place(order: Sequence[str], arm: str) -> int:
-    """The place of an arm, with or without its tuned values, among the arms of a study."""
-    for name in (arm, arm.rpartition("/")[0]):
-        if name in order:
-            return order.index(name)
-    return len(order)
 
 
 def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, list[str], bool]]:
@@ -265,70 +249,42 @@ def _cost(run: ReportedRun) -> list[str]:
     return [
         run.label,
         f"{max(steps):,.0f}" if steps else "-",
-        duration(seconds),
+        "-" if seconds is None else str(timedelta(seconds=round(seconds))),
         written(number(run.metrics, "train_samples_per_second"), ".3g"),
         scaled(flops),
     ]
 
 
-def duration(seconds: float | None) -> str:
-    """``42.1 s``, ``12 min 5 s``, ``3 h 20 min``."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
-
-
-# The settings in which runs differ, and all others
-
-
 class Row(NamedTuple):
-    """A setting: a cell for each run, and whether the cells differ."""
+    """A setting or a version: a cell for each run, and whether the cells differ."""
 
     name: str
     cells: list[str]
     differs: bool
 
 
-def settings_table(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[Row]]:
-    """Settings that differ or were changed from their defaults, and all others; `UNREAD` where a run does not read one.
+def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for each setting that has a value, in the order of the options.
 
-    Names of the runs' own folders, and options that decide no number of a run, never count as differing.
+    Names of the runs' own folders are left out, and what decides no number of a run does not count as differing.
     """
     known = {**options_of(RunOptions), **options_of(JEPAOptions), **options_of(TrainerOptions)}
-    unread = [_unread(one) for one in settings]
-    names = sorted({name for one in settings for name in one})
-    main, rest = list[Row](), list[Row]()
-    for name in dict.fromkeys([*known, *names]):
-        if all(_in_own_folder(name, one) for one in settings):
+    names = dict.fromkeys(known)
+    for one in settings:
+        names |= dict.fromkeys(one)
+    rows = []
+    for name in names:
+        cells = [plain(one.get(name)) for one in settings]
+        if not any(cells) or all(_in_own_folder(name, one) for one in settings):
             continue
-        cells = []
-        for one, idle in zip(settings, unread, strict=True):
-            cells.append(UNREAD if name in idle else plain(one[name]) if name in one else "")
-        read = [cell for cell in cells if cell != UNREAD]
-        differs = len(set(read)) > 1
-        option = known.get(name)
-        if not any(read) or (differs and option is not None and not option.identity):
-            continue
-        changed = option is not None and any(cell != plain(option.default) for cell in read)
-        if differs or changed:
-            main.append(Row(name, cells, differs))
-        else:
-            rest.append(Row(name, read[:1], False))
-    return main, rest
+        decides = name not in _OWN and (name not in known or known[name].identity)
+        rows.append(Row(name, cells, decides and len(set(cells)) > 1))
+    return rows
 
 
-def _unread(settings: Mapping[str, Any]) -> set[str]:
-    """The options that a run with these settings does not read."""
-    known = options_of(JEPAOptions)
-    method = JEPAOptions(**{name: settings[name] for name in known if name in settings})
-    unread = {option.name for option in unread_options(method, known)}
-    objective = str(settings.get("objective"))
-    if objective in OBJECTIVES:  # a user's own file is not imported
-        unread |= idle_options(find_objective(objective)(method))
-    return unread
+def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions by package, machine, date and command of a run."""
+    return {name: record.get(name) for name in (*_VERSIONS, *_OWN)} | table(record, "machine")
 
 
 def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:
@@ -336,34 +292,13 @@ def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:
 
 
 def plain(value: object) -> str:
-    """A setting in a cell."""
+    """A value in a cell, empty for none."""
     if value is None:
-        return "none"
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={plain(one)}" for name, one in value.items()) or "none"
-    if isinstance(value, list):
-        separator = "; " if any(isinstance(one, dict) for one in value) else ", "
-        return separator.join(map(plain, value)) or "none"
-    return str(value)
-
-
-def versions(records: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Versions by package, machine, date and command, by run."""
-    flat = []
-    of_machines: dict[str, None] = {}
-    for record in records:
-        machine = table(record, "machine")
-        of_machines |= dict.fromkeys(machine)
-        flat.append({**record, **machine})
-    rows = []
-    for name in dict.fromkeys([*_VERSIONS, *of_machines, *_OWN]):
-        values = [one.get(name) for one in flat]
-        cells = ["" if value is None else plain(value) for value in values]
-        if any(cells):
-            differs = len(set(cells)) > 1 and name not in _OWN
-            rows.append(Row(name, cells, differs))
-    return rows
+        return ", ".join(f"{name}={plain(item)}" for name, item in value.items())
+    return ", ".join(map(plain, value)) if isinstance(value, list) else str(value)

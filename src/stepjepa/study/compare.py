@@ -26,6 +26,11 @@ from stepjepa.evaluation.statistics import (
 MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: there is no verdict
 EQUAL_COMPUTE = 1.02  # times the baseline's FLOPs: an arm of at most that much was compared at equal compute already
 Kind = Literal["examples", "compute", "control", "random"]
+_OTHERS: dict[Kind, str] = {
+    "control": "against its shuffled control",
+    "random": "against its random control",
+    "compute": "at equal compute",
+}
 Role = Literal["baseline", "arm", "control", "at equal compute"]
 
 
@@ -202,16 +207,18 @@ def _comparisons(
     arm: ArmRuns, role: Role, by_name: Mapping[str, ArmRuns], baseline: str, metric: str
 ) -> dict[Kind, ArmComparison]:
     """The comparisons of an arm; a control is compared with the baseline alone."""
-    made: dict[Kind, ArmComparison] = {}
+    plain = by_name[baseline]
+    pairs: dict[Kind, tuple[ArmRuns, ArmRuns]] = {}
     if role in ("arm", "control"):
-        made["examples"] = arm.minus(by_name[baseline], metric)
-    if role == "arm" and arm.same_flop is not None:
-        made["compute"] = by_name[arm.same_flop].minus(by_name[baseline], metric)
-    if role == "arm" and arm.control is not None:
-        made["control"] = arm.minus(by_name[arm.control], metric)
-    if role == "arm" and arm.random is not None:
-        made["random"] = arm.minus(by_name[arm.random], metric)
-    return made
+        pairs["examples"] = arm, plain
+    if role == "arm":
+        if arm.same_flop is not None:
+            pairs["compute"] = by_name[arm.same_flop], plain
+        if arm.control is not None:
+            pairs["control"] = arm, by_name[arm.control]
+        if arm.random is not None:
+            pairs["random"] = arm, by_name[arm.random]
+    return {kind: first.minus(second, metric) for kind, (first, second) in pairs.items()}
 
 
 def _verdict(
@@ -230,21 +237,12 @@ def _verdict(
     missing = []
     if "control" not in comparisons and needs_control:
         missing.append(NO_CONTROL)
-    controls: tuple[tuple[Kind, str], ...] = (("control", "shuffled"), ("random", "random"))
-    for kind, name in controls:
-        if kind in comparisons and comparisons[kind].unusable:
-            missing.append(f"its {name} control: {comparisons[kind].unusable}")
-        elif kind in comparisons and directions[kind] <= 0:
-            missing.append(f"its {name} control is not shown to be behind it")
-    if "compute" not in comparisons:
-        if not cheap:
-            missing.append(NO_COMPUTE)
-    elif comparisons["compute"].unusable:
-        missing.append(f"at equal compute: {comparisons['compute'].unusable}")
-    elif directions["compute"] < 0:
-        missing.append("worse at equal compute")
-    elif directions["compute"] == 0:
-        missing.append("no difference shown at equal compute")
+    if "compute" not in comparisons and not cheap:
+        missing.append(NO_COMPUTE)
+    for kind, against in _OTHERS.items():
+        if kind in comparisons and directions[kind] <= 0:
+            shown = "worse" if directions[kind] < 0 else "no difference shown"
+            missing.append(f"{against}: {comparisons[kind].unusable or shown}")
     if missing:
         return ArmVerdict("not established", ("better at equal examples", *missing))
     return ArmVerdict("better")

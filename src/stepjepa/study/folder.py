@@ -73,11 +73,10 @@ def write_builtin(data: Data, folder: Path) -> None:
     known = options_of(task_class(name))
     options = {key: value for key, value in builtin.items() if key in known}
     task = make_task(name, **options)
-    test_task = make_task(name, **{**options, **builtin.get("test", {})})
     try:
         train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
         seen = {task.instance(row) for row in (*train, *select)}
-        test = generate_unseen(builtin["test_rows"], seed + HELD_OUT, test_task, seen)
+        test = generate_unseen(builtin["test_rows"], seed + HELD_OUT, task, seen)
     except ConfigError as error:
         raise ConfigError(f"data: {error}") from None
     for split, rows in zip(SPLITS, (train, select, test), strict=True):

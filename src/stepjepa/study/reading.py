@@ -1,4 +1,4 @@
-"""From a study's YAML file to a `Study`, every value checked and every message with file and line.
+"""From a study's YAML file, or a recipe, to a `Study`, every value checked and every message with file and line.
 
 Options of training have the names, spellings and checks of the command line.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from functools import cache
 from itertools import product
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import StrictParser, carried
+from stepjepa.config.parser import Setting, StrictParser, carried, merged
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
@@ -39,7 +39,7 @@ from stepjepa.study.spec import (
     evaluates_on_the_way,
     varied,
 )
-from stepjepa.study.tree import Node, check_keys, field_values, merged, open_study, set_value
+from stepjepa.study.tree import Node, check_keys, field_values, open_study, overlaid, set_value
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 
@@ -106,15 +106,7 @@ def read_options(options: StudyOptions) -> Study:
             assignments.insert(0, f"{key}={value}")
     for assignment in assignments:
         tree = set_value(tree, assignment, options.mini)
-    study = read_study(tree, name, options.mini, output_dir=options.output_dir)
-    if options.blocks is None:
-        return study
-    known = [block.name for block in study.blocks]
-    for block in options.blocks:
-        if block not in known:
-            blocks = ", ".join(known) or "none"
-            raise ConfigError(f"--{_NAME.blocks} {block}: the study has no such block; it has {blocks}")
-    return replace(study, blocks=tuple(block for block in study.blocks if block.name in options.blocks))
+    return read_study(tree, name, options.mini, output_dir=options.output_dir)
 
 
 def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None = None) -> Study:
@@ -137,7 +129,7 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
             raise ConfigError(f"{root.where}: --{_NAME.mini}: this study has no section 'mini'")
         check_keys(small.mapping("mini"), [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
-        tree = merged(Node(tree, root.where), small, replaced=["data"]).given
+        tree = overlaid(Node(tree, root.where), small, replaced=["data"]).given
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
     parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
     notes = list[str]()
@@ -158,7 +150,7 @@ def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
     if name:
         _check_name(name, own.where)
     check_keys(own.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
-    node = merged(shared, Node(own.given or {}, own.where), replaced=["data"])
+    node = overlaid(shared, Node(own.given or {}, own.where), replaced=["data"])
     tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
     values = _BlockValues(**field_values(_BlockValues, node.given))
     _check_seeds(values, tree["seeds"].where)
@@ -300,22 +292,18 @@ def _data(node: Node) -> Data:
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
-    """Fields of `ProblemRows`, all of them, and the options of its task, those of the test split under ``test``."""
+    """Fields of `ProblemRows`, all of them, and the options of its task."""
     check_keys(section, ["builtin"], "data")
     options = section["builtin"].mapping("builtin")
     rows = ProblemRows(**field_values(ProblemRows, options))
     kind = task_class(rows.task)
-    check_keys(options, [*options_of(ProblemRows), *options_of(kind), "test"], "data")
-    own, test = field_values(kind, options), {}
-    if "test" in options:
-        test = field_values(kind, options["test"].mapping("test"), "data: test")
+    check_keys(options, [*options_of(ProblemRows), *options_of(kind)], "data")
+    of_task = field_values(kind, options)
     try:
-        make_task(rows.task, **own)
-        make_task(rows.task, **{**own, **test})
+        make_task(rows.task, **of_task)
     except ConfigError as error:
         raise ConfigError(f"{where}: data: {error}") from None
-    builtin = {**asdict(rows), **own}
-    return {**builtin, "test": test} if test else builtin
+    return {**asdict(rows), **of_task}
 
 
 def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
@@ -340,13 +328,11 @@ def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
 def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
     """A metric with its options, checked, and its direction."""
     if name in GEOMETRY:
-        return MetricSpec(name, _views(options, where), GEOMETRY[name].higher_is_better)
+        return MetricSpec(name, _views(options, where), GEOMETRY[name])
     if name in MODEL_METRICS:
         if options:
             raise ConfigError(f"{where} has no options")
         return MetricSpec(name, {}, higher_is_better=False)
-    if name.startswith("harness:"):
-        raise ConfigError(f"{where}: tasks of the harness are scored by stepjepa evaluate")
     near = nearest(name, [*METRICS, *MODEL_METRICS, *GEOMETRY])
     if name not in METRICS and near in GEOMETRY:
         raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")
@@ -394,23 +380,21 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown key, a value that does not fit, a secret, or an option that the study itself sets.
     """
-    parser, values, spelt = _parser(), dict[str, Any](), dict[str, str]()
+    parser, settings = _parser(), list[Setting]()
     for name in section.keys() & {one.name for one in parser.options.values() if one.brings}:
         parser.take_up(name, section[name].written)
     check_keys(section, [*parser.options, *parser.aliases])
     for name, node in section.items():
-        place = f"{node.where}: {name}"
-        for setting in parser.settings(name, node.written, place):
-            key, value = setting.field, setting.value
-            if parser.options[key].secret:
-                raise ConfigError(f"{place}: a study keeps its settings in files; set HF_TOKEN in the environment")
-            if key in _SET_BY_STUDY:
-                raise ConfigError(f"{place}: {_SET_BY_STUDY[key]}")
-            value = value.value if isinstance(value, Enum) else value
-            if values.setdefault(key, value) != value:
-                other = f"{spelt[key]} sets it to {values[key]!r}"
-                raise ConfigError(f"{place} sets {key} to {value!r}, but {other}; keep one of them")
-            spelt[key] = name
+        settings += parser.settings(name, node.written, f"{node.where}: {name}")
+    values = {}
+    for key, setting in merged(settings).items():
+        if parser.options[key].secret:
+            raise ConfigError(
+                f"{setting.spelling}: a study keeps its settings in files; set HF_TOKEN in the environment"
+            )
+        if key in _SET_BY_STUDY:
+            raise ConfigError(f"{setting.spelling}: {_SET_BY_STUDY[key]}")
+        values[key] = setting.value.value if isinstance(setting.value, Enum) else setting.value
     return values
 
 

@@ -19,19 +19,19 @@ from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.text import counted, scaled, written
 
-# Kind of comparison, title of its column, title of its corrected p-value's.
-KINDS: tuple[tuple[Kind, str, str], ...] = (
-    ("examples", "difference at equal examples", "p (t, Holm)"),
-    ("compute", "difference at equal compute", "p at equal compute (t, Holm)"),
-    ("control", "difference from shuffled control", "p from shuffled control (t, Holm)"),
-    ("random", "difference from random control", "p from random control (t, Holm)"),
-)
+# Kind of comparison -> titles of its column and of its corrected p-value's.
+KINDS: dict[Kind, tuple[str, str]] = {
+    "examples": ("difference at equal examples", "p (t, Holm)"),
+    "compute": ("difference at equal compute", "p at equal compute (t, Holm)"),
+    "control": ("difference from shuffled control", "p from shuffled control (t, Holm)"),
+    "random": ("difference from random control", "p from random control (t, Holm)"),
+}
 FOOTNOTE = (
     "arm+shuffled and arm+random are the arm with the targets of other examples and with one random vector; "
     f"arm+{SAME_FLOP} is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
     "the arm's difference at equal compute. Values are those of the test split, FLOPs and seconds those of training. "
-    "Differences are paired by seed, against the baseline where nothing else is said. p (t): paired t test; p (Wilcoxon): "
-    "signed-rank test; Holm: corrected over the arms."
+    "Differences are paired by seed, against the baseline where nothing else is said. p (t, Holm): paired t test, corrected "
+    "over the arms."
 )
 _LEVEL = f"{100 * CONFIDENCE:g} %"
 
@@ -57,7 +57,7 @@ class Table:
         record = asdict(self)
         for arm in record["arms"]:
             comparisons = arm.pop("comparisons")
-            for kind, *_ in KINDS:
+            for kind in KINDS:
                 arm[kind] = comparisons.get(kind)
         return record
 
@@ -69,28 +69,20 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
     """Title of a column -> a cell for each arm, of a table as `Table.record` gives it; columns without any are left out."""
     arms = record["arms"]
     summaries = [arm["summary"] for arm in arms]
-    places = _places([one["estimate"] for one in summaries], digits=4)
-    form = f".{places}f"
     columns = {
         "arm": [arm["name"] for arm in arms],
         "seeds": [str(one["n"]) for one in summaries],
-        "mean": [written(one["estimate"], form) for one in summaries],
-        "sd": [written(one["sd"], form) for one in summaries],
-        f"{_LEVEL} interval": [interval_text(one, form) for one in summaries],
+        "mean": [written(one["estimate"], ".4g") for one in summaries],
+        "sd": [written(one["sd"], ".3g") for one in summaries],
+        f"{_LEVEL} interval": [interval_text(one, ".4g") for one in summaries],
     }
     if record.get("solved") is not None:  # not in the tables of version 0.2
         bound = f"{'at least' if record['higher_is_better'] else 'at most'} {record['solved']:g}"
         columns[f"solved, {bound} [{_LEVEL}]"] = [_solved_cell(arm["solved"]) for arm in arms]
         columns["examples until then, median"] = [_examples_cell(arm["solved"]) for arm in arms]
-    for kind, title, p_title in KINDS:
+    for kind, (title, p_title) in KINDS.items():
         comparisons = [arm[kind] for arm in arms]
-        results = [one["result"] for one in comparisons if one]
-        kind_places = max(places, _places([result["mean"] for result in results], digits=2))
-        kind_form = f"+.{kind_places}f"
-        columns[f"{title} [{_LEVEL}]"] = [_difference_cell(one, kind_form) for one in comparisons]
-        if kind == "examples":
-            columns["p (t)"] = [p_text(one["result"]["t_p"]) if one else "" for one in comparisons]
-            columns["p (Wilcoxon)"] = [p_text(one["result"]["wilcoxon_p"]) if one else "" for one in comparisons]
+        columns[f"{title} [{_LEVEL}]"] = [_difference_cell(one) for one in comparisons]
         corrected = [one and one["holm_p"] for one in comparisons]
         columns[p_title] = ["" if p is None else p_text(p) for p in corrected]
     columns["FLOPs"] = [scaled(arm["flops"]) for arm in arms]
@@ -119,14 +111,12 @@ def interval_text(ends: Mapping[str, Any], form: str) -> str:
     return "-" if low is None or high is None else f"[{low:{form}}, {high:{form}}]"
 
 
-def _difference_cell(comparison: Mapping[str, Any] | None, form: str) -> str:
+def _difference_cell(comparison: Mapping[str, Any] | None) -> str:
     if comparison is None:
         return ""
     result = comparison["result"]
-    if result["mean"] is None:
-        return "-"
-    mean = f"{result['mean']:{form}}"
-    return mean if result["low"] is None else f"{mean} {interval_text(result, form)}"
+    mean = written(result["mean"], "+.4g")
+    return mean if result["low"] is None else f"{mean} {interval_text(result, '+.4g')}"
 
 
 def _solved_cell(solved: Mapping[str, Any]) -> str:
@@ -148,15 +138,6 @@ def _verdict_cell(arm: Mapping[str, Any]) -> str:
         return str(arm["role"])
     reasons = "; ".join(verdict["reasons"])
     return f"{verdict['label']}: {reasons}" if reasons else str(verdict["label"])
-
-
-def _places(values: Sequence[float | None], digits: int) -> int:
-    """Decimals that give the largest of `values` so many digits."""
-    largest = max((abs(value) for value in values if value), default=1.0)
-    return min(max(digits - 1 - math.floor(math.log10(largest)), 0), 12)
-
-
-# From runs to tables
 
 
 def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
@@ -255,12 +236,14 @@ def write_results(study: Study, state: State, items: Sequence[Item], notes: Sequ
         notes: on the runs.
     """
     records = [record_of(item, state) for item in items]
-    tables, missing = study_tables(study, records), missing_lines(study, state, items)
+    tables = study_tables(study, records)
+    shown = [{"block": block, **table.record()} for (block, _), table in tables.items()]
+    missing = missing_lines(study, state, items)
     result: dict[str, Any] = {
         "title": study.title,
         "shows": study.shows,
-        "verdicts": list(_verdict_lines(tables)),
-        "tables": [{"block": block, **table.record()} for (block, _), table in tables.items()],
+        "verdicts": list(_verdict_lines(shown)),
+        "tables": shown,
         "choices": [line for block in study.blocks for line in _choice_lines(block, state)],
         "missing": [asdict(record) for record in records if record.status != "finished"],
         "missing_lines": missing,
@@ -315,26 +298,22 @@ def _choice_lines(block: Block, state: State) -> Iterator[str]:
             )
 
 
-def _verdict_lines(tables: Tables) -> Iterator[str]:
+def _verdict_lines(tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What may be concluded of every arm."""
-    for (block, metric), table in tables.items():
-        title = table_title({"block": block, "metric": metric, "higher_is_better": table.higher_is_better})
-        yield f"{title}, against {table.baseline}:"
-        for arm in table.arms:
-            if arm.verdict is None:
+    for table in tables:
+        yield f"{table_title(table)}, against {table['baseline']}:"
+        for arm in table["arms"]:
+            if arm["verdict"] is None:
                 continue
-            yield f"  {arm.name}: {arm.verdict}"
+            yield f"  {arm['name']}: {_verdict_cell(arm)}"
             for kind in ("examples", "compute"):
-                comparison = arm.comparisons.get(kind)
-                if comparison is None or comparison.result.mean is None:
+                comparison = arm[kind]
+                if comparison is None or comparison["result"]["mean"] is None:
                     continue
-                result = comparison.result
-                line = f"    at equal {kind}: {result.mean:+.4g}"
-                if result.low is not None:
-                    line += f" [{result.low:+.4g}, {result.high:+.4g}]"
-                if comparison.holm_p is not None:
-                    line += f", p = {p_text(comparison.holm_p)} (Holm)"
-                yield f"{line}, n = {result.n} seeds"
+                p = comparison["holm_p"]
+                corrected = "" if p is None else f", p = {p_text(p)} (Holm)"
+                seeds = f"n = {comparison['result']['n']} seeds"
+                yield f"    at equal {kind}: {_difference_cell(comparison)}{corrected}, {seeds}"
 
 
 def missing_lines(study: Study, state: State, items: Sequence[Item]) -> list[str]:

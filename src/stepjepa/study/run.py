@@ -1,4 +1,4 @@
-"""``stepjepa study``: a study from its options to its tables, and the order of its runs.
+"""``stepjepa study`` and ``stepjepa demo``: a study from its options to its tables, and the order of its runs.
 
 Everything that is known is in the run folders and the state, so a study that was killed resumes when it is started again.
 """
@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.study import folder as folders
 from stepjepa.study.folder import StudyRunFolder
+from stepjepa.study.reading import read_options
 from stepjepa.study.records import Item, KeptRuns, State, check_same, kept_runs, record_of, study_identity
 from stepjepa.study.results import Table, Tables, write_results
 from stepjepa.study.spec import (
     Arm,
     Block,
+    DemoOptions,
     Run,
     Study,
     StudyOptions,
@@ -36,6 +38,7 @@ from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
 from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
+from stepjepa.utils.text import PAGE, text_table, wrapped, written
 
 _NAME = Names(StudyOptions, TrainerOptions)
 _NO_CELL = "no cell of this arm has a finite value on the validation split for every seed"
@@ -73,8 +76,6 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         return StudyResult(tuple(recipe_lines()))
     if not options.file:
         raise ConfigError("no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)")
-    from stepjepa.study.reading import read_options
-
     read = read_options(options)
     for note in read.notes:
         say(f"note   {note}")
@@ -166,8 +167,6 @@ class StudyRun:
         self.stopped = False  # because its time was up
         self._kept = kept
         self._items: dict[Path, Item] = {}
-        self._arms: dict[tuple[str, str], list[Item]] = {}  # (block, arm) -> its runs
-        self._finished: set[Path] = set()
         self._total = sum(1 for _ in all_runs(study))
 
     @property
@@ -191,15 +190,15 @@ class StudyRun:
         """
         pool = ThreadPoolExecutor(self.study.jobs)
         active: Active = {}
-        new = [item for block in self.study.blocks for arm in block.arms for item in self._plan(block, arm)]
-        waiting: list[Item] = []
+        self._plan()
         self._keep(self.items)  # what ended while no study was there to see it
         try:
             while True:
-                if new:  # first all arms of the first seed, so that a part of a study is of use
-                    waiting, new = sorted(waiting + new, key=lambda item: item.run.turn), []
-                while waiting and len(active) < self.study.jobs:
-                    item = waiting.pop(0)
+                running = list(active.values())
+                waiting = [item for item in self.items if item.error is None and item.todo and item not in running]
+                # First all arms of the first seed, so that a part of a study is of use.
+                waiting.sort(key=lambda item: item.run.turn)
+                for item in waiting[: self.study.jobs - len(active)]:
                     active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
                 if not active:
                     return
@@ -211,56 +210,58 @@ class StudyRun:
                 for future in ended:
                     item = active.pop(future)
                     item.error = future.result()
-                    new += self._after(item)
+                    if item.error is None and item.todo:
+                        item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
+                    self._keep([item])
+                    self._plan()  # a choice may be possible now
+                    self.say(self._progress(item))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             _stop(executor, active)
-
-    def _after(self, item: Item) -> list[Item]:
-        """Keep what a run that has ended came to; the runs that can begin now."""
-        if item.error is None and item.todo:
-            item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
-        self._keep([item])
-        block, arm = item.run.block, item.run.arm
-        next_items: list[Item] = []
-        if self._undecided(item.run) and not any(one.todo for one in self._arms[block.name, arm.name]):
-            next_items = self._plan(block, arm)
-        else:
-            self._tidy(item)
-        self.say(self._progress(item))
-        return next_items
 
     def _end_at_deadline(self, executor: Executor, active: Active) -> None:
         """End the runs that are active because the time is up; those that finish in this moment count."""
         self.stopped = True
         _stop(executor, active)
-        finished = [item for item in active.values() if not item.todo]
-        for item in finished:
-            self._tidy(item)
-        self._keep(finished)
-        self.say(f"the time is up: {len(self._finished)} of {self._total} runs are finished; the same command resumes")
+        self._keep([item for item in active.values() if not item.todo])
+        self._plan()
+        self.say(f"the time is up: {self._finished} of {self._total} runs are finished; the same command resumes")
 
     def _keep(self, items: Sequence[Item]) -> None:
         """Add runs to the file of records."""
         if self._kept is not None:
             self._kept.add([record_of(item, self.state) for item in items])
 
+    @property
+    def _finished(self) -> int:
+        return sum(not item.todo for item in self.items)
+
     def _progress(self, item: Item) -> str:
-        line = f"[{len(self._finished)}/{self._total}] {item.run.name}: "
+        line = f"[{self._finished}/{self._total}] {item.run.name}: "
         if item.error is not None:
             return f"{line}FAILED: {item.error}"
         trained = item.folder.done("train") or {}
         if "diverged" in trained:
-            line += f"diverged at step {trained['steps']}: {trained['diverged']}"
-        elif trained.get("train_seconds") is not None:
-            line += f"trained in {trained['train_seconds']:.0f} s"
+            return f"{line}diverged at step {trained['steps']}: {trained['diverged']}"
         # The test split is looked at once, at the end.
         scores = (item.folder.done("select") or {}).get("metrics", {})
-        values = [f"{name} {value:.4g}" for name, value in scores.items() if value is not None]
-        return f"{line}; validation: {', '.join(values)}" if values else line
+        values = [f"; {name} {written(value, '.4g')}" for name, value in scores.items()]
+        return f"{line}done{''.join(values)}"
 
-    def _plan(self, block: Block, arm: Arm) -> list[Item]:
-        """Add the runs of an arm, choose its cell where all that is needed is there, and give what can be begun by now."""
+    def _plan(self) -> None:
+        """Add the runs that can be begun by now, choosing cells where all that is needed is there, and remove what the
+        finished ones do not need any more."""
+        for block in self.study.blocks:
+            for arm in block.arms:
+                self._plan_arm(block, arm)
+        for item in self.items:
+            if not item.todo:
+                run = item.run
+                undecided = run.arm.tuned and self.state.choice(run.block.name, run.arm.name) is None
+                # Of a run that only serves the choice nothing more is scored.
+                item.folder.tidy(self.study.keep_models or (undecided and not run.only_tunes))
+
+    def _plan_arm(self, block: Block, arm: Arm) -> None:
         first: tuple[str, ...] = ("train",)
         if "select" in block.data.paths(self.study.output_dir):
             first = ("train", "select")
@@ -270,28 +271,14 @@ class StudyRun:
         seeds = block.tune_seeds if own_seeds else block.seeds
         items = [self._add(run, first if arm.tuned else complete) for run in runs_of(block, arm, "", arm.cells, seeds)]
         cell = self._choice(block, arm, items)
-        if cell is not None:
-            for item in items:
-                if item.run.cell == cell and not item.run.only_tunes:
-                    item.stages = complete
-            for variant in ("", *arm.variants) if own_seeds else arm.variants:
-                items += [self._add(run, complete) for run in runs_of(block, arm, variant, [cell], block.seeds)]
-        self._arms[block.name, arm.name] = items
-        for item in items:
-            self._tidy(item)
-        return [item for item in items if item.error is None and item.todo]
-
-    def _undecided(self, run: Run) -> bool:
-        return run.arm.tuned and self.state.choice(run.block.name, run.arm.name) is None
-
-    def _tidy(self, item: Item) -> None:
-        if item.todo:
-            self._finished.discard(item.folder.path)
+        if cell is None:
             return
-        self._finished.add(item.folder.path)
-        # Of a run that only serves the choice nothing more is scored.
-        may_be_chosen = self._undecided(item.run) and not item.run.only_tunes
-        item.folder.tidy(self.study.keep_models or may_be_chosen)
+        for item in items:
+            if item.run.cell == cell and not item.run.only_tunes:
+                item.stages = complete
+        for variant in ("", *arm.variants) if own_seeds else arm.variants:
+            for run in runs_of(block, arm, variant, [cell], block.seeds):
+                self._add(run, complete)
 
     def _add(self, run: Run, stages: tuple[str, ...]) -> Item:
         path = self.study.output_dir / run.folder
@@ -313,15 +300,15 @@ class StudyRun:
         if before is not None:
             return before["cell"]
         metric, highest = block.select
-        values: dict[str, dict[str, float | None]] = {}
+        values: dict[str, list[float | None]] = {}
         at = ""
         for item in items:
             record = item.folder.done("select")
             if record is None:
                 return None
-            values.setdefault(cell_name(item.run.cell), {})[str(item.run.seed)] = record["metrics"].get(metric)
+            values.setdefault(cell_name(item.run.cell), []).append(record["metrics"].get(metric))
             at = max(at, record["at"])
-        means = {name: _complete_mean(by_seed.values()) for name, by_seed in values.items()}
+        means = {name: _complete_mean(of_seeds) for name, of_seeds in values.items()}
         # Rounded, so that means of the same numbers in another order are equal.
         ranked = {name: round(mean if highest else -mean, 12) for name, mean in means.items() if mean is not None}
         if not ranked:
@@ -332,8 +319,8 @@ class StudyRun:
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
         rule = "highest" if highest else "lowest"
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
-        choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "values": values, "words": words}
-        self.state.choose(block.name, arm.name, {**choice, "at": at})
+        choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "words": words, "at": at}
+        self.state.choose(block.name, arm.name, choice)
         self.say(f"{arm.name}: {words}")
         return cell
 
@@ -349,3 +336,45 @@ def _stop(executor: Executor, active: Active) -> None:
     while not all(future.done() for future in active):
         executor.stop()
         time.sleep(0.05)
+
+
+@dataclass
+class DemoResult:
+    """The tables of the study, and its report; `str` of it is what the command prints.
+
+    Attributes:
+        answer: what may be concluded, as the report has it.
+        page: the report.
+    """
+
+    folder: Path
+    tables: Tables
+    answer: list[str] = field(default_factory=list)
+    page: Path | None = None
+
+    def __str__(self) -> str:
+        tables = list(self.tables.values())
+        heads = ["", *(arm.name for arm in tables[0].arms)]
+        rows = [[table.metric, *(written(arm.summary.estimate, ".4f") for arm in table.arms)] for table in tables]
+        lines = text_table(heads, rows)
+        for paragraph in self.answer:
+            lines.append("")
+            for line in paragraph.splitlines():  # the numbers, then what they mean
+                lines += wrapped(line, PAGE)
+        return "\n".join([*lines, "", f"written to {self.folder}; all of it on a page: {self.page}"])
+
+
+def demo(options: DemoOptions) -> DemoResult:
+    """Generate the data, train and score all arms, and write the tables.
+
+    Raises:
+        ConfigError: the folder holds something else.
+        StepJepaError: an arm failed.
+    """
+    study = read_options(options.study)
+    terminal.say(f"{study.title}; the logs of training: {study.output_dir}/runs/*/seed-{options.seed}/train.log")
+    carried = run_study(study, terminal.say, options.overwrite_output_dir)
+    tables, _ = carried.write_results()
+    for item in carried.failed:
+        raise StepJepaError(f"{item.run.name} failed: {item.error}")
+    return DemoResult(study.output_dir, tables)

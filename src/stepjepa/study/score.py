@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
@@ -24,46 +24,20 @@ from stepjepa.utils.files import write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
-    from stepjepa.analysis.geometry import GeometryNumbers, LinearMap
     from stepjepa.evaluation.score import EvaluationResult
 
 _NAME = Names(Scoring)
 ANSWERS = "evaluation-test"  # folder of the answers in that of a run, as stepjepa evaluate writes them
 
 
-class Measured(NamedTuple):
-    """What the geometry metrics read; `linear_map` is None where no metric asks for it, and below `MIN_ROWS` pairs."""
-
-    numbers: GeometryNumbers
-    linear_map: LinearMap | None
-
-
-class GeometryMetric(NamedTuple):
-    """A number of `Measured` with its direction; `read` gives None where there are too few pairs for it."""
-
-    higher_is_better: bool
-    read: Callable[[Measured], float | None]
-
-
-def _map_fitted_error(measured: Measured) -> float | None:
-    """A Frobenius norm, as in Table 14 of LLM-JEPA."""
-    linear_map = measured.linear_map
-    if linear_map is None or linear_map.train_rows <= measured.numbers.width:
-        return None  # the map fits every row, whatever the states are
-    return linear_map.train_error * linear_map.train_rows**0.5
-
-
-def _map_r2(measured: Measured) -> float | None:
-    return None if measured.linear_map is None else measured.linear_map.test_r2
-
-
+# Metrics of the states -> whether higher is better.
 GEOMETRY = {
-    "cosine_gap": GeometryMetric(True, lambda one: one.numbers.pairs.gap),
-    "retrieval_mrr": GeometryMetric(True, lambda one: one.numbers.pairs.mrr),
-    "target_rank": GeometryMetric(True, lambda one: one.numbers.target.effective_rank),
-    "difference_top_100": GeometryMetric(False, lambda one: one.numbers.difference_top_100),
-    "map_fitted_error": GeometryMetric(False, _map_fitted_error),
-    "map_r2": GeometryMetric(True, _map_r2),
+    "cosine_gap": True,
+    "retrieval_mrr": True,
+    "target_rank": True,
+    "difference_top_100": False,
+    "map_fitted_error": False,
+    "map_r2": True,
 }
 
 
@@ -217,6 +191,16 @@ def _geometry(
         return dict.fromkeys(names)
     source, target = states.layer(FINAL)
     numbers = measure_states(source, target)
-    needs_map = any(name.startswith("map_") for name in names) and len(source) >= MIN_ROWS  # the map costs most
-    measured = Measured(numbers, linear_map(source, target) if needs_map else None)
-    return {name: GEOMETRY[name].read(measured) for name in names}
+    values: dict[str, float | None] = {
+        "cosine_gap": numbers.pairs.gap,
+        "retrieval_mrr": numbers.pairs.mrr,
+        "target_rank": numbers.target.effective_rank,
+        "difference_top_100": numbers.difference_top_100,
+    }
+    if not set(names) <= values.keys() and len(source) >= MIN_ROWS:  # the map costs most
+        fitted = linear_map(source, target)
+        values["map_r2"] = fitted.test_r2
+        if fitted.train_rows > numbers.width:  # else the map fits every row, whatever the states are
+            # A Frobenius norm, as in Table 14 of LLM-JEPA.
+            values["map_fitted_error"] = fitted.train_error * fitted.train_rows**0.5
+    return {name: values.get(name) for name in names}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import Names, option
+from stepjepa.config.option import Names, check_fields, option
 from stepjepa.data.tasks import TASKS
 from stepjepa.training.options import RunOptions, TrainerOptions
 from stepjepa.utils.text import counted
@@ -40,7 +40,6 @@ class StudyOptions:
         "machine what slurm runs on a cluster.",
         "study",
     )
-    blocks: list[str] | None = option(None, "Blocks of the file to run. Default: all.", "study")
     stop_after: float | None = option(
         None,
         "Minutes after which the study stops; the next start does what is not finished.",
@@ -59,6 +58,38 @@ class StudyOptions:
     overwrite_output_dir: bool = option(
         False, "Remove what an earlier study left in output_dir and start again.", "study"
     )
+
+
+_DEMOS = {"arithmetic": "demo", "path_star": "demo_path_star"}
+
+
+@dataclass
+class DemoOptions:
+    """Options of ``stepjepa demo``."""
+
+    output_dir: str = option("runs/demo", "Folder for the study and report.html.", "demo")
+    overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", "demo")
+    seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo", at_least=0)
+    task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(_DEMOS))
+    train_rows: int | None = option(
+        None, "Generated problems to train on, once each. Default: 16000 of arithmetic.", "demo", at_least=1
+    )
+    test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
+    overrides: list[str] | None = option(
+        None, "Values instead of the recipe's, as in base.learning_rate=1e-3.", "demo", aliases=("set",)
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def study(self) -> StudyOptions:
+        """The options of ``stepjepa study`` that do the same."""
+        overrides = [f"data.builtin.seed={self.seed}", f"data.builtin.test_rows={self.test_rows}"]
+        if self.train_rows is not None:
+            overrides.append(f"data.builtin.train_rows={self.train_rows}")
+        overrides += self.overrides or []
+        return StudyOptions(_DEMOS[self.task], output_dir=self.output_dir, seeds=[self.seed], overrides=overrides)
 
 
 @dataclass(frozen=True)
@@ -106,8 +137,7 @@ class Data:
     """Where the rows come from.
 
     Attributes:
-        builtin: fields of `ProblemRows`, options of its task, and under ``test`` those that differ in the test split; None
-            for files.
+        builtin: fields of `ProblemRows` and options of its task; None for files.
         files: split (`SPLITS`) to its files or Hub data sets; of the built-in problems none.
         splits: split to the split's name in a Hub data set.
     """
@@ -317,51 +347,42 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     Args:
         kept: names of runs that a file of records has.
     """
-    yield study.title
-    if study.shows:
-        yield study.shows
     runs = list(all_runs(study))
     finished = 0
     for run in runs:
-        if run.name in kept or (study.output_dir / run.folder / "scored-test.json").is_file():
+        scored = study.output_dir / run.folder / "scored-test.json"
+        if run.name in kept or scored.is_file():
             finished += 1
     where = f"{study.jobs} at a time, executor {study.executor}"
-    yield ""
+    yield study.title
     yield f"{counted(len(runs), 'run')} in {study.output_dir}, {finished:,} of them finished; {where}"
     counts = Counter((run.block.name, run.row) for run in runs)
     for block in study.blocks:
-        seeds = " ".join(map(str, block.seeds))
-        if block.tune_seeds:
-            seeds += f"; the choice is made with {' '.join(map(str, block.tune_seeds))}"
         metric, highest = block.select
-        choice = f"the {'highest' if highest else 'lowest'} {metric} of the validation split chooses"
-        data = assignments(block.data.builtin or {split: " ".join(names) for split, names in block.data.files.items()})
         yield ""
         if block.name:
             yield f"block {block.name}"
         yield f"base       {assignments(block.base)}"
-        yield f"seeds      {seeds}; baseline {block.baseline}"
-        yield f"data       {data}"
-        yield f"metrics    {', '.join(metric.name for metric in block.metrics)}; {choice}"
-        width = max(len(row) for arm in block.arms for row in arm.rows.values())
+        yield f"seeds      {numbers(block.seeds)}"
+        yield f"baseline   {block.baseline}"
+        if any(arm.tuned for arm in block.arms):
+            extreme = "highest" if highest else "lowest"
+            seeds = numbers(block.tune_seeds or block.seeds)
+            yield f"choice     the {extreme} {metric} of the validation split, over seeds {seeds}"
+        yield f"data       {assignments(block.data.builtin or block.data.files)}"
+        yield f"metrics    {', '.join(metric.name for metric in block.metrics)}"
         for arm in block.arms:
             for variant, row in arm.rows.items():
-                changes = f"as {arm.name}, {assignments(varied(variant))}" if variant else _own_settings(arm)
-                yield f"  {row:<{width}}  {counted(counts[block.name, row], 'run'):>8}  {changes}"
+                changes = assignments(varied(variant) if variant else arm.settings) or "the base"
+                tuned = f"; one of {', '.join(map(cell_name, arm.cells))}" if arm.tuned and not variant else ""
+                yield f"  {row}: {counted(counts[block.name, row], 'run')}, {changes}{tuned}"
 
 
-def _own_settings(arm: Arm) -> str:
-    own = assignments(arm.settings) or "the base"
-    tuned: dict[str, list[Any]] = {name: [] for name in arm.cells[0]}
-    for cell in arm.cells:
-        for name, value in cell.items():
-            if value not in tuned[name]:
-                tuned[name].append(value)
-    return f"{own}; tuned: {assignments(tuned)}" if tuned else own
+def numbers(values: Sequence[int]) -> str:
+    """``1 2 3``."""
+    return " ".join(map(str, values))
 
 
 def assignments(values: Values) -> str:
     """``lbd=0.1 predictors=2``."""
-    return " ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
-    )
+    return " ".join(f"{name}={value}" for name, value in values.items())

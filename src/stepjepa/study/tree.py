@@ -6,18 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import options_of
 from stepjepa.config.values import BadValue, did_you_mean
 from stepjepa.config.yaml_file import Node, parse_tree, read_tree
 from stepjepa.errors import ConfigError
-from stepjepa.study.spec import StudyOptions
 
-_NAME = Names(StudyOptions)
 RECIPES = Path(__file__).parents[1] / "recipes"
 # Keys of earlier versions -> what replaces them.
 LEFT_KEYS = {
     "processes_per_run": "a run is one process; train under torchrun, and compare with stepjepa report",
-    "order": f"the first seed of all arms is run first; --{_NAME.blocks} runs some blocks",
+    "order": "the first seed of all arms is run first",
     "grid": "write out the arms that are to be compared, or let the validation split choose: tune: {option: [values]}",
 }
 
@@ -54,13 +52,13 @@ def recipe_lines() -> list[str]:
     return lines
 
 
-def merged(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
+def overlaid(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
     """`under` with `over` on top: mappings are merged key by key, all else, and the keys `replaced`, is replaced."""
     if not (isinstance(under.given, dict) and isinstance(over.given, dict)):
         return over
     both = dict(under.given)
     for name, node in over.given.items():
-        both[name] = merged(both[name], node) if name in both and name not in replaced else node
+        both[name] = overlaid(both[name], node) if name in both and name not in replaced else node
     return Node(both, over.where)
 
 
@@ -79,25 +77,24 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
     if not equals or not all(names):
         raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
     if names[0] == "mini" and not mini:
-        raise ConfigError(f"--set {assignment}: the section mini is read with --{_NAME.mini} only")
+        raise ConfigError(f"--set {assignment}: the section mini is read with --mini only")
     if mini and "mini" in root.given and names[0] != "mini":
         names = ["mini", *names]
-    blocks = _at(root, ["blocks"])
-    if blocks is not None and not mini and names[0] != "blocks":
-        for block, own in blocks.mapping("blocks").items():
-            if _at(own, names):
-                remedy = f"write blocks.{block}.{path}=..."
-                raise ConfigError(f"--set {assignment}: the block {block} has its own value; {remedy}")
+    blocks = {} if mini or "blocks" not in root.given else root.given["blocks"].mapping("blocks")
+    for block, own in blocks.items():
+        if _has(own, names):
+            remedy = f"write blocks.{block}.{path}=..."
+            raise ConfigError(f"--set {assignment}: the block {block} has its own value; {remedy}")
     return _with(root, names, parse_tree(text, f"--set {assignment}", numbered=False))
 
 
-def _at(node: Node, names: Sequence[str]) -> Node | None:
-    """The node below `node` at a path of names, None where there is none."""
+def _has(node: Node, names: Sequence[str]) -> bool:
+    """Whether there is a node below `node` at a path of names."""
     for name in names:
         if not isinstance(node.given, dict) or name not in node.given:
-            return None
+            return False
         node = node.given[name]
-    return node
+    return True
 
 
 def _with(root: Node, names: Sequence[str], value: Node) -> Node:
