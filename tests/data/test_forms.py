@@ -160,9 +160,9 @@ def test_prepare_chats(tmp_path):
     done = stepjepa.prepare(rows, output_file=str(tmp_path / "out.jsonl"), system_prompt="S")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     first, second = [json.loads(line)["messages"][0]["content"] for line in lines]
-    assert (first, second, done.format) == ("Think.", "S", "chats")
-    assert done.rows_dropped == {"several_turns": 1, "tool_message": 1}
-    assert "several_turns (first: list row 2: the chat is not" in str(done)
+    assert (first, second, done.format) == ("Think.", "S", "columns")
+    assert done.rows_skipped == {"several_turns": 1, "tool_message": 1}
+    assert "several turns (first: list row 2: the chat is not" in str(done)
 
 
 def test_train_evaluate_and_inspect(home, capsys):

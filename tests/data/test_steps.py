@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepjepa.data.steps import join_steps, make_splitter, spans_of_steps, splitters, style_and_spans
-from stepjepa.data.steps.splitters import choose_splitter
+from stepjepa.data import steps as splitters
+from stepjepa.data.steps import choose_splitter, join_steps, make_splitter, spans_of_steps, style_and_spans
 from stepjepa.errors import ConfigError, DataError
 
 

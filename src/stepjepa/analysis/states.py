@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerBase
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.config.option import Names
 from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
-from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.report import DataReport, reason_words
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Batch, Example, Rows
@@ -111,7 +111,7 @@ def read_pairs(
     if len(examples) < 2:
         objective = options.objective.name if options.objective else Regular.name
         what = f"{('no pair', 'one pair')[len(examples)]} for {objective}, and two are needed"
-        reasons = [f"{count} {REASONS.get(name, name)}" for name, count in report.examples_without_pairs.items()]
+        reasons = [f"{count} {reason_words(name)}" for name, count in report.examples_without_pairs.items()]
         if reasons:
             what += f" (rows: {'; '.join(reasons)})"
         flags = f"--{_NAME.objective}, --{_NAME.step_splitter}, --{_NAME.max_length}"

@@ -47,7 +47,7 @@ def prepare(argv: list[str]) -> int:
 
     example: stepjepa prepare gsm8k_train.jsonl --output_file train.jsonl --valid_ratio 0.05
     """
-    from stepjepa.data.prepare import PrepareOptions
+    from stepjepa.data.options import PrepareOptions
 
     values = _values(prepare, PrepareOptions, argv, "file")
     file = _file(values, "prepare")

@@ -12,6 +12,7 @@ GONE = {
     "coordinates": {"umap": "write --coordinates tsne, which needs no package of its own"},
     "format": {
         "gsm8k_socratic": "use gsm8k: each line 'sub-question ** step' is a step as it is",
+        "chats": "leave the format out: chats are recognised",
         "implicit_cot": "write each line 'question||steps #### answer' as a JSON object with question and answer",
     },
     "task": dict.fromkeys(("shortest_path", "s5", "countdown"), _TASK),

@@ -194,6 +194,14 @@ _NO_NUMBERS = (
 _IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
 # What left (flags, commands, metrics) -> what replaces it.
 LEFT: dict[str, Answer] = {
+    "calculator_marks": Answer("valid_ratio", "was removed: the marks of GSM8K are left out", idle=("drop",)),
+    "final_answer": Answer("valid_ratio", "was removed: a final '#### 72' is written as a box", idle=("boxed",)),
+    "max_steps": Answer("valid_ratio", "was removed from prepare: leave rows out of the prepared file", idle=("none",)),
+    "max_examples": Answer("valid_ratio", "was removed from prepare: give a file with fewer rows", idle=("none",)),
+    "answer_column": Answer(
+        "valid_ratio",
+        "was removed from prepare: --response_column has the steps, --ground_truth_column the final answer",
+    ),
     "runs": Answer("", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"),
     "keep_attempts": Answer(
         "",

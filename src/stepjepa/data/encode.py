@@ -560,7 +560,7 @@ def encode_dataset(
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
     encoder = make_encoder(rows, tokenizer, renderer, options)
-    report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
+    report, stores, digest = DataReport(rows.name), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
     for encoded in mapped(encoder, chunks, processes, _NAME.dataset_num_proc):

@@ -157,7 +157,7 @@ class ExampleStream:
 
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
         self.rows, self.encoders, self.processes = rows, encoders, processes
-        self.reports = [DataReport(source.name, files=source.files) for source in rows.sources]
+        self.reports = [DataReport(source.name) for source in rows.sources]
 
     def part(self, shard: int, shards: int) -> ExampleStream:
         """The examples of the rows whose number leaves the remainder `shard`; its reports are those of all."""

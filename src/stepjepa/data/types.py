@@ -219,7 +219,7 @@ class PairsFound(NamedTuple):
 
     Attributes:
         segments, pairs, view_spans: see `Example`.
-        reason: why there are none, a key of `data.report.REASONS`; None where there are some.
+        reason: why there are none, a key of `data.report.reason_words`; None where there are some.
     """
 
     segments: tuple[Segment, ...] = ()

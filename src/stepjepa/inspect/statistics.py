@@ -19,8 +19,8 @@ from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import is_stream, left_over, trained_answers
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder, render_checked
 from stepjepa.data.options import PairColumns
-from stepjepa.data.prepare.rows import question_key, question_of
-from stepjepa.data.report import RowCounts, StepCounts, listed_files
+from stepjepa.data.prepare_rows import question_key, question_of
+from stepjepa.data.report import RowCounts, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, rules_for
 from stepjepa.data.token_rows import stream_content
@@ -69,7 +69,7 @@ class RowSample:
 
 @dataclass
 class Repeats:
-    """Rows that ask what an earlier row asks (`prepare.rows.question_key`: letter case and white space aside).
+    """Rows that ask what an earlier row asks (`prepare_rows.question_key`: letter case and white space aside).
 
     Attributes:
         rows: such rows.
@@ -114,7 +114,6 @@ class TextStatistics(RowCounts):
 
     Attributes:
         splitter, separator: how steps were looked for; no separator where the splitter reads none.
-        files: of a folder, those that are read.
         plain_text: whether the first row, and with it the data set, is plain text and no chat.
         rows_usable: rows that can be trained on.
         role_orders: "system, user, assistant" -> usable chats.
@@ -132,7 +131,6 @@ class TextStatistics(RowCounts):
 
     splitter: str
     separator: str
-    files: list[str] = field(default_factory=list)
     plain_text: bool = False
     rows_usable: int = 0
     role_orders: Counter[str] = field(default_factory=Counter)
@@ -219,8 +217,6 @@ class TextStatistics(RowCounts):
     def lines(self) -> list[str]:
         """The statistics, one fact a line. What comes from the file is made `printable`."""
         lines = [f"Format check: {printable(self.source)}"]
-        if self.files:
-            lines.append(f"  Files: {listed_files(self.files)}")
         skipped = self.rows_skipped.total()
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
         lines += [f"    {printable(line)}" for line in self.skipped_lines()]
@@ -399,7 +395,6 @@ class TextReader:
             rows.name,
             rules.name,
             rules.splitter.separator if reads_separator else "",
-            rows.files,
             plain_text=columns is None and is_stream(next((row for _, row in rows), None)),
             steps=StepCounts.of(rules),
         )
