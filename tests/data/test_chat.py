@@ -156,17 +156,6 @@ def test_what_cannot_be_located_is_refused(template, reason):
     assert caught.value.reason == reason
 
 
-def test_several_chats_are_rendered_as_each_alone():
-    """Also next to one that the template refuses, which has its error."""
-    refuses = "{% if m['content'] == 'no' %}{{ raise_exception('no') }}{% endif %}"
-    made = renderer(f"{{% for m in messages %}}{refuses}<{{{{ m['content'] }}}}>{{% endfor %}}")
-    good, other = chat("Q", "A"), chat("R", "A", system="S")
-    expected = [made.render(good), made.render(other)]
-    assert list(made.render_all([good, other])) == expected and not list(made.render_all([]))
-    first, refused, last = made.render_all([good, chat("no", "A"), other])
-    assert [first, last] == expected and refused.reason == "template_refused"
-
-
 def test_a_template_that_does_not_end_is_stopped(monkeypatch):
     """Whatever it is asked for: a chat, its prompt, a message that is located."""
     monkeypatch.setattr("stepjepa.data.template.TEMPLATE_SECONDS", 0.2)

@@ -52,7 +52,6 @@ TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_
 _BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
 _STATM = Path("/proc/self/statm")  # of Linux: pages of memory that this process has
 _RENDERERS = 100  # that are kept, of rows with their own template arguments
-_CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
@@ -268,19 +267,11 @@ class ChatRenderer:
             ConfigError: the template does not end.
             RowError: it refuses them.
         """
-        return self._apply([messages], TEMPLATE_SECONDS, add_generation_prompt)[0]
-
-    def _apply(
-        self, chats: Sequence[Sequence[Mapping[str, str]]], seconds: float, add_generation_prompt: bool = False
-    ) -> list[str]:
-        """`apply` to each of several chats: by one call of the tokenizer, which costs half as much as one for each."""
-        messages = sum(map(len, chats))
-        written = sum(len(str(message.get("content", ""))) for chat in chats for message in chat)
-        room = TEMPLATE_BYTES + _BYTES_A_CHARACTER * written
-        with _limits(seconds, room, messages):
+        written = sum(len(str(message.get("content", ""))) for message in messages)
+        with _limits(TEMPLATE_BYTES + _BYTES_A_CHARACTER * written, len(messages)):
             try:
                 return self._tokenizer.apply_chat_template(
-                    list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
                 )
             except (ConfigError, MemoryError):
                 raise
@@ -299,16 +290,6 @@ class ChatRenderer:
         """
         chat, folded = self._folded(messages)
         return self._located(self.apply(chat), chat, folded)
-
-    def render_all(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> Iterator[RenderedChat | RowError]:
-        """`render` for each of several chats, or its error."""
-        try:
-            told = list(map(self._folded, chats))
-            texts = self._apply([chat for chat, _ in told], _CHUNK_SECONDS) if told else []
-        except (RowError, ConfigError):  # because of one of them, which is not known
-            yield from (attempted(self.render, messages) for messages in chats)
-        else:
-            yield from (attempted(self._located, text, *one) for text, one in zip(texts, told, strict=True))
 
     def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
         """A chat as the template takes it, and whether its system message was folded for that."""
@@ -518,8 +499,8 @@ class ChatRenderer:
 
 
 @contextlib.contextmanager
-def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
-    """Raise ConfigError where a block takes more seconds of this process's time, or more bytes of memory.
+def _limits(room: int, messages: int) -> Iterator[None]:
+    """Raise ConfigError where a block takes more than `TEMPLATE_SECONDS` of this process's time, or more bytes of memory.
 
     There are no limits outside of the main thread and on Windows, and none of memory on systems other than Linux.
     """
@@ -529,7 +510,7 @@ def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
     import resource
 
     def stop(number: int, frame: object) -> None:
-        raise _unusable(f"the chat template does not end: {messages} messages took more than {seconds} s")
+        raise _unusable(f"the chat template does not end: {messages} messages took more than {TEMPLATE_SECONDS} s")
 
     handler = signal.signal(signal.SIGVTALRM, stop)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -541,7 +522,7 @@ def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
             if soft != resource.RLIM_INFINITY:
                 limit = min(limit, soft)
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
         yield
     except MemoryError:
         raise _unusable(f"the chat template takes more than {room >> 20:,} MiB for {messages} messages") from None

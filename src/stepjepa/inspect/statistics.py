@@ -17,7 +17,7 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import is_stream, left_over, trained_answers
-from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder, render_checked
+from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
 from stepjepa.data.options import PairColumns
 from stepjepa.data.prepare_rows import question_key, question_of
 from stepjepa.data.report import RowCounts, StepCounts
@@ -294,9 +294,9 @@ class _Counter:
         texts = deepcopy(self.empty)
         is_text = [texts.plain_text and is_stream(row) for _, row in rows]
         chat_rows = [row for (_, row), text in zip(rows, is_text, strict=True) if not text]
-        chats = [attempted(CheckedChat.of, row, self.options, True) for row in chat_rows]
-        if self.encoder is not None and chats:  # what the model gets is counted, which may be less than the rows hold
-            chats = render_checked(chat_rows, chats, self.encoder.chats, self.options.rules)
+        # With an encoder what the model gets is counted, which may be less than the rows hold.
+        renderer = self.encoder.chats if self.encoder is not None and chat_rows else None
+        chats = [attempted(CheckedChat.of, row, self.options, True, renderer) for row in chat_rows]
 
         questions = list[int | None]()
         following = iter(chats)
