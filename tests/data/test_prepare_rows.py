@@ -46,7 +46,7 @@ LONG = "A sentence that is long enough."
         ({**GSM8K, "answer": "a\r\nb\r\n#### 72\r\n", "ground_truth": "7"}, {}, "7", ["a", "b\n\\boxed{72}"]),
         (TEACHER, {}, "72", TAUGHT),
         (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
-        ({"question": "How many?", "qwen_response": TEACHER["deepseek_response"]}, {}, None, TAUGHT),
+        ({"question": "How many?", "response": TEACHER["deepseek_response"]}, {}, None, TAUGHT),
         *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
         (
             NAMED,

@@ -116,7 +116,7 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
     question, response = options.question_column, options.response_column
     generated = None
     if response is None and options.format in ("auto", "teacher"):
-        generated = _response_column(row)
+        generated = next((name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None)
     form = RawFormat(options.format, question, response or generated)
     if form.name == "teacher":
         return form._replace(response=form.response or RESPONSE_COLUMN)
@@ -130,14 +130,6 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
     _, final = _split_final(messages[-1]["content"])
     is_gsm8k = final is not None and not question and not response and not chat_column(row)
     return form._replace(name="gsm8k" if is_gsm8k else "columns")
-
-
-def _response_column(row: Mapping[str, Any]) -> str | None:
-    """The column with a generated response, None without one or with several."""
-    if row.get(RESPONSE_COLUMN) is not None:
-        return RESPONSE_COLUMN
-    names = [name for name in row if isinstance(name, str) and (name == "response" or name.endswith("_response"))]
-    return names[0] if len(names) == 1 and row[names[0]] is not None else None
 
 
 def _chat_of(row: Mapping[str, Any], form: RawFormat) -> list[dict[str, str]]:
