@@ -1,11 +1,9 @@
 """Messages are located by rendering, in every template of `FORMATS`, or the chat is refused with a reason."""
 
-import json
 import signal
 
 import pytest
 
-from stepjepa.data.chat import check_messages
 from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.errors import ConfigError, RowError
 from support.templates import FORMATS, R1_LIKE
@@ -197,26 +195,6 @@ def test_the_prompt_is_the_text_up_to_the_answer():
         whole = made.render(chat("Q", "A", system="S"))
         prompt = made.prompt(chat("Q", system="S"))
         assert whole.text[: whole.spans[-1].start].rstrip(" ") == prompt.rstrip(" "), name
-
-
-def test_check_messages():
-    assert check_messages(({"role": "assistant", "content": "a", "name": None},)) == [
-        {"role": "assistant", "content": "a"}
-    ]
-    cases = [
-        ([], "no_messages"),
-        (["hello"], "no_messages"),
-        ([{"role": "critic", "content": ""}], "unknown_role"),
-        ([{"role": "assistant", "content": [{"type": "text"}]}], "content_not_text"),
-        ([{"role": "user", "content": "a"}], "no_assistant_message"),
-        ([{"role": "assistant", "content": json.loads('"a\\ud83d b"')}], "broken_text"),
-    ]
-    for messages, reason in cases:
-        with pytest.raises(RowError) as caught:
-            check_messages(messages)
-        assert caught.value.reason == reason
-    with pytest.raises(RowError, match=r"message 2 \(assistant\) has content of type int"):
-        check_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": 7}])
 
 
 def test_template_files(tmp_path):

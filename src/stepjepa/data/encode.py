@@ -30,10 +30,11 @@ from stepjepa.data.columns import (
 )
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import DataOptions, ReadingOptions
+from stepjepa.data.rendered import MessageSpan, RenderedChat
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of
-from stepjepa.data.template import ChatRenderer, MessageSpan, RenderedChat
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.token_rows import StreamRow, stream_row
 from stepjepa.data.tokens import (
     TokenisedText,

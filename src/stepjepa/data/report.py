@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.columns import REASONING, LeftOver, is_trained
 from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
+from stepjepa.data.rendered import RenderedChat, quoted
 from stepjepa.data.steps import RowSteps, StepRules
-from stepjepa.data.template import RenderedChat, quoted
 from stepjepa.errors import DataError, RowError, no_rows, said
 from stepjepa.utils.text import counted, escaped
 

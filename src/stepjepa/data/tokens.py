@@ -20,7 +20,8 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import marked_text, opened_in
 from stepjepa.data.options import DataOptions, PromptFrom, PromptOptions
-from stepjepa.data.template import ChatRenderer, quoted, with_template
+from stepjepa.data.rendered import quoted
+from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError, RowError, attempted
 
