@@ -18,7 +18,7 @@ import stepjepa
 from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.cli.main import main
 from stepjepa.config.option import options_of
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError
 from stepjepa.study.folder import StudyRunFolder, write_plan
 from stepjepa.study.reading import read_options
 from stepjepa.study.spec import StudyOptions, all_runs
@@ -166,18 +166,6 @@ def test_runs_of_a_study_have_names_for_trackers(study, tmp_path, base, first):
         names.append(yaml.safe_load(folder.train_config.read_text())["run_name"])
     assert len(set(names)) == len(names) == 9
     assert names[0] == f"{first}/regular/seed-1" and names[-1] == f"{first}/step_jepa+shuffled/seed-3"
-
-
-def test_a_share_is_no_split(tmp_path, capsys):
-    rows = write(tmp_path / "rows.jsonl", TEST[:4])
-    for command in (
-        f"train --train_file {rows} --eval_split=0.2 --output_dir out",
-        f"train --train_file {rows} --eval_file {rows} --eval_split=1 --output_dir out",
-        f"check {rows} --dataset_split=1e-1",
-    ):
-        assert "stepjepa prepare FILE --valid_ratio" in refusal(capsys, *command.split())
-    with pytest.raises((ConfigError, DataError), match="a number"):
-        RunOptions(eval_split="0")
 
 
 def test_options_of_an_evaluation_that_is_not_there_are_noted(tmp_path):

@@ -24,7 +24,7 @@ import regex
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import CharSpan, Text, text_of
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.columns import column_value, listed_steps
+from stepjepa.data.columns import TOTAL_COLUMN, column_value, listed_steps
 from stepjepa.data.numbered import numbered
 from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, StepsOptions
 from stepjepa.errors import ConfigError, RowError, attempted
@@ -340,9 +340,11 @@ def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -
 
 
 def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
-    """Whether a row holds several steps itself."""
-    steps = row.get(column) if isinstance(row, Mapping) else None
-    return isinstance(steps, list) and len(steps) > 1
+    """Whether a row says itself that its answer has several steps: it holds them, or their number."""
+    if not isinstance(row, Mapping):
+        return False
+    steps, total = row.get(column), row.get(TOTAL_COLUMN)
+    return (isinstance(steps, list) and len(steps) > 1) or (isinstance(total, int) and total > 1)
 
 
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
