@@ -169,7 +169,8 @@ class CheckedChat(NamedTuple):
         Of a row that is only to give its steps, which hold the answer, these are the answer. RowError where it holds no
         chat, or one that the template refuses.
         """
-        rules, given = options.rules, row
+        rules = options.rules
+        given = row
         if rules.required and isinstance(row, Mapping) and (answer := answer_column(row)) not in row:
             given = {**row, answer: join_steps(listed_steps(row, str(rules.column)))}
         messages = row_to_messages(given, options.system_prompt, options.columns)
@@ -343,7 +344,8 @@ class RowEncoder:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
         block of one token, which predicts nothing, is left out. A row that says which of its tokens are labelled is cut as a
         chat is. RowError where nothing is left."""
-        objective, ids = self.options.objective, row.ids
+        objective = self.options.objective
+        ids = row.ids
         limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
         report.see_left_over(row.rest)
         labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
@@ -369,7 +371,8 @@ class RowEncoder:
             raise chat.steps
         ids, last = self._apart(chat, tokens)
         begins = chat.shown.begins
-        limit, objective = self.options.max_length, self.options.objective
+        limit = self.options.max_length
+        objective = self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
@@ -398,7 +401,8 @@ class RowEncoder:
                 what = f"the chat has {len(ids)} tokens, and the answer would be cut; raise --{_NAME.max_length}"
                 raise RowError("answer_truncated", what)
             report.answers_truncated += 1
-        trunk, view_pairs = ids[:limit], PairsFound()
+        trunk = ids[:limit]
+        view_pairs = PairsFound()
         if isinstance(chat.target, RowError):
             view_pairs = PairsFound(reason=chat.target.reason)
             report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
@@ -420,7 +424,8 @@ class RowEncoder:
     def _paired(self, example: Example, view_pairs: PairsFound, report: DataReport) -> Example:
         """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
         counts the others."""
-        options, reason = self.options, view_pairs.reason
+        options = self.options
+        reason = view_pairs.reason
         pairs, views = list(view_pairs.pairs), list(view_pairs.view_spans)
         largest = int(example.trunk.max())
         if options.vocabulary is not None and largest >= options.vocabulary:
@@ -466,7 +471,8 @@ class RowEncoder:
         chat, turns, eos = row.shown, list[Turn](), self.eos
         steps_found = row.step_spans if self.options.needs_steps else None
         user: tuple[Span | None, int] = (None, 0)
-        end_id, what = None, ""
+        end_id = None
+        what = ""
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
         for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)

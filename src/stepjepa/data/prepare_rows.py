@@ -113,7 +113,8 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
 
 def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
     """Format and columns of one row, None where it shows nothing."""
-    question, response = options.question_column, options.response_column
+    question = options.question_column
+    response = options.response_column
     generated = None
     if response is None and options.format in ("auto", "teacher"):
         generated = next((name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None)
@@ -213,10 +214,13 @@ class Converter:
     """
 
     def __init__(self, form: RawFormat, options: PrepareOptions):
-        self._form, self._options = form, options
-        style, usual = options.step_splitter, PUBLISHED_LENGTH
+        self._form = form
+        self._options = options
+        style = options.step_splitter
+        usual = PUBLISHED_LENGTH
         if form.name == "gsm8k":
-            style, usual = "lines" if style == "auto" else style, 1
+            style = "lines" if style == "auto" else style
+            usual = 1
         self._splitter, self._blank_lines = make_splitter(style, options.step_separator), make_splitter("separator")
         self.least = usual if options.min_step_length is None else options.min_step_length
 
@@ -281,7 +285,8 @@ class Converter:
 
     def _checked_truth(self, example: RawExample, content: str) -> str | None:
         """The ground truth; with ``require_correct`` checked against the response."""
-        required, truth = self._options.require_correct, example.ground_truth
+        required = self._options.require_correct
+        truth = example.ground_truth
         if truth is None:
             own = None if example.answer == example.response else example.answer
             if own is None and required:

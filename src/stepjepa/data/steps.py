@@ -258,7 +258,8 @@ def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[
 
 def _body(source: Text, paragraphs: list[CharSpan]) -> list[CharSpan]:
     """The paragraphs that may be steps: without thinking, an introduction, and a last one of hashes."""
-    text, body = source.text, paragraphs
+    text = source.text
+    body = paragraphs
     if body and any(not text[end : body[0][1]].strip() for _, end in source.thoughts):
         body = body[1:]
     if len(body) > 1 and _INTRODUCTION.fullmatch(text, *body[0]):

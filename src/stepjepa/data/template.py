@@ -244,7 +244,8 @@ class ChatRenderer:
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
     ) -> tuple[Opening | None, ...]:
         """The opening of each answer, for which the generation prompts are rendered."""
-        openings, end = list[Opening | None](), self._tokenizer.eos_token
+        openings = list[Opening | None]()
+        end = self._tokenizer.eos_token
         place = last_message = 0
         for index, message in enumerate(chat):
             if place == len(spans) or spans[place].role != message["role"]:
@@ -449,7 +450,8 @@ def _serves(name: str, rendered: RenderedChat) -> bool:
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Put the system message in front of the first user message, as templates without a system role expect."""
-    system, rest = chat[0], chat[1:]
+    system = chat[0]
+    rest = chat[1:]
     for index, message in enumerate(rest):
         if message["role"] == "user":
             lead = f"{system['content']}\n\n" if system["content"].strip() else ""

@@ -361,7 +361,8 @@ class Batch(OnDevice):
 
     def untrimmed(self) -> Batch:
         """It with every state computed to the end, whoever reads it."""
-        rows, targets = self.rows, self.target_rows
+        rows = self.rows
+        targets = self.target_rows
         targets = None if targets is None else replace(targets, read_positions=None)
         return replace(self, rows=replace(rows, read_positions=None), target_rows=targets)
 
