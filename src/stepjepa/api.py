@@ -327,7 +327,7 @@ def prepare(data: object = None, **options: Any) -> PrepareResult:
         ConfigError: an option that cannot be used, or output files that exist.
         DataError: the data cannot be read, or no row of it be kept.
     """
-    from stepjepa.data.prepare import PrepareOptions
+    from stepjepa.data.options import PrepareOptions
     from stepjepa.data.prepare import prepare as run
 
     return run(_options(PrepareOptions, options), data)

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare.options import SYSTEM_PROMPT
 from stepjepa.data.steps import make_splitter
 from support.rows import gsm8k, lines, write
 
@@ -23,12 +22,11 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert err == "" and out.splitlines() == [
         "Prepared: raw.jsonl",
-        "  Format: gsm8k (recognised: 2 of the first 2 rows)",
-        "  Rows: 3 read, 2 kept, 1 dropped",
-        "    dropped 1: broken_json (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
-        "quotes at character 2); one JSON object per line is expected; {)",
+        "  Format: gsm8k",
+        "  Rows: 3 read, 2 kept, 1 skipped",
+        "    skipped 1: broken json (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
+        "quotes at character 2); one JSON object per line is expected)",
         "  Steps a row: 2 in 2",
-        f"  System prompt: in 2 of 2 rows (--system_prompt TEXT, or none): {SYSTEM_PROMPT}",
         "  out/train.jsonl: 2 rows",
         "Next: stepjepa train --train_file out/train.jsonl --model_name mini --step_jepa --output_dir runs/train",
     ]

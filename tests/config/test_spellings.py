@@ -19,8 +19,7 @@ from stepjepa.config.option import check_fields, options_of
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
-from stepjepa.data.options import StepsOptions
-from stepjepa.data.prepare.options import PrepareOptions
+from stepjepa.data.options import PrepareOptions, StepsOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.study.spec import ProblemRows

@@ -1,11 +1,9 @@
 """Messages are located by rendering, in every template of `FORMATS`, or the chat is refused with a reason."""
 
-import json
 import signal
 
 import pytest
 
-from stepjepa.data.chat import check_messages
 from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.errors import ConfigError, RowError
 from support.templates import FORMATS, R1_LIKE
@@ -156,17 +154,6 @@ def test_what_cannot_be_located_is_refused(template, reason):
     assert caught.value.reason == reason
 
 
-def test_several_chats_are_rendered_as_each_alone():
-    """Also next to one that the template refuses, which has its error."""
-    refuses = "{% if m['content'] == 'no' %}{{ raise_exception('no') }}{% endif %}"
-    made = renderer(f"{{% for m in messages %}}{refuses}<{{{{ m['content'] }}}}>{{% endfor %}}")
-    good, other = chat("Q", "A"), chat("R", "A", system="S")
-    expected = [made.render(good), made.render(other)]
-    assert list(made.render_all([good, other])) == expected and not list(made.render_all([]))
-    first, refused, last = made.render_all([good, chat("no", "A"), other])
-    assert [first, last] == expected and refused.reason == "template_refused"
-
-
 def test_a_template_that_does_not_end_is_stopped(monkeypatch):
     """Whatever it is asked for: a chat, its prompt, a message that is located."""
     monkeypatch.setattr("stepjepa.data.template.TEMPLATE_SECONDS", 0.2)
@@ -208,26 +195,6 @@ def test_the_prompt_is_the_text_up_to_the_answer():
         whole = made.render(chat("Q", "A", system="S"))
         prompt = made.prompt(chat("Q", system="S"))
         assert whole.text[: whole.spans[-1].start].rstrip(" ") == prompt.rstrip(" "), name
-
-
-def test_check_messages():
-    assert check_messages(({"role": "assistant", "content": "a", "name": None},)) == [
-        {"role": "assistant", "content": "a"}
-    ]
-    cases = [
-        ([], "no_messages"),
-        (["hello"], "no_messages"),
-        ([{"role": "critic", "content": ""}], "unknown_role"),
-        ([{"role": "assistant", "content": [{"type": "text"}]}], "content_not_text"),
-        ([{"role": "user", "content": "a"}], "no_assistant_message"),
-        ([{"role": "assistant", "content": json.loads('"a\\ud83d b"')}], "broken_text"),
-    ]
-    for messages, reason in cases:
-        with pytest.raises(RowError) as caught:
-            check_messages(messages)
-        assert caught.value.reason == reason
-    with pytest.raises(RowError, match=r"message 2 \(assistant\) has content of type int"):
-        check_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": 7}])
 
 
 def test_template_files(tmp_path):

@@ -106,6 +106,16 @@ CALL = [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]
             "columns found: text, id; expected messages, conversations, a question (question, prompt,",
         ),
         ({"messages": "hello"}, "no_messages", "not a non-empty list"),
+        ({"messages": ["hello"]}, "no_messages", "message 1 is not an object with 'role' and 'content'"),
+        ({"messages": [{"role": "critic", "content": ""}]}, "unknown_role", "message 1 has role 'critic'"),
+        ({"messages": CHAT[:1]}, "no_assistant_message", "no message has the role 'assistant'"),
+        (
+            {"messages": [{**CHAT[1], "content": 7}]},
+            "content_not_text",
+            "message 1 (assistant) has content of type int",
+        ),
+        ({"messages": [{**CHAT[1], "content": [{"type": "text"}]}]}, "content_not_text", "has content of type list"),
+        ({"messages": [{**CHAT[1], "content": "a\ud83d b"}]}, "broken_text", "without its other half"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
         ({"question": ["a"], "answer": "b"}, "content_not_text", "message 1 (user) has content of type list"),
         ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
@@ -160,9 +170,9 @@ def test_prepare_chats(tmp_path):
     done = stepjepa.prepare(rows, output_file=str(tmp_path / "out.jsonl"), system_prompt="S")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     first, second = [json.loads(line)["messages"][0]["content"] for line in lines]
-    assert (first, second, done.format) == ("Think.", "S", "chats")
-    assert done.rows_dropped == {"several_turns": 1, "tool_message": 1}
-    assert "several_turns (first: list row 2: the chat is not" in str(done)
+    assert (first, second, done.format) == ("Think.", "S", "columns")
+    assert done.rows_skipped == {"several_turns": 1, "tool_message": 1}
+    assert "several turns (first: list row 2: the chat is not" in str(done)
 
 
 def test_train_evaluate_and_inspect(home, capsys):

@@ -12,8 +12,8 @@ from stepjepa.cli.main import main
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import left_over
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.prepare.options import PrepareOptions
-from stepjepa.data.prepare.rows import read_example, recognise
+from stepjepa.data.options import PrepareOptions
+from stepjepa.data.prepare_rows import read_example, recognise
 from stepjepa.data.report import DataReport
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError, RowError

@@ -14,8 +14,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import make_metric
 from stepjepa.modeling.load import load_tokenizer
 
-EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
-ALL = make_task("arithmetic", operations=["add", "sub", "mul", "div"])
+EQUATION = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")
 
 
 def solution(row):
@@ -23,22 +22,24 @@ def solution(row):
 
 
 def test_one_row_typed_out():
-    task = make_task("arithmetic", max_steps=3, operations=["add", "sub"], system_prompt="Solve it.")
+    task = make_task("arithmetic", max_steps=3)
     (row,) = generate_rows(1, seed=12, task=task)
-    question = "Tom starts with 4 bricks. He gives 2 to Ruth. He gives 1 to Ruth. What is the number of bricks now?"
-    answer = "Giving away 2 leaves 4 - 2 = 2.\n\nGiving away 1 leaves 2 - 1 = 1.\n\nThe answer is \\boxed{1}."
-    contents = {"system": "Solve it.", "user": question, "assistant": answer}
+    question = (
+        "Tom starts with 4 bricks. He gives 2 to Ruth. He then has 3 times as many. What is the number of bricks now?"
+    )
+    answer = "Giving away 2 leaves 4 - 2 = 2.\n\nHaving 3 times as many makes 2 * 3 = 6.\n\nThe answer is \\boxed{6}."
+    contents = {"user": question, "assistant": answer}
     assert row == {
         "messages": [{"role": role, "content": content} for role, content in contents.items()],
         "question": question,
-        "ground_truth": "1",
+        "ground_truth": "6",
         "total_steps": 3,
         "task": "arithmetic",
     }
 
 
 def test_every_arithmetic_row_is_right():
-    rows = generate_rows(2000, seed=5, task=ALL)
+    rows = generate_rows(2000, seed=5)
     for row in rows:
         steps = solution(row).split("\n\n")
         equations = EQUATION.findall(solution(row))
@@ -48,10 +49,10 @@ def test_every_arithmetic_row_is_right():
         value, *operands = map(int, re.findall(r"\d+", row["question"]))
         for operand, (one, sign, other, result) in zip(operands, equations, strict=True):
             a, b, c = int(one), int(other), int(result)
-            assert (a, b) == (value, operand) and 0 <= c <= ALL.max_number  # it starts from the result before it
-            value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
-            assert c == value and (sign != "/" or a % b == 0)
-            assert 1 <= b <= ALL.max_operand if sign in "+-" else 2 <= b <= ALL.max_factor
+            assert (a, b) == (value, operand) and 0 <= c <= 99  # it starts from the result before it
+            value = {"+": a + b, "-": a - b, "*": a * b}[sign]
+            assert c == value
+            assert 1 <= b <= 20 if sign in "+-" else 2 <= b <= 3
         assert row["ground_truth"] == str(value)
     assert {row["total_steps"] for row in rows} == {2, 3, 4, 5, 6}
     questions = [row["question"] for row in rows]
@@ -106,7 +107,7 @@ def test_orders_are_products_in_the_group():
     def product(one, other):  # the letters of `one`, as `other` takes them
         return "".join(one["abcde".index(letter)] for letter in other)
 
-    group, rows = {"abcde"}, generate_rows(300, 2, make_task("a5", length=9, min_length=3, symbols=2))
+    group, rows = {"abcde"}, generate_rows(300, 2, make_task("a5", length=9, symbols=2))
     for row in rows:
         place, answer = "abcde", iter(row["steps"])
         for symbol in row["question"].split():
@@ -117,7 +118,7 @@ def test_orders_are_products_in_the_group():
     for _ in range(20):  # what the two symbols generate
         group |= {product(one, symbol) for one in group for symbol in symbols}
     assert len(symbols) == 2 and group == set(even_permutations()) and len(group) == 60
-    assert {row["total_steps"] for row in rows} == set(range(3, 10))
+    assert {row["total_steps"] for row in rows} == {9}
     (row,) = generate_rows(1, 2, make_task("a5", length=7, every=3))
     assert row["total_steps"] == 3 and row["steps"][-1] == row["ground_truth"]
     with make_metric("task") as metric:  # the last order decides
@@ -128,7 +129,7 @@ def test_split_shares_no_instance(monkeypatch):
     monkeypatch.setattr(tasks, "_PEOPLE", tasks._PEOPLE[:2])  # so that questions repeat soon
     monkeypatch.setattr(tasks, "_OBJECTS", tasks._OBJECTS[:1])
     for task in (
-        make_task("arithmetic", max_steps=2, max_number=9, max_operand=5),
+        make_task("arithmetic", max_steps=2, max_number=9),
         make_task("path_star", path_length=3),  # 120 stars, each with 24 orders of its edges
     ):
         train, test = generate_split(40, 10, 1, task)
@@ -161,14 +162,10 @@ def test_a_node_is_a_token_of_the_preset():
     [
         ("arithmetic", {"min_steps": 1}, "min_steps"),
         ("arithmetic", {"min_steps": 4, "max_steps": 3}, "must not be below"),
-        ("arithmetic", {"operations": ["add", "pow"]}, "'pow'.; it must be a list of some of add, sub"),
-        ("arithmetic", {"operations": "add"}, "must be a list"),
-        ("arithmetic", {"min_steps": 6, "max_number": 10, "operations": ["mul"]}, "no chain of 5 operations"),
         ("path_start", {}, "did you mean 'path_star'"),
         ("path_star", {"degre": 3}, "did you mean 'degree'"),
         ("path_star", {"nodes": 8}, "nodes is 8; the star has 9"),
         ("a5", {"symbols": 61}, "at most 60"),
-        ("a5", {"min_length": 13}, "must be 1 to length"),
     ],
 )
 def test_what_is_refused(name, options, message):

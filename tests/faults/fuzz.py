@@ -282,7 +282,7 @@ LEFT_OUT = "output_dir dataset_num_proc deepspeed fsdp push_to_hub debug report_
 FLAGS = [
     ("check {rows} --model_name tiny", "inspect.check:CheckOptions", "file eval_file"),
     ("inspect {rows} --model_name tiny", "inspect.view:InspectOptions", "file html png"),
-    ("prepare {rows} --output_file {out}", "data.prepare:PrepareOptions", "file output_file num_proc"),
+    ("prepare {rows} --output_file {out}", "data.options:PrepareOptions", "file output_file num_proc"),
     (SHORT_EVALUATE, "evaluation.options:EvaluateOptions", "output_dir output_file analyze"),
     ("analyze {rows} --models {run} --output_dir {out} --layers -1", "analysis.options:AnalyzeOptions",
      "output_dir"),

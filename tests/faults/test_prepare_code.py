@@ -10,8 +10,9 @@ import textwrap
 import pytest
 
 from stepjepa.data.blocks import answer_of
-from stepjepa.data.prepare import PrepareOptions, prepare
-from stepjepa.data.prepare.rows import Converter, RawExample, RawFormat, read_example, recognise
+from stepjepa.data.options import PrepareOptions
+from stepjepa.data.prepare import prepare
+from stepjepa.data.prepare_rows import Converter, RawExample, RawFormat, read_example, recognise
 from stepjepa.data.steps import spans_of_steps
 from stepjepa.inspect.statistics import TextStatistics
 from support.checks import check_format
@@ -51,7 +52,7 @@ def parses(text: str) -> bool:
 def prepared(response: str, **options):
     """The prepared answer; training finds its steps in it, one after the other."""
     converter = Converter(RawFormat("columns"), PrepareOptions(**options))
-    content, steps, _ = converter.steps_of(RawExample("q", "a", None, response))
+    content, steps = converter.steps_of(RawExample("q", "a", None, response))
     spans = spans_of_steps(content, steps)
     assert [content[start:end].strip() for start, end in spans] == [step.strip() for step in steps]
     assert sum(map(len, steps)) > 0 and all(step in content for step in steps)
@@ -111,7 +112,7 @@ def test_a_comment_at_the_end_of_code_is_no_final_answer():
     code = "def f(x):\n    return x\n\n#### end of f"
     for options in (PrepareOptions(), PrepareOptions(step_splitter="lines")):
         row = {"question": "q", "answer": code}
-        assert Converter(form, options).steps_of(read_example(row, form, options)).content == code
+        assert Converter(form, options).steps_of(read_example(row, form, options))[0] == code
         prose = read_example({"question": "q", "answer": "Add both.\n#### 72"}, form, options)
         assert prose.final == "72" and read_example({"question": "q", "answer": "So:\n#### Paris"}, form, options).final
         number = read_example({"question": "q", "answer": "def f(x):\n    return x\n#### 72"}, form, options)

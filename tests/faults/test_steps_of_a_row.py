@@ -10,7 +10,8 @@ import pytest
 from stepjepa.analysis.states import read_pairs
 from stepjepa.cli.main import main
 from stepjepa.data.encode import encode_dataset, read_chat
-from stepjepa.data.prepare import PrepareOptions, prepare
+from stepjepa.data.options import PrepareOptions
+from stepjepa.data.prepare import prepare
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.report.reading import data_lines
@@ -48,9 +49,6 @@ def raw_rows(form: str) -> list:
             rows.append({"question": question, "answer": f"{text}\n#### {n + 1}"})
         elif form == "teacher":
             rows.append({"question": question, "answer": f"#### {n + 1}", "deepseek_response": text})
-        elif form == "list":
-            pieces = text.replace("\r", "").replace("<think>", "").replace("</think>", "").split("\n\n")
-            rows.append({"question": question, "response": pieces, "answer": str(n + 1)})
         else:
             rows.append({"problem": question, "solution": text})
     return rows
@@ -84,7 +82,6 @@ def method_of(**options) -> JEPAOptions:
 SPLIT = ["separator", "lines", "numbered", "sentence", "regex", "auto"]
 PREPARED = [
     *((form, {"step_splitter": splitter}) for form in ("gsm8k", "teacher", "columns") for splitter in SPLIT),
-    ("list", {"step_splitter": "list", "response_column": "response"}),
 ]
 
 
@@ -99,18 +96,17 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         if form == "columns":
             options |= {"question_column": "problem", "response_column": "solution"}
         raw = raw_rows(form)
-        named = {"list": "columns"}.get(form, form)
-        report = prepare(PrepareOptions(format=named, output_file=str(file), **options), raw)
+        report = prepare(PrepareOptions(format=form, output_file=str(file), **options), raw)
         rows, source = lines(file), RowSource(str(file))
         total = [len(row["steps"]) for row in rows]
         assert len(rows) == len(STYLES) == report.rows_kept and [row["total_steps"] for row in rows] == total, case
 
         found = check_format(source, "auto")
         assert found.step_counts == report.step_counts and found.steps.own == found.steps.rows == len(rows), case
-        assert not found.steps.other_totals and not found.steps.unread, case
+        assert not found.steps.unread, case
         settings = settings_for(source, method)
         store, trained = encode_dataset(source, bpe_tokenizer, renderer, settings)
-        assert trained.steps.own == len(rows) == trained.rows_kept and not trained.steps.other_totals, case
+        assert trained.steps.own == len(rows) == trained.rows_kept, case
         assert trained.pairs == sum(total) - len(rows) == found.pairs_all, case
         for row, example in zip(rows, store, strict=True):
             chat = read_chat(row, renderer, settings)  # as inspect reads it
@@ -189,14 +185,11 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     assert record["step_counts"] == {"2": 2, "3": 10} and record["steps"]["own"] == 2
     counts = {name: count for name, (count, _) in warnings.items() if "own_" in name}
     assert counts == {"own_steps_not_found": 1, "own_no_steps": 1}
-    assert record["steps"]["other_totals"] == 4
     assert "line 2: step 2 of 2 does not stand in the answer after step 1: 'Double it.'" in str(warnings)
-    assert "line 7: 3 found, total_steps is 5" in record["steps"]["first_other_total"]
     said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
-    assert report["pairs"] == 2 + 10 * 2 and report["steps"]["other_totals"] == 4
+    assert report["pairs"] == 2 + 10 * 2
     assert "steps: the rows' own in 2, found by --step_splitter separator in 10" in said
     assert "own steps not taken in 1 row: the steps in the row do not stand in its answer (first: " in said
-    assert f"not as many steps as total_steps says in 4 rows (first: {file} line 7: 3 found, total_steps is 5)" in said
     said = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", "1")
     assert "steps: found by --step_splitter separator" in said and "line 2: step 2 of 2 does not stand" in said
     # Who names a splitter, or requires the column, gets that.
@@ -225,7 +218,7 @@ def test_several_turns_thoughts_and_introductions(bpe_tokenizer):
     # An earlier answer is split; what stands around the steps belongs to them: "Well." to C., "E" to D.
     found = [[text.strip() for text in targets(bpe_tokenizer, example)] for example in store]
     assert found == [["B.", "D.\n\nE"], ["B.\n</think>", "C.", "D."]]
-    assert report.steps.own == 2 and not report.steps.other_totals
+    assert report.steps.own == 2
     # A template that leaves the thoughts of the last answer out leaves their steps out.
     tokenizer = with_template(bpe_tokenizer, "chatml")
     text = "m['content'].split('</think>')[-1]"

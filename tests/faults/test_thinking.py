@@ -6,7 +6,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from stepjepa.data.answers import final_answer
 from stepjepa.data.blocks import answer_of, marked_text, opened_in
-from stepjepa.data.prepare.rows import response_parts
+from stepjepa.data.prepare_rows import response_parts
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError
 from stepjepa.evaluation.metrics import make_metric

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare.options import SYSTEM_PROMPT
+from stepjepa.data.options import SYSTEM_PROMPT
 from stepjepa.generation import endpoint
 from stepjepa.generation.output import seed_of
 from support.rows import lines, write

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from stepjepa.cli.main import main
-from stepjepa.data.prepare.options import SYSTEM_PROMPT
+from stepjepa.data.options import SYSTEM_PROMPT
 from stepjepa.data.tokens import Prompter
 from stepjepa.generation import local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch

@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.config.option import Names
 from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
-from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.report import DataReport, reason_words
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Batch, Example, Rows
@@ -110,7 +110,7 @@ def read_pairs(
         objective = options.objective.name if options.objective else Regular.name
         message = f"{report.source}: {len(examples)} pairs for {objective}, and two are needed"
         for name, count in report.examples_without_pairs.items():
-            message += f"; {count} {REASONS.get(name, name)}"
+            message += f"; {count} {reason_words(name)}"
         raise DataError(message)
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), report)
 

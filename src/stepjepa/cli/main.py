@@ -103,7 +103,7 @@ def demo() -> None:
     """
 
 
-@_command("turn raw questions and answers into chat rows with steps", "data.prepare:PrepareOptions", required=True)
+@_command("turn raw questions and answers into chat rows with steps", "data.options:PrepareOptions", required=True)
 def prepare() -> None:
     """stepjepa prepare INPUT
 

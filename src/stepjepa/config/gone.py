@@ -11,6 +11,7 @@ GONE = {
     },
     "format": {
         "gsm8k_socratic": "use gsm8k: each line 'sub-question ** step' is a step as it is",
+        "chats": "leave the format out: chats are recognised",
         "implicit_cot": "write each line 'question||steps #### answer' as a JSON object with question and answer",
     },
     "metric": {

@@ -195,6 +195,13 @@ _AS_TRAINED = "was removed from analyze: every model is read as its own run read
 _IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
 # What left (flags, commands) -> what replaces it.
 LEFT: dict[str, Answer] = {
+    "calculator_marks": Answer("valid_ratio", "was removed: the marks of GSM8K are left out", idle=("drop",)),
+    "final_answer": Answer("valid_ratio", "was removed: a final '#### 72' is written as a box", idle=("boxed",)),
+    "max_steps": Answer("valid_ratio", "was removed from prepare: leave rows out of the prepared file", idle=("none",)),
+    "max_examples": Answer("valid_ratio", "was removed from prepare: give a file with fewer rows", idle=("none",)),
+    "answer_column": Answer(
+        "", "was removed: write --response_column or --ground_truth_column in prepare, --target_column in generate"
+    ),
     "runs": Answer("", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"),
     "keep_attempts": Answer(
         "",
@@ -209,7 +216,6 @@ LEFT: dict[str, Answer] = {
     "timeout": Answer("attempts", "was removed: a request is given up after ten minutes and sent again"),
     "max_retries": Answer("attempts", "was removed: a request is sent again six times, and the same command resumes"),
     "question_column": Answer("attempts", "write --source_column and --target_column"),
-    "answer_column": Answer("attempts", "write --source_column and --target_column"),
     "ground_truth_column": Answer("attempts", "call the column ground_truth, or name it with --target_column"),
     "no_resume": Answer("", "was removed: nothing is replaced without --overwrite; name another --output_file"),
     "energy": Answer("", _NO_ENERGIES),

@@ -310,7 +310,8 @@ def last_boxed(text: str) -> str | None:
             start = opened.pop() if opened else None
             # A box around one that has closed begins before it.
             if start is not None and start > begin and text[start : mark.start()].strip():
-                begin, end = start, mark.start()
+                begin = start
+                end = mark.start()
     if end:
         return text[begin:end].strip()
     bare = _BARE_BOX.findall(text)

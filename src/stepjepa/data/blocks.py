@@ -133,8 +133,10 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
     if "thought" in kinds and "think" not in kinds[: kinds.index("thought")]:
         at = kinds.index("thought")  # the prompt, or nobody, opened the block: a fence in it is none of the answer's
     while at < len(tokens):
-        kind, token = kinds[at], tokens[at]
-        start, close = token.start(), None
+        kind = kinds[at]
+        token = tokens[at]
+        start = token.start()
+        close = None
         if kind == "fence":
             start = token.start("fence")
             if "~" in token["fence"] or "`" not in token["info"]:
@@ -311,7 +313,8 @@ class Text:
         for start, end in pairwise([*starts, len(flat)]):
             match = _OPENING.match(flat, start)
             assert match is not None  # everything in it is optional
-            heading, block = match["heading"], match["block"]
+            heading = match["heading"]
+            block = match["block"]
             begins = flat[match.end() : match.end() + 1]
             prose = heading is None and block is None and not begins.islower()
             width = len(match["lead"].expandtabs(4))

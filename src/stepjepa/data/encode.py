@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import compress, islice
@@ -31,10 +30,11 @@ from stepjepa.data.columns import (
 )
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import DataOptions, ReadingOptions
+from stepjepa.data.rendered import MessageSpan, RenderedChat
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of
-from stepjepa.data.template import ChatRenderer, MessageSpan, RenderedChat
+from stepjepa.data.template import ChatRenderer
 from stepjepa.data.token_rows import StreamRow, stream_row
 from stepjepa.data.tokens import (
     TokenisedText,
@@ -163,10 +163,14 @@ class CheckedChat(NamedTuple):
     rendered: RenderedChat | None = None
 
     @classmethod
-    def of(cls, row: object, options: EncodeOptions, steps: bool) -> CheckedChat:
-        """That of a row; of one that is only to give its steps, which hold the answer, these as the answer. RowError where
-        it holds no chat, or not the list of steps that is needed."""
-        rules, given = options.rules, row
+    def of(cls, row: object, options: EncodeOptions, steps: bool, renderer: ChatRenderer | None = None) -> CheckedChat:
+        """That of a row, rendered where there is a renderer.
+
+        Of a row that is only to give its steps, which hold the answer, these are the answer. RowError where it holds no
+        chat, or one that the template refuses.
+        """
+        rules = options.rules
+        given = row
         if rules.required and isinstance(row, Mapping) and (answer := answer_column(row)) not in row:
             given = {**row, answer: join_steps(listed_steps(row, str(rules.column)))}
         messages = row_to_messages(given, options.system_prompt, options.columns)
@@ -175,24 +179,22 @@ class CheckedChat(NamedTuple):
         if not any(trained_answers(messages)):
             raise RowError("switched_off", "every answer that could be trained is switched off (weight 0 or the like)")
 
-        column = None if options.objective is None else options.objective.target_column
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        template_kwargs = template_kwargs_of(row)
+        rendered = None
+        if renderer is not None:  # what the model gets, which may be less than the row holds
+            rendered = renderer.using(template_kwargs).render(messages)
+            answers = [rendered.text[span.start : span.end] for span in rendered.spans if span.role == "assistant"]
+        column = None if options.objective is None else options.objective.target_column
         return cls(
             messages,
             answers,
             steps=attempted(steps_of, row, answers, rules) if steps else None,
             target=target_text(row, column) if column else None,
-            template_kwargs=template_kwargs_of(row),
+            template_kwargs=template_kwargs,
             rest=left_over(as_object(row), messages, {rules.column, column}) if options.columns is None else LeftOver(),
+            rendered=rendered,
         )
-
-    def as_rendered(self, row: object, rendered: RenderedChat, rules: StepRules) -> CheckedChat:
-        """The chat of a row once it is rendered."""
-        answers = [rendered.text[span.start : span.end] for span in rendered.spans if span.role == "assistant"]
-        steps = self.steps
-        if steps is not None and answers != self.answers:
-            steps = attempted(steps_of, row, answers, rules)
-        return self._replace(answers=answers, steps=steps, rendered=rendered)
 
     @property
     def shown(self) -> RenderedChat:
@@ -217,49 +219,10 @@ class CheckedChat(NamedTuple):
         """The steps of each answer, in characters of the answer; None where they are not needed."""
         return self.steps.spans if isinstance(self.steps, RowSteps) else None
 
-    @property
-    def content(self) -> bytes:
-        """The messages, and the steps, the target's text and the arguments of the template where they matter."""
-        steps = self.step_spans
-        parts: Any = self.messages if steps is None else [self.messages, steps]
-        parts = [parts, self.target] if isinstance(self.target, str) else parts
-        parts = [parts, self.template_kwargs] if self.template_kwargs else parts
-        return json.dumps(parts).encode()
-
-
-def render_checked(
-    rows: Sequence[object], checked: Sequence[CheckedChat | RowError], renderer: ChatRenderer, rules: StepRules
-) -> list[CheckedChat | RowError]:
-    """The chats of rows once they are rendered, or why they cannot be."""
-    usual = [chat.messages for chat in checked if isinstance(chat, CheckedChat) and not chat.template_kwargs]
-    rendered = renderer.render_all(usual)
-    chats = list[CheckedChat | RowError]()
-    for row, chat in zip(rows, checked, strict=True):
-        if isinstance(chat, RowError):
-            chats.append(chat)
-            continue
-        written = attempted(_rendered_alone, renderer, chat) if chat.template_kwargs else next(rendered)
-        chats.append(written if isinstance(written, RowError) else chat.as_rendered(row, written, rules))
-    return chats
-
-
-def _rendered_alone(renderer: ChatRenderer, chat: CheckedChat) -> RenderedChat:
-    """A chat whose row comes with its own template arguments."""
-    return renderer.using(chat.template_kwargs).render(chat.messages)
-
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> CheckedChat:
     """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
-    chat = CheckedChat.of(row, options, options.needs_steps)
-    return _as_needed(chat.as_rendered(row, _rendered_alone(renderer, chat), options.rules), options)
-
-
-def _as_needed(chat: CheckedChat | RowError, options: EncodeOptions) -> CheckedChat:
-    """A chat with its steps where the objective needs them; raises the error that it is, or that they are."""
-    if isinstance(chat, RowError):
-        raise chat
-    if not options.needs_steps:
-        return chat._replace(steps=None)
+    chat = CheckedChat.of(row, options, options.needs_steps, renderer)
     if isinstance(chat.steps, RowError):
         raise chat.steps
     return chat
@@ -272,7 +235,7 @@ class Encoded(NamedTuple):
         counts: examples of each row: 0 for one that is refused, several for a long text.
         store: the examples, in the rows' order.
         report: on these rows alone.
-        digest: those of what each row holds, one after the other.
+        digest: those of the rows, one after the other.
     """
 
     counts: list[int]
@@ -321,19 +284,24 @@ class RowEncoder:
         return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
     def __call__(self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None) -> Encoded:
-        """The examples of a chunk, of which the chats may be `render_checked`; an unusable row is an error with
+        """The examples of a chunk, of which the chats may be there, rendered; an unusable row is an error with
         `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
-        items = list(self._items(rows, checked))
-        read = [item for item in items if not isinstance(item, RowError)]
-        digests = b"".join(hashlib.sha256(item.content).digest() for item in read)
+        chats = iter(checked or ())
+        items = list[StreamRow | CheckedChat | RowError]()
+        for _, row in rows:
+            if self.streams and is_stream(row):
+                items.append(attempted(stream_row, row, self.tokenizer))
+            elif checked is None:
+                items.append(attempted(read_chat, row, self.chats, self.options))
+            else:
+                items.append(next(chats))
         # All texts of a chunk are tokenised in one call.
         texts = [self._text_of(item) for item in items if isinstance(item, CheckedChat)]
         tokens = iter(encode_texts(self.tokenizer, texts))
-        counts = [0] * len(rows)
+        counts: list[int] = []
         examples: list[Example] = []
-        for number, item in enumerate(items):
-            place, _ = rows[number]
+        for (place, _), item in zip(rows, items, strict=True):
             encoded: list[Example] | RowError
             if isinstance(item, CheckedChat):
                 encoded = attempted(self._chat, place, item, next(tokens), report)
@@ -342,31 +310,15 @@ class RowEncoder:
             if isinstance(encoded, RowError):
                 # Rows that the user asked to leave out are no fault of the data.
                 report.skip(encoded, place, self.options.strict_data and encoded.reason != LONGER)
-                continue
-            counts[number] = len(encoded)
+                encoded = []
+            counts.append(len(encoded))
             examples += encoded
         report.rows_read, report.examples = len(rows), len(examples)
         report.rows_kept = report.rows_read - report.rows_skipped.total()
         if texts and not self.streams and not report.end_of_turn:
             report.end_of_turn = "none: the template writes no special token after an answer, and there is no EOS"
+        digests = b"".join(hashlib.sha256(repr(row).encode("utf-8", "replace")).digest() for _, row in rows)
         return Encoded(counts, ExampleStore.of(examples), report, digests)
-
-    def _items(
-        self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None
-    ) -> Iterator[StreamRow | CheckedChat | RowError]:
-        """What each row is: a text, a rendered chat, or an error."""
-        options = self.options
-        plain = [self.streams and is_stream(row) for _, row in rows]
-        if checked is None:
-            chats = [row for (_, row), is_text in zip(rows, plain, strict=True) if not is_text]
-            checked = [attempted(CheckedChat.of, row, options, options.needs_steps) for row in chats]
-            checked = render_checked(chats, checked, self.chats, options.rules) if chats else []
-        rendered = iter(checked)
-        for (_, row), is_text in zip(rows, plain, strict=True):
-            if is_text:
-                yield attempted(stream_row, row, self.tokenizer)
-            else:
-                yield attempted(_as_needed, next(rendered), options)
 
     def _text_of(self, chat: CheckedChat) -> str:
         """What of a chat is tokenised. Where an EOS takes the place of what the template writes after the last answer, that
@@ -392,7 +344,8 @@ class RowEncoder:
         """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
         block of one token, which predicts nothing, is left out. A row that says which of its tokens are labelled is cut as a
         chat is. RowError where nothing is left."""
-        objective, ids = self.options.objective, row.ids
+        objective = self.options.objective
+        ids = row.ids
         limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
         report.see_left_over(row.rest)
         labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
@@ -414,9 +367,12 @@ class RowEncoder:
 
     def _chat(self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport) -> list[Example]:
         """The one example of a chat, and what there is to count about it; RowError where nothing of it can be trained on."""
+        if self.options.needs_steps and isinstance(chat.steps, RowError):
+            raise chat.steps
         ids, last = self._apart(chat, tokens)
         begins = chat.shown.begins
-        limit, objective = self.options.max_length, self.options.objective
+        limit = self.options.max_length
+        objective = self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
@@ -445,7 +401,8 @@ class RowEncoder:
                 what = f"the chat has {len(ids)} tokens, and the answer would be cut; raise --{_NAME.max_length}"
                 raise RowError("answer_truncated", what)
             report.answers_truncated += 1
-        trunk, view_pairs = ids[:limit], PairsFound()
+        trunk = ids[:limit]
+        view_pairs = PairsFound()
         if isinstance(chat.target, RowError):
             view_pairs = PairsFound(reason=chat.target.reason)
             report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
@@ -454,7 +411,7 @@ class RowEncoder:
             view_pairs = objective.pairs_of(
                 TokenChat(ids, trunk, viewed, chat.messages, self.tokenizer, self.chats, chat.target, labels)
             )
-        if isinstance(chat.steps, RowSteps):
+        if self.options.needs_steps and isinstance(chat.steps, RowSteps):
             report.steps.count(place, chat.steps)
         report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
         report.system_folded += chat.shown.folded_system
@@ -467,7 +424,8 @@ class RowEncoder:
     def _paired(self, example: Example, view_pairs: PairsFound, report: DataReport) -> Example:
         """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
         counts the others."""
-        options, reason = self.options, view_pairs.reason
+        options = self.options
+        reason = view_pairs.reason
         pairs, views = list(view_pairs.pairs), list(view_pairs.view_spans)
         largest = int(example.trunk.max())
         if options.vocabulary is not None and largest >= options.vocabulary:
@@ -511,9 +469,10 @@ class RowEncoder:
         """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
         token that ends a turn, which the report names."""
         chat, turns, eos = row.shown, list[Turn](), self.eos
-        steps_found = row.step_spans
+        steps_found = row.step_spans if self.options.needs_steps else None
         user: tuple[Span | None, int] = (None, 0)
-        end_id, what = None, ""
+        end_id = None
+        what = ""
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
         for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)
@@ -560,7 +519,7 @@ def encode_dataset(
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
     encoder = make_encoder(rows, tokenizer, renderer, options)
-    report, stores, digest = DataReport(rows.name, files=rows.files), [], hashlib.sha256()
+    report, stores, digest = DataReport(rows.name), [], hashlib.sha256()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
     for encoded in mapped(encoder, chunks, processes, _NAME.dataset_num_proc):

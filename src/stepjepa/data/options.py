@@ -1,17 +1,19 @@
-"""Options of data: which columns are read, how chats are written and cut, how steps are found, how files are mixed."""
+"""Options of data: which columns are read, how chats are written and cut, how steps are found, how files are mixed, and how
+raw rows are prepared."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from stepjepa.config.option import Names, Topic, option
+from stepjepa.config.option import Names, Topic, check_fields, option
 from stepjepa.errors import ConfigError
 
 VIEWS, DATA = "views", "data"
 PromptFrom = Literal["training", "template"] | None
 STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
+SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
+STYLES = (*SPLITTERS, "sentence", "regex", "auto")  # all that `make_splitter` knows
 
 
 class PairColumns(NamedTuple):
@@ -186,14 +188,100 @@ class ReadingOptions(Topic):
     )
 
 
-def check_split_name(split: str, option: str = "dataset_split") -> None:
-    """Refuse a share in place of a split's name; raises ConfigError."""
-    with suppress(ValueError):
-        float(split)
-        raise ConfigError(
-            f"--{option} {split}: is a number, and the name of a data set's split is expected; to hold rows back, run "
-            "stepjepa prepare FILE --valid_ratio SHARE, and evaluate on the second file that it writes"
-        )
+# The published data were prepared with it; a generator is asked with it, too.
+SYSTEM_PROMPT = (
+    "Please solve the problem step by step (separate steps with double newlines), but keep it short and put your final "
+    "answer (do not include any other text or units) within \\boxed{}."
+)
+RESPONSE_COLUMN = "deepseek_response"
+PUBLISHED_LENGTH = 21  # the published preparation drops pieces of 20 characters or fewer
+
+_FORMAT, _STEPS, _ROWS, _OUTPUT = "input", "steps", "rows", "output"
 
 
-_NAME = Names(DataOptions, StepsOptions)
+@dataclass
+class PrepareOptions:
+    """What to read, how to find the steps, which rows to keep and where to write them."""
+
+    file: str | None = option(
+        None, "The raw rows: a file, or a Hub data set's name; usually written without --file.", _FORMAT
+    )
+    format: Literal["auto", "gsm8k", "teacher", "columns"] = option(
+        "auto", "Format of the raw rows; auto recognises it from the first ones and prints it.", _FORMAT
+    )
+    question_column: str | None = option(None, "Column with the question. Default: question.", _FORMAT)
+    response_column: str | None = option(
+        None,
+        f"Column with the response in which steps are found. Default: {RESPONSE_COLUMN} for teacher, else the answer's.",
+        _FORMAT,
+    )
+    ground_truth_column: str | None = option(
+        None, "Column with the final answer. Default: ground_truth, else it is taken from the answer.", _FORMAT
+    )
+    dataset_split: str = option("train", "Split of a Hub data set.", _FORMAT)
+    step_splitter: str = option(
+        "auto",
+        "How steps are found in a response; auto takes lines for gsm8k, and otherwise decides for each response.",
+        _STEPS,
+        choices=STYLES,
+    )
+    step_separator: str = option(
+        "\\n\\n", "The string between steps for step_splitter=separator and auto, the pattern for regex.", _STEPS
+    )
+    min_step_length: int | None = option(
+        None,
+        f"Characters that a step has at least (a Chinese one counts as four); shorter pieces join a neighbour. Default: "
+        f"{PUBLISHED_LENGTH} for teacher and columns, 1 for gsm8k.",
+        _STEPS,
+        at_least=0,
+    )
+    drop_short: bool = option(
+        False, "Drop pieces that are too short instead (never one with the final answer).", _STEPS
+    )
+    keep_thinking: bool = option(
+        False,
+        "Keep what stands between <think> marks as steps, without the marks, as published; else it is dropped.",
+        _STEPS,
+    )
+    system_prompt: str | None = option(
+        SYSTEM_PROMPT,
+        "System message of chats without one; none for no message. The default asks for a box, and only rows whose "
+        "answer has one get it.",
+        _STEPS,
+    )
+    min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS, at_least=1)
+    require_correct: bool = option(False, "Drop rows whose response does not end in the ground truth.", _ROWS)
+    dedup: bool = option(
+        False, "Keep the first of the rows with the same question (letter case and spaces aside).", _ROWS
+    )
+    strict_data: bool = option(
+        False, "Stop at the first row that cannot be read or used, instead of counting it.", _ROWS
+    )
+    output_file: str | None = option(None, "The JSONL file to write.", _OUTPUT)
+    valid_ratio: float = option(
+        0.0,
+        "Share of the questions that goes to OUT.valid.jsonl, by a hash of the question.",
+        _OUTPUT,
+        at_least=0,
+        below=1,
+    )
+    num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT, at_least=1)
+    overwrite: bool = option(
+        False,
+        "Replace output files that exist, once the new ones are complete.",
+        _OUTPUT,
+        aliases=("overwrite_output_dir",),
+    )
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigError: one that cannot be used.
+        """
+        if not self.output_file:
+            raise ConfigError(f"--{_NAME.output_file} must be given: the JSONL file to write")
+        check_fields(self)
+
+
+_NAME = Names(DataOptions, StepsOptions, PrepareOptions)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.columns import REASONING, LeftOver, is_trained
 from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
-from stepjepa.data.steps import TOTAL_COLUMN, RowSteps, StepRules
-from stepjepa.data.template import RenderedChat, quoted
+from stepjepa.data.rendered import RenderedChat, quoted
+from stepjepa.data.steps import RowSteps, StepRules
 from stepjepa.errors import DataError, RowError, no_rows, said
 from stepjepa.utils.text import counted, escaped
 
@@ -21,49 +21,34 @@ if TYPE_CHECKING:
 
 _NAME = Names(DataOptions, StepsOptions, PromptOptions)
 LONGER = "longer_than_max_length"
-REASONS = {
+# What a reason says whose key, with spaces in it, does not say it all.
+_REASONS = {
     "not_an_object": "the row is no object with columns",
-    "unknown_switch": "a message's switch (weight, train) is neither on nor off",
-    "switched_off": "every answer is switched off",
-    "bad_template_kwargs": f"{_NAME.chat_template_kwargs} or tools that no template could take",
-    "no_answer": "the question has no answer",
-    "contradicting_columns": "columns of token ids contradict each other",
     LONGER: f"longer than {_NAME.max_length}, left out by {_NAME.drop_longer}",
     "no_known_columns": "none of the columns that make a chat",
-    "no_such_choice": "the choice column names none of the target's texts",
-    "unknown_token": "a token id that the tokenizer does not have",
-    "no_embedding": "a token for which the model has no embedding",
     "no_messages": "'messages' is empty or no list of messages",
-    "unknown_role": "a message has an unknown role",
-    "tool_message": "a message calls a tool, or is a tool's result",
-    "not_text_alone": "images, video or sound go with the text",
-    "several_turns": "more than one question in a chat",
     "no_steps": "the steps column is missing, or no list of texts",
     "steps_not_found": "the steps in the row do not stand in its answer",
-    "content_not_text": "a message's content is no text",
-    "broken_text": "a message holds half a character (a lone surrogate)",
-    "no_assistant_message": "no assistant message",
-    "template_refused": "the chat template refuses the chat",
-    "message_not_found": "the chat template does not show a message",
     "no_room_for_answer": f"the prompt alone fills {_NAME.max_length}",
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
     "answer_truncated": f"the answer was cut at {_NAME.max_length}",
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
-    "too_short_to_split": "too few tokens to split",
     "view_refused": "the chat template cannot write a message alone",
     "second_pair": "forward=inline holds one pair an example",
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
-    "empty_view": "a view has no tokens",
     "no_user_message": "no user message before the answer",
-    "no_question": "no question",
-    "no_ground_truth": "no final answer to compare with",
-    "empty_prompt": "the prompt is empty",
     "no_reference": "nothing that a metric could compare with",
     "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",
     "beyond_positions": "the views need positions that the model has not",
 }
+
+
+def reason_words(reason: str) -> str:
+    """What the key of a reason stands for."""
+    return _REASONS.get(reason) or reason.replace("_", " ")
+
 
 # What rows have that is not trained, after their number, and what to do about it.
 NOTES = {
@@ -81,7 +66,6 @@ _UNREAD_ADVICE = (
     f"--{_NAME.source_column} and --{_NAME.target_column} name other columns"
 )
 _SYSTEM_PROMPTS = 8  # kept, however many there are
-_SHOWN_FILES = 6
 
 
 class Counts:
@@ -117,8 +101,6 @@ class StepCounts(Counts):
         own: those of them whose steps are their own.
         unread: reason -> rows with steps that could not be taken; the splitter served them.
         first_unread: reason -> the first such row's place and what is wrong.
-        other_totals: rows with another number of steps than their ``total_steps`` says.
-        first_other_total: the first such row's place and both numbers.
     """
 
     splitter: str = ""
@@ -127,8 +109,6 @@ class StepCounts(Counts):
     own: int = 0
     unread: Counter[str] = field(default_factory=Counter)
     first_unread: dict[str, str] = field(default_factory=dict)
-    other_totals: int = 0
-    first_other_total: str = ""
 
     @classmethod
     def of(cls, rules: StepRules) -> StepCounts:
@@ -143,11 +123,6 @@ class StepCounts(Counts):
             reason, what = steps.unread
             self.unread[reason] += 1
             self.first_unread.setdefault(reason, f"{place}: {what}")
-        if steps.total not in (None, steps.found):
-            self.other_totals += 1
-            self.first_other_total = self.first_other_total or (
-                f"{place}: {steps.found} found, {TOTAL_COLUMN} is {steps.total}"
-            )
 
     @property
     def words(self) -> str:
@@ -168,11 +143,8 @@ class StepCounts(Counts):
             return []
         lines = [f"steps: {self.words}"]
         for reason, rows in self.unread.most_common():
-            why = f"{REASONS.get(reason, reason)} (first: {self.first_unread[reason]})"
+            why = f"{reason_words(reason)} (first: {self.first_unread[reason]})"
             lines.append(f"own steps not taken in {counted(rows, 'row')}: {why}")
-        if self.other_totals:
-            other = f"{counted(self.other_totals, 'row')} (first: {self.first_other_total})"
-            lines.append(f"not as many steps as {TOTAL_COLUMN} says in {other}")
         return lines
 
 
@@ -364,7 +336,7 @@ class RowCounts(Counts):
 
 def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
     """Skipped rows, a line for each reason; the arguments are those of `RowCounts`."""
-    return [f"skipped {rows:,}: {REASONS.get(one, one)} (first: {first[one]})" for one, rows in skipped.items()]
+    return [f"skipped {rows:,}: {reason_words(one)} (first: {first[one]})" for one, rows in skipped.items()]
 
 
 @dataclass
@@ -372,7 +344,6 @@ class DataReport(RowCounts):
     """Counts of one data set; every row is counted once as kept or skipped.
 
     Attributes:
-        files: of a folder, those that are read.
         rows_kept: rows that are trained on.
         examples: what they became; more than rows where long texts are cut into blocks.
         examples_without_pairs: reason -> kept rows that train as plain language modelling only.
@@ -406,7 +377,6 @@ class DataReport(RowCounts):
     labelled_tokens: int = 0
     steps: StepCounts = field(default_factory=StepCounts)
     prompts: PromptCounts = field(default_factory=PromptCounts)
-    files: list[str] = field(default_factory=list)
     token_length: dict[str, int] = field(default_factory=dict)
 
     def see_system_prompt(self, messages: Sequence[Mapping[str, str]]) -> None:
@@ -447,18 +417,16 @@ class DataReport(RowCounts):
         skipped = sum(self.rows_skipped.values())
         rows = f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept, {skipped:,} skipped"
         lines = [f"{self.source}: {rows}, {counted(self.pairs, 'pair')}"]
-        if self.files:
-            lines.append(f"  files: {listed_files(self.files)}")
         if self.examples > self.rows_kept:
             lines.append(f"  {self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}")
         lines += [f"  {line}" for line in (*self.skipped_lines(), *self.row_lines(), *self.steps.lines())]
         for reason, count in self.examples_without_pairs.most_common():
             first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
-            lines.append(f"  {count:,} without a pair (plain language modelling): {REASONS.get(reason, reason)}{first}")
+            lines.append(f"  {count:,} without a pair (plain language modelling): {reason_words(reason)}{first}")
             if reason == "fewer_than_two_steps" and 2 * count > self.rows_kept:
                 lines.append("  most answers have one step: llm_jepa needs no steps")
         for reason, count in self.pairs_dropped.most_common():
-            lines.append(f"  {counted(count, 'pair')} dropped: {REASONS.get(reason, reason)}")
+            lines.append(f"  {counted(count, 'pair')} dropped: {reason_words(reason)}")
         if self.answers_truncated:
             lines.append(f"  {counted(self.answers_truncated, 'answer')} cut at {_NAME.max_length}")
         if self.system_folded:
@@ -478,13 +446,6 @@ def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: Counter(value) if "Counter" in kinds[name] else value for name, value in record.items() if name in kinds
     }
-
-
-def listed_files(names: Sequence[str]) -> str:
-    """Names of files in one line, however many; what is not printable as escapes."""
-    shown = list(map(escaped, names[:_SHOWN_FILES]))
-    more = len(names) - _SHOWN_FILES
-    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
 
 
 def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:

@@ -10,16 +10,15 @@ import csv
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from stepjepa.config.values import nearest
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import is_stream
-from stepjepa.data.options import PairColumns, check_split_name
-from stepjepa.errors import DataError, RowError, said
+from stepjepa.data.options import PairColumns
+from stepjepa.errors import DataError, RowError, attempted, said
 from stepjepa.utils.files import MAX_LINE_BYTES, digest, line_text, line_value, parse_json, read_lines, unchanged
 from stepjepa.utils.text import lone_surrogate
 
@@ -79,7 +78,6 @@ class RowSource:
             `DatasetDict`, or an iterable of rows.
         split: the split of a Hub data set or a `DatasetDict`.
         streaming: load a Hub data set as one that is read while it comes (`datasets.IterableDataset`).
-        any_file: whether files of every kind are taken, and not those of `FILE_SUFFIXES` alone.
 
     Attributes:
         name: as it was given.
@@ -89,25 +87,17 @@ class RowSource:
         DataError: nothing there, or nothing that can be read as rows.
     """
 
-    def __init__(self, source: object, split: str = "train", streaming: bool = False, any_file: bool = False):
+    def __init__(self, source: object, split: str = "train", streaming: bool = False):
         self.name = str(source) if isinstance(source, (str, os.PathLike)) else type(source).__name__
-        check_split_name(split)
         self.file: Path | None = None
-        self._folder: Path | None = None
-        self._split = split
         self._rows: Any = ()
         if isinstance(source, (str, os.PathLike)):
             path = Path(os.path.expanduser(source))
             with reading(self.name[:200]):  # a name that no file can have, a folder that may not be looked into
-                if path.is_file():
-                    with open(path, "rb") as file:
-                        if file.read(2) == b"\x1f\x8b":
-                            raise DataError(f"{path}: compressed with gzip; unpack it first (gunzip -k FILE.gz)")
-                if (any_file or path.suffix.lower() in FILE_SUFFIXES) and path.is_file():
+                if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
                     self.file = path
                 else:
                     self._rows = _load_dataset(path, self.name, split, streaming)
-                    self._folder = path if path.is_dir() and not _is_saved(path) else None
         elif isinstance(source, Mapping):
             self._rows = _pick_split(source, self.name, split)
         elif isinstance(source, Iterable):
@@ -120,16 +110,6 @@ class RowSource:
     def place(self, index: int) -> str:
         """The place of row `index` (as `__iter__` numbers it), for messages."""
         return f"{self.name} {'line' if self.by_line else 'row'} {index}"
-
-    @cached_property
-    def files(self) -> list[str]:
-        """The files of a folder that are read, which `datasets` chooses by their names; empty for anything else."""
-        if self._folder is None:
-            return []
-        import datasets
-
-        files = datasets.load_dataset_builder(str(self._folder)).config.data_files or {}
-        return sorted(os.path.relpath(str(file), self._folder.resolve()) for file in files.get(self._split, ()))
 
     @property
     def fingerprint(self) -> str:
@@ -146,20 +126,11 @@ class RowSource:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""
         return self.rows()
 
-    def rows(self, part: RowShare = EVERY_ROW) -> Iterator[tuple[int, Any]]:
-        """As `__iter__`, of some of the rows; the others are skipped unread where the source allows it."""
+    def rows(self, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
+        """As `__iter__`, of some of the rows; without `strict` as `file_rows`."""
         if self.file is not None:
-            return file_rows(self.file, part)
-        if part == EVERY_ROW:
-            return enumerate(self._rows)
-        if hasattr(self._rows, "select"):  # a `datasets.Dataset`
-            first = part.start + (part.shard - part.start) % part.shards
-            numbers = range(first, len(self._rows), part.shards)
-            return zip(numbers, self._rows.select(numbers), strict=True)
-        rows, start = self._rows, 0
-        if hasattr(rows, "skip"):  # a `datasets.IterableDataset`
-            rows, start = rows.skip(part.start), part.start
-        return ((number, row) for number, row in enumerate(rows, start) if number in part)
+            return file_rows(self.file, part, strict)
+        return ((number, row) for number, row in enumerate(self._rows) if number in part)
 
 
 def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
@@ -212,136 +183,111 @@ def _did_you_mean(path: Path) -> str:
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
-def file_rows(path: Path, part: RowShare = EVERY_ROW) -> Iterator[tuple[int, Any]]:
-    """(number, row) of a file that must stay as it is meanwhile. Lines count from 1, rows of a Parquet file from 0.
+def file_rows(path: Path, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
+    """(number, row) of a file that must stay as it is meanwhile. Lines count from 1, rows of an array and of a Parquet file
+    from 0. Without `strict` a row that cannot be read is a RowError, and the rows after it follow.
 
     Raises:
-        DataError: the file cannot be read, is broken, or changes.
+        DataError: the file cannot be read or changes; with `strict` also where a row is broken.
     """
-    read = {".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower(), _json_lines)
-    read = _json_array if _is_array(path) else read
+    suffix = path.suffix.lower()
     with reading(path), unchanged(path):
-        yield from read(path, part)
+        if suffix == ".csv":
+            rows = _csv(path)
+        elif suffix == ".parquet":
+            rows = _parquet(path)
+        else:
+            rows = _json_array(path) if _is_array(path) else _json_lines(path, part)
+        for number, row in rows:
+            if number not in part:
+                continue
+            if strict and isinstance(row, RowError):
+                raise DataError(f"{path} line {number}: {row}")
+            yield number, row
 
 
 def _json_lines(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
     with open(path, "rb") as file:
         for number, raw in enumerate(read_lines(file), 1):
-            if number not in part:
-                continue
-            try:
-                text = line_text(raw)
-                if not text:
-                    continue
-                row = line_value(text, raw)
-            except RowError as error:
-                raise DataError(f"{path} line {number}: {error}") from None
-            yield number, row
+            row = attempted(_json_line, raw) if number in part else None
+            if row is not None:
+                yield number, row
+
+
+def _json_line(raw: bytes) -> object:
+    """The row of a line, None for a blank one."""
+    text = line_text(raw)
+    if not text:
+        return None
+    row = line_value(text, raw)
+    if row is None:
+        raise RowError("not_an_object", "the row is null, not an object with columns")
+    return row
 
 
 def _is_array(path: Path) -> bool:
     """Whether a file of JSON holds one array of rows, not a row a line."""
-    if path.suffix.lower() in FILE_SUFFIXES - JSON_SUFFIXES:
+    if path.suffix.lower() not in JSON_SUFFIXES:
         return False
     with reading(path), open(path, "rb") as file:
         starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
         return next(filter(None, starts), b"").startswith(b"[")
 
 
-def _json_array(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
+def _json_array(path: Path) -> Iterator[tuple[int, Any]]:
     """The entries of an array, all of which are read at once."""
     try:
         rows: Any = parse_json(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path}: broken JSON ({said(error, lines=1)})") from None
-    yield from ((number, row) for number, row in enumerate(rows) if number in part)
+    yield from enumerate(rows)
 
 
-def _csv(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
-    for number, row in csv_rows(path):
-        if number not in part:
-            continue
-        if isinstance(row, RowError):
-            raise DataError(f"{path} line {number}: {row}")
-        yield number, row
-
-
-def _parquet(path: Path, part: RowShare) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a Parquet file, a few at a time; row groups before the first one are not read."""
+def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+    """Rows of a Parquet file, a few at a time."""
     import pyarrow.parquet
 
-    number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            groups = list(range(file.num_row_groups))
-            while groups and number + (rows := file.metadata.row_group(groups[0]).num_rows) <= part.start:
-                number += rows
-                groups = groups[1:]
-            for batch in file.iter_batches(batch_size=256, row_groups=groups) if groups else ():
-                for row in batch.to_pylist():
-                    if number in part:
-                        yield number, row
-                    number += 1
+            batches = file.iter_batches(batch_size=256)
+            yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches))
     except Exception as error:  # pyarrow raises its own errors and those of decoding
-        what = f"cannot be read after row {number} ({said(error, lines=1)})"
-        raise DataError(f"{path}: {what}; copy or write it again") from None
+        raise DataError(f"{path}: cannot be read ({said(error, lines=1)}); copy or write it again") from None
 
 
-def csv_rows(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, dict[str, str] | RowError]]:
-    """(line on which it begins, row or what is wrong with it) of every row of a CSV file; all values are text.
-
-    Raises:
-        DataError: a header that is missing, broken or names a column twice, or a line of more than `limit` bytes.
-        OSError: the file cannot be read.
-    """
-    csv.field_size_limit(max(csv.field_size_limit(), limit))  # the module's own limit is shorter than many answers
+def _csv(path: Path) -> Iterator[tuple[int, Any]]:
+    """Rows of a CSV file by the line on which each begins; all values are text."""
+    csv.field_size_limit(MAX_LINE_BYTES)  # the module's own limit is shorter than many answers
     header: list[str] = []
-    with open(path, "rb") as file:
-        reader = csv.reader(_csv_lines(file, path, limit), strict=True)
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, strict=True)
         while True:
             start = reader.line_num + 1
             row: dict[str, str] | RowError
             try:
                 fields = next(reader)
-                row = _csv_row(fields, header)
+                row = _csv_row(fields, header or fields)
             except StopIteration:
                 break
             except csv.Error as error:
                 row = RowError("broken_csv", f"broken CSV ({error}); a quote may lack its partner")
-            if header:
-                if row:
-                    yield start, row
+            if header and row:
+                yield start, row
             elif isinstance(row, RowError):
                 raise DataError(f"{path} line {start}: {row}")
-            elif "".join(fields).strip():
+            elif row:
                 header = fields
-                twice = [name for name in header if header.count(name) > 1]
-                if twice:
-                    raise DataError(f"{path} line {start}: two columns are called {twice[0][:40]!r}; rename one")
     if not header:
         raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")
 
 
-def _csv_lines(file: BinaryIO, path: Path, limit: int) -> Iterator[str]:
-    for number, raw in enumerate(read_lines(file, limit), 1):
-        if len(raw) > limit:
-            try:
-                line_text(raw, limit)
-            except RowError as error:
-                raise DataError(f"{path} line {number}: {error}") from None
-        text = raw.decode("utf-8", "surrogateescape")  # what is not UTF-8 is found with its row
-        yield text.removeprefix("\ufeff") if number == 1 else text
-
-
 def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
-    """A row; {} for a blank line and for the header."""
-    text = "".join(fields)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+    """The row of a line, {} for a blank one."""
+    if lone_surrogate("".join(fields)) is not None:  # a byte that is not of the encoding
         return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
-    if not header or (not text.strip() and len(fields) < len(header)):
-        return {}
-    if len(fields) != len(header):
+    if fields and len(fields) != len(header):
         return RowError("broken_csv", f"the row has {len(fields)} fields, the header names {len(header)} columns")
-    return dict(zip(header, fields, strict=True))
+    row = dict(zip(header, fields, strict=False))
+    if len(row) != len(fields):
+        return RowError("broken_csv", "two columns have the same name; rename one")
+    return row

@@ -124,7 +124,8 @@ class RowStream:
                     yield last[0], Cursor(passes, *last[1:], taken)
                 taken += 1
                 last = _Row(source, passes, number, row), member, number + 1
-            member, start = member + 1, 0
+            member = member + 1
+            start = 0
             if member < len(group):
                 continue
             if taken == cursor.taken and cursor.start == cursor.member == 0:
@@ -135,7 +136,8 @@ class RowStream:
                     f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out "
                     f"--{_NAME.streaming}"
                 )
-            passes, member = passes + 1, 0
+            passes = passes + 1
+            member = 0
             if last is not None:
                 yield last[0], Cursor(passes, taken=taken)
             last = None
@@ -157,7 +159,7 @@ class ExampleStream:
 
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
         self.rows, self.encoders, self.processes = rows, encoders, processes
-        self.reports = [DataReport(source.name, files=source.files) for source in rows.sources]
+        self.reports = [DataReport(source.name) for source in rows.sources]
 
     def part(self, shard: int, shards: int) -> ExampleStream:
         """The examples of the rows whose number leaves the remainder `shard`; its reports are those of all."""

@@ -27,7 +27,7 @@ from stepjepa.errors import ConfigError
 
 GROUP = "task"  # of the tasks' options
 HELD_OUT = 1_000_003  # from the seed of the train rows to that of the held-out ones
-TRIES = 1000  # for a chain of operations, and for rows that are new
+TRIES = 1000  # for rows that are new
 Row = dict[str, Any]
 
 
@@ -43,8 +43,6 @@ class Task(ABC):
     Raises:
         ConfigError: a value that cannot be used.
     """
-
-    system_prompt: str | None = option(None, "Content of a system message in front of every row.", GROUP)
 
     name: ClassVar[str]
     metric: ClassVar[str] = "task"
@@ -74,11 +72,9 @@ class Task(ABC):
         return str(row["question"])
 
     def chat(self, question: str, steps: Sequence[str], ground_truth: str) -> Row:
-        """A row: messages (system if there is one, user, assistant), question, ground_truth, total_steps, task; and steps,
+        """A row: messages (user, assistant), question, ground_truth, total_steps, task; and steps,
         unless blank lines divide them."""
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": self.separator.join(steps)}]
-        if self.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
         row = {
             "messages": messages,
             "question": question,
@@ -131,16 +127,12 @@ _EVENTS = {
         ("{pronoun} then has {n} times as many.", "Having {n} times as many makes"),
         ("The collection grows to {n} times its size.", "Growing to {n} times the size makes"),
     ),
-    "div": (
-        ("{pronoun} keeps one of {n} equal shares.", "Keeping one of {n} shares leaves"),
-        ("Only one of every {n} remains.", "Leaving one of every {n} makes"),
-    ),
 }
+_LARGEST_OPERAND, _LARGEST_FACTOR = 20, 3
 _OPERATIONS = {
     "add": ("+", operator.add),
     "sub": ("-", operator.sub),
     "mul": ("*", operator.mul),
-    "div": ("/", operator.floordiv),
 }
 
 
@@ -162,13 +154,6 @@ class Arithmetic(Task):
     min_steps: int = option(2, "Fewest steps in a solution.", GROUP, at_least=2)
     max_steps: int = option(6, "Most steps in a solution.", GROUP)
     max_number: int = option(99, "No number of the question or the solution is larger.", GROUP, at_least=2)
-    max_operand: int = option(20, "Largest number added or taken away in one step.", GROUP, at_least=1)
-    max_factor: int = option(3, "Largest factor or divisor (the smallest is 2).", GROUP, at_least=2)
-    operations: list[str] = option(
-        ["add", "sub", "mul"],
-        "Kinds of operation (add, sub, mul, div), equally frequent where possible; one named twice is twice as frequent.",
-        GROUP,
-    )
 
     name: ClassVar[str] = "arithmetic"
     metric: ClassVar[str] = "gsm8k"
@@ -180,11 +165,6 @@ class Arithmetic(Task):
             raise ConfigError(
                 f"{_NAME.max_steps} ({self.max_steps}) must not be below {_NAME.min_steps} ({self.min_steps})"
             )
-        known = isinstance(self.operations, list) and set(self.operations) <= set(_OPERATIONS)
-        if not known or not self.operations:
-            raise ConfigError(
-                f"{_NAME.operations} is {self.operations!r}; it must be a list of some of {', '.join(_OPERATIONS)}"
-            )
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
@@ -192,11 +172,7 @@ class Arithmetic(Task):
         return answers_match(final_answer(answer), row["ground_truth"])
 
     def row(self, rng: random.Random) -> Row:
-        """A problem.
-
-        Raises:
-            ConfigError: no chain of operations of the length drawn is found.
-        """
+        """A problem."""
         length = rng.randint(self.min_steps, self.max_steps) - 1
         start, chain = self._chain(rng, length)
         (name, pronoun), (friend, _) = rng.sample(_PEOPLE, 2)
@@ -216,41 +192,25 @@ class Arithmetic(Task):
         return self.chat(" ".join(sentences), steps, str(value))
 
     def _chain(self, rng: random.Random, length: int) -> tuple[int, list[tuple[str, int, int]]]:
-        """A start value and `length` operations (kind, operand, result) that stay within 1 .. max_number.
-
-        Some values leave no operation open (1 with "sub" only), so a chain that runs into one is drawn again.
-        """
-        for _ in range(TRIES):
-            start = value = _log_uniform(rng, 1, self.max_number)
-            chain: list[tuple[str, int, int]] = []
-            while len(chain) < length:
-                kinds = [kind for kind in self.operations if self._operands(kind, value)]
-                if not kinds:
-                    break
-                kind = rng.choice(kinds)
-                operands = self._operands(kind, value)
-                factors = kind in ("mul", "div")
-                operand = rng.choice(operands) if factors else _log_uniform(rng, operands[0], operands[-1])
-                value = _OPERATIONS[kind][1](value, operand)
-                chain.append((kind, operand, value))
-            if len(chain) == length:
-                return start, chain
-        raise ConfigError(
-            f"no chain of {length} operations found with operations={self.operations} and numbers up to "
-            f"{self.max_number}; raise {_NAME.max_number}, lower {_NAME.max_steps} or allow more operations"
-        )
+        """A start value and `length` operations (kind, operand, result) that stay within 1 .. max_number."""
+        start = value = _log_uniform(rng, 1, self.max_number)
+        chain: list[tuple[str, int, int]] = []
+        for _ in range(length):
+            # One of the first two is always open.
+            kind = rng.choice([kind for kind in _OPERATIONS if self._operands(kind, value)])
+            operands = self._operands(kind, value)
+            operand = rng.choice(operands) if kind == "mul" else _log_uniform(rng, operands[0], operands[-1])
+            value = _OPERATIONS[kind][1](value, operand)
+            chain.append((kind, operand, value))
+        return start, chain
 
     def _operands(self, kind: str, value: int) -> Sequence[int]:
-        """The operands, ascending, with which `kind` keeps the value exact and within 1 .. max_number."""
-        factors = range(2, self.max_factor + 1)
-        match kind:
-            case "add":
-                return range(1, min(self.max_operand, self.max_number - value) + 1)
-            case "sub":
-                return range(1, min(self.max_operand, value - 1) + 1)
-            case "mul":
-                return [factor for factor in factors if value * factor <= self.max_number]
-        return [factor for factor in factors if value % factor == 0]
+        """The operands, ascending, with which `kind` keeps the value within 1 .. max_number."""
+        if kind == "add":
+            return range(1, min(_LARGEST_OPERAND, self.max_number - value) + 1)
+        if kind == "sub":
+            return range(1, min(_LARGEST_OPERAND, value - 1) + 1)
+        return range(2, min(_LARGEST_FACTOR, self.max_number // value) + 1)
 
 
 def _log_uniform(rng: random.Random, low: int, high: int) -> int:
@@ -329,20 +289,14 @@ class A5(Task):
     """
 
     length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
-    min_length: int | None = option(None, "Fewest symbols; lengths are uniform. Default: all have length.", GROUP)
     symbols: int = option(4, "Different symbols; the first two generate the group.", GROUP, at_least=2, at_most=60)
     every: int = option(1, "The answer has every so many-th order, and the last.", GROUP, at_least=1)
 
     name: ClassVar[str] = "a5"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_length is not None and not 1 <= self.min_length <= self.length:
-            raise ConfigError(f"{_WORD.min_length} is {self.min_length}; it must be 1 to {_WORD.length}, {self.length}")
-
     def row(self, rng: random.Random) -> Row:
         """A word with the orders that it goes through."""
-        length = rng.randint(self.min_length or self.length, self.length)
+        length = rng.randint(self.length, self.length)  # which draws a number, so rows stay as they were
         word = rng.choices(even_permutations()[: self.symbols], k=length)
         orders = []
         order = _LETTERS
@@ -376,7 +330,7 @@ def even_permutations() -> list[str]:
     return [*group, _LETTERS]
 
 
-_NAME, _STAR, _WORD = Names(Arithmetic), Names(PathStar), Names(A5)
+_NAME, _STAR = Names(Arithmetic), Names(PathStar)
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Arithmetic, PathStar, A5)}
 
 

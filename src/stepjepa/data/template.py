@@ -3,16 +3,6 @@
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
 what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
 is the template's own text, and the real rendering must be exactly that text with the contents between.
-
-A chat template writes a chat in one way and asks for an answer in another, and the two need not agree:
-
-    generation prompt   <|user|>Q<|end|><|assistant|><think>
-    rendered chat       <|user|>Q<|end|><|assistant|><|final|>A<|end|>
-                                                     |        |
-                                        the opening begins    the answer's text
-
-What follows the common text is `Opening.written` in the chat, which the model has to write itself and is trained on, and
-`Opening.extra` in the generation prompt, without which the model is asked for what it was trained on.
 """
 
 from __future__ import annotations
@@ -31,12 +21,13 @@ from functools import cached_property
 from itertools import product
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ROLES
 from stepjepa.data.columns import REASONING, REASONING_KEYS, TRAINED
 from stepjepa.data.options import TemplateOptions
+from stepjepa.data.rendered import MessageSpan, Opening, RenderedChat, left_out, opening_of, quoted, switch_words
 from stepjepa.errors import ConfigError, RowError, attempted, said
 
 if TYPE_CHECKING:
@@ -44,113 +35,17 @@ if TYPE_CHECKING:
 
 _NAME = Names(TemplateOptions)
 _NOT_FOUND = "message_not_found"
-_UNFINISHED_TAG = re.compile(r"<[^<>\s]*$")
-_QUOTED = 60  # characters of a text that a message quotes
 _LAST_TAG = re.compile(r"<(\w+)>\s*$")
 TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
 TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
 _BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
 _STATM = Path("/proc/self/statm")  # of Linux: pages of memory that this process has
 _RENDERERS = 100  # that are kept, of rows with their own template arguments
-_CHUNK_SECONDS = 2  # and for a chunk of chats; where it takes more, they are rendered one by one
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
 _DEFAULT_DAY = datetime(2024, 7, 26)
 _DIRECTIVES = "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-j %-M %-m %-S".split()
-
-
-class MessageSpan(NamedTuple):
-    """Where a message's content is in the rendered text: characters [start, end)."""
-
-    role: str
-    start: int
-    end: int
-
-
-class Opening(NamedTuple):
-    """How the text before an answer differs from the generation prompt for the same messages.
-
-    Attributes:
-        written: what the template writes between the common text and the answer's text.
-        extra: how the generation prompt goes on after the common text; empty where the chat has that text too.
-        quoted: the last characters of the common text.
-        apart: whether the two differ before the end of the last message; then `written` and `extra` are empty.
-    """
-
-    written: str = ""
-    extra: str = ""
-    quoted: str = ""
-    apart: bool = False
-
-
-def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Opening:
-    """The opening of an answer.
-
-    Args:
-        text: the rendered chat.
-        answer: where the answer's text begins in it.
-        last_message: where the content of the message before the answer ends.
-        prompt: the generation prompt for the messages before the answer.
-    """
-    common = len(commonprefix([text, prompt]))
-    if common < last_message:
-        return Opening(quoted=text[:common][-_QUOTED:], apart=True)
-    extra = ""
-    if common < len(prompt):
-        unfinished = _UNFINISHED_TAG.search(text, last_message, common)
-        common = min(unfinished.start() if unfinished else common, answer)
-        extra = prompt[common:]
-    common = min(common, answer)
-    return Opening(text[common:answer], extra, text[last_message:common][-_QUOTED:])
-
-
-def left_out(content: str, shown: str) -> tuple[int, str]:
-    """How many characters of a message its template leaves out, white space not counted, and the text that is missing."""
-    if shown == content:
-        return 0, ""
-    missing = len("".join(content.split())) - len("".join(shown.split()))
-    if missing <= 0:
-        return 0, ""
-    begin = len(commonprefix([content, shown]))
-    end = len(commonprefix([content[begin:][::-1], shown[begin:][::-1]]))
-    return missing, content[begin : len(content) - end]
-
-
-def quoted(text: str) -> str:
-    """A text in quotation marks, its beginning where it is long."""
-    return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
-
-
-def switch_words(kwargs: Mapping[str, Any]) -> str:
-    """The option that gives these values to the template."""
-    return f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
-
-
-class RenderedChat(NamedTuple):
-    """A rendered chat.
-
-    Attributes:
-        text: what the template wrote.
-        spans: one span per message, in order; a system message that the template does not show has none.
-        folded_system: whether the system message had to be put into the first user message.
-        openings: one per answer, in order; None where the template has no generation prompt for it.
-        characters_left_out: of the answers and their thinking, white space not counted; `left_out` is the first such text.
-    """
-
-    text: str
-    spans: tuple[MessageSpan, ...]
-    folded_system: bool = False
-    openings: tuple[Opening | None, ...] = ()
-    characters_left_out: int = 0
-    left_out: str = ""
-
-    @property
-    def begins(self) -> list[int]:
-        """For each answer the character where what the model writes begins: the answer's first, or one before it."""
-        answers = [span.start for span in self.spans if span.role == "assistant"]
-        pairs = zip(answers, self.openings, strict=True)
-        return [start - len(opening.written) if opening else start for start, opening in pairs]
 
 
 def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -268,19 +163,11 @@ class ChatRenderer:
             ConfigError: the template does not end.
             RowError: it refuses them.
         """
-        return self._apply([messages], TEMPLATE_SECONDS, add_generation_prompt)[0]
-
-    def _apply(
-        self, chats: Sequence[Sequence[Mapping[str, str]]], seconds: float, add_generation_prompt: bool = False
-    ) -> list[str]:
-        """`apply` to each of several chats: by one call of the tokenizer, which costs half as much as one for each."""
-        messages = sum(map(len, chats))
-        written = sum(len(str(message.get("content", ""))) for chat in chats for message in chat)
-        room = TEMPLATE_BYTES + _BYTES_A_CHARACTER * written
-        with _limits(seconds, room, messages):
+        written = sum(len(str(message.get("content", ""))) for message in messages)
+        with _limits(TEMPLATE_BYTES + _BYTES_A_CHARACTER * written, len(messages)):
             try:
                 return self._tokenizer.apply_chat_template(
-                    list(map(list, chats)), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
                 )
             except (ConfigError, MemoryError):
                 raise
@@ -299,16 +186,6 @@ class ChatRenderer:
         """
         chat, folded = self._folded(messages)
         return self._located(self.apply(chat), chat, folded)
-
-    def render_all(self, chats: Sequence[Sequence[Mapping[str, str]]]) -> Iterator[RenderedChat | RowError]:
-        """`render` for each of several chats, or its error."""
-        try:
-            told = list(map(self._folded, chats))
-            texts = self._apply([chat for chat, _ in told], _CHUNK_SECONDS) if told else []
-        except (RowError, ConfigError):  # because of one of them, which is not known
-            yield from (attempted(self.render, messages) for messages in chats)
-        else:
-            yield from (attempted(self._located, text, *one) for text, one in zip(texts, told, strict=True))
 
     def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
         """A chat as the template takes it, and whether its system message was folded for that."""
@@ -367,7 +244,8 @@ class ChatRenderer:
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
     ) -> tuple[Opening | None, ...]:
         """The opening of each answer, for which the generation prompts are rendered."""
-        openings, end = list[Opening | None](), self._tokenizer.eos_token
+        openings = list[Opening | None]()
+        end = self._tokenizer.eos_token
         place = last_message = 0
         for index, message in enumerate(chat):
             if place == len(spans) or spans[place].role != message["role"]:
@@ -518,8 +396,8 @@ class ChatRenderer:
 
 
 @contextlib.contextmanager
-def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
-    """Raise ConfigError where a block takes more seconds of this process's time, or more bytes of memory.
+def _limits(room: int, messages: int) -> Iterator[None]:
+    """Raise ConfigError where a block takes more than `TEMPLATE_SECONDS` of this process's time, or more bytes of memory.
 
     There are no limits outside of the main thread and on Windows, and none of memory on systems other than Linux.
     """
@@ -529,7 +407,7 @@ def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
     import resource
 
     def stop(number: int, frame: object) -> None:
-        raise _unusable(f"the chat template does not end: {messages} messages took more than {seconds} s")
+        raise _unusable(f"the chat template does not end: {messages} messages took more than {TEMPLATE_SECONDS} s")
 
     handler = signal.signal(signal.SIGVTALRM, stop)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -541,7 +419,7 @@ def _limits(seconds: float, room: int, messages: int) -> Iterator[None]:
             if soft != resource.RLIM_INFINITY:
                 limit = min(limit, soft)
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
         yield
     except MemoryError:
         raise _unusable(f"the chat template takes more than {room >> 20:,} MiB for {messages} messages") from None
@@ -572,7 +450,8 @@ def _serves(name: str, rendered: RenderedChat) -> bool:
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Put the system message in front of the first user message, as templates without a system role expect."""
-    system, rest = chat[0], chat[1:]
+    system = chat[0]
+    rest = chat[1:]
     for index, message in enumerate(rest):
         if message["role"] == "user":
             lead = f"{system['content']}\n\n" if system["content"].strip() else ""

@@ -44,11 +44,6 @@ class StreamRow(NamedTuple):
     labels: tuple[Span, ...] | None = None
     rest: LeftOver = LeftOver()
 
-    @property
-    def content(self) -> bytes:
-        """What training reads of it."""
-        return self.ids.tobytes() + (b"" if self.labels is None else repr(self.labels).encode())
-
 
 def stream_row(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> StreamRow:
     """A row in tokens: its ids, or its text as the tokenizer writes it by itself (its BOS once), closed with its EOS;

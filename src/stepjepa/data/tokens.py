@@ -19,7 +19,8 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import marked_text, opened_in
 from stepjepa.data.options import DataOptions, PromptFrom, PromptOptions
-from stepjepa.data.template import ChatRenderer, quoted, with_template
+from stepjepa.data.rendered import quoted
+from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.data.types import Span
 from stepjepa.errors import ConfigError, RowError, attempted
 
@@ -59,7 +60,8 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     greedy = {index for index, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
     tokenised = []
     for text, encoding in zip(texts, encodings, strict=True):
-        ids, offsets = encoding.ids, encoding.offsets
+        ids = encoding.ids
+        offsets = encoding.offsets
         if not greedy.isdisjoint(ids):
             offsets = [
                 _without_swallowed(text, *place) if index in greedy else place
@@ -111,7 +113,8 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     """
     # From an iterator it takes half of the time that an array of the list takes.
     numbers = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets))
-    begins, ends = numbers[::2], numbers[1::2]
+    begins = numbers[::2]
+    ends = numbers[1::2]
     last = ends - 1
     empty = ends <= begins
     if empty.any():

@@ -219,7 +219,7 @@ class PairsFound(NamedTuple):
 
     Attributes:
         segments, pairs, view_spans: see `Example`.
-        reason: why there are none, a key of `data.report.REASONS`; None where there are some.
+        reason: why there are none, a key of `data.report.reason_words`; None where there are some.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -361,7 +361,8 @@ class Batch(OnDevice):
 
     def untrimmed(self) -> Batch:
         """It with every state computed to the end, whoever reads it."""
-        rows, targets = self.rows, self.target_rows
+        rows = self.rows
+        targets = self.target_rows
         targets = None if targets is None else replace(targets, read_positions=None)
         return replace(self, rows=replace(rows, read_positions=None), target_rows=targets)
 

@@ -121,7 +121,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     """
     if not path.is_file():
         raise DataError(f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}")
-    rows = RowSource(path, any_file=True)
+    rows = RowSource(path)
     names = [one.name for one in fields(Prediction)]
     predictions: list[Prediction] = []
     for number, row in rows:

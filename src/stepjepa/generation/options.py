@@ -10,8 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
-from stepjepa.data.options import ColumnOptions, PromptOptions, TemplateOptions
-from stepjepa.data.prepare.options import SYSTEM_PROMPT
+from stepjepa.data.options import SYSTEM_PROMPT, ColumnOptions, PromptOptions, TemplateOptions
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoadingOptions
 from stepjepa.utils.failures import library

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepjepa.config.option import Names, Unread, check_fields, option, options_of
-from stepjepa.data.options import ColumnOptions, StepsOptions
-from stepjepa.data.prepare.options import PrepareOptions
-from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.options import ColumnOptions, PrepareOptions, StepsOptions
+from stepjepa.data.report import DataReport, reason_words
 from stepjepa.data.sources import RowSource
 from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
 from stepjepa.inspect.view import encoder_for, method_from, taken, tokenizer_of
@@ -281,7 +280,7 @@ def _of_steps(statistics: TextStatistics) -> Iterator[DataWarning]:
             f"own_{reason}",
             unread,
             steps.rows,
-            f"{_share(unread, steps.rows)} hold steps that cannot be taken: {REASONS[reason]} ({where})",
+            f"{_share(unread, steps.rows)} hold steps that cannot be taken: {reason_words(reason)} ({where})",
             f"their answers are split by --{_NAME.step_splitter} {steps.splitter} instead: the texts of the list must "
             f"follow each other in the answer as they are; or name another --{_NAME.steps_column}",
         )

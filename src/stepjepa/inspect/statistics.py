@@ -17,10 +17,10 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import is_stream, left_over, trained_answers
-from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder, render_checked
+from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
 from stepjepa.data.options import PairColumns
-from stepjepa.data.prepare.rows import question_key, question_of
-from stepjepa.data.report import RowCounts, StepCounts, listed_files
+from stepjepa.data.prepare_rows import question_key, question_of
+from stepjepa.data.report import RowCounts, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import rules_for
 from stepjepa.data.token_rows import stream_content
@@ -92,7 +92,6 @@ class TextStatistics(RowCounts):
 
     Attributes:
         splitter: how steps were looked for.
-        files: of a folder, those that are read.
         plain_text: whether the first row, and with it the data set, is plain text and no chat.
         rows_usable: rows that can be trained on.
         role_orders: "system, user, assistant" -> usable chats.
@@ -108,7 +107,6 @@ class TextStatistics(RowCounts):
     """
 
     splitter: str
-    files: list[str] = field(default_factory=list)
     plain_text: bool = False
     rows_usable: int = 0
     role_orders: Counter[str] = field(default_factory=Counter)
@@ -167,8 +165,6 @@ class TextStatistics(RowCounts):
     def lines(self) -> list[str]:
         """The statistics, one fact a line. What comes from the file is made `printable`."""
         lines = [f"Format check: {printable(self.source)}"]
-        if self.files:
-            lines.append(f"  Files: {listed_files(self.files)}")
         skipped = self.rows_skipped.total()
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
         lines += [f"    {printable(line)}" for line in self.skipped_lines()]
@@ -245,9 +241,9 @@ class _Counter:
         texts = deepcopy(self.empty)
         is_text = [texts.plain_text and is_stream(row) for _, row in rows]
         chat_rows = [row for (_, row), text in zip(rows, is_text, strict=True) if not text]
-        chats = [attempted(CheckedChat.of, row, self.options, True) for row in chat_rows]
-        if self.encoder is not None and chats:  # what the model gets is counted, which may be less than the rows hold
-            chats = render_checked(chat_rows, chats, self.encoder.chats, self.options.rules)
+        # With an encoder what the model gets is counted, which may be less than the rows hold.
+        renderer = self.encoder.chats if self.encoder is not None and chat_rows else None
+        chats = [attempted(CheckedChat.of, row, self.options, True, renderer) for row in chat_rows]
 
         questions = list[int | None]()
         following = iter(chats)
@@ -339,7 +335,7 @@ class TextReader:
         rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
         first = next((row for _, row in rows), None)
         plain_text = columns is None and is_stream(first)
-        empty = TextStatistics(rows.name, rules.name, rows.files, plain_text, steps=StepCounts.of(rules))
+        empty = TextStatistics(rows.name, rules.name, plain_text, steps=StepCounts.of(rules))
         self.rows, self.texts = rows, deepcopy(empty)
         self._first: dict[int, int] = {}  # hash of a question -> number of the first row with it
         self._counter = _Counter(empty, EncodeOptions.of(method, rules=rules))

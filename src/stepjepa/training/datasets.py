@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder
-from stepjepa.data.report import REASONS, DataReport
+from stepjepa.data.report import DataReport, reason_words
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepSplitter, make_splitter, rules_for
 from stepjepa.data.streaming import ExampleStream, RowStream, Streamed, StreamStart
@@ -114,7 +114,7 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
     """The error for data of which `what` (``no example has``) a pair."""
     plain = f"--{_NAME.objective} regular"
     counts = report.examples_without_pairs.most_common()
-    reasons = "; ".join(f"{count:,}: {REASONS.get(reason, reason)}" for reason, count in counts)
+    reasons = "; ".join(f"{count:,}: {reason_words(reason)}" for reason, count in counts)
     if "horizon_beyond_answer" in report.examples_without_pairs:
         horizons = ", ".join(map(str, options.horizons))
         advice = f"no answer has a step that far on: lower the horizon (now {horizons})"

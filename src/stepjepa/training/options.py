@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
 from stepjepa.config.values import given_name
-from stepjepa.data.options import DATA, DataOptions, ReadingOptions, check_split_name
+from stepjepa.data.options import DATA, DataOptions, ReadingOptions
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
 from stepjepa.objectives.base import (
@@ -342,7 +342,6 @@ class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
     def __post_init__(self) -> None:
         if isinstance(self.train_file, str):
             self.train_file = [self.train_file]
-        check_split_name(self.eval_split, _RUN.eval_split)
         check_fields(self)
         if self.eval_metrics and not self.eval_file:
             raise ConfigError(f"--{_RUN.eval_metrics} answers the questions of a file; give --{_RUN.eval_file}")

@@ -78,7 +78,7 @@ def numbered(text: Text) -> Numbered:
     their step. A summary or an answer after the last item, after a blank line and not indented, is a step of its own. A
     text with fewer than two markers is one step.
     """
-    lists = counted_lists(text.flat, find_markers(text))
+    lists = counted_lists(find_markers(text))
     if not lists:
         return Numbered(text.cut(()))
     cuts: list[int] = []
@@ -131,7 +131,7 @@ def find_markers(text: Text) -> list[Marker]:
     return markers
 
 
-def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
+def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
     """The markers that open the steps of a text, as lists that each count up; [] where there are none.
 
     Step words beat numbers in headings, these beat numbers in bold, and these plain ones; among plain ones the least
@@ -149,19 +149,9 @@ def counted_lists(text: str, markers: Sequence[Marker]) -> list[list[Marker]]:
         # One column is none; of equal ones the first.
         for family in sorted(outer, key=lambda family: max(family[0].width, 1)):
             lists = _lists(family)
-            if lists and not _are_labels(text, family):
+            if lists:
                 return lists
     return []
-
-
-_EQUATION = re.compile(r"[^\n]*=")
-
-
-def _are_labels(text: str, markers: Sequence[Marker]) -> bool:
-    """Whether numbers in brackets are labels of equations, to which the text refers after them."""
-    if markers[0].family != "()" or not re.search(r"\(\d{1,3}\)", text[markers[-1].end :]):
-        return False
-    return all(_EQUATION.match(text, marker.end) for marker in markers)
 
 
 def _least_indented(family: Sequence[Marker]) -> list[Marker]:
@@ -231,13 +221,8 @@ def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
 
 def _outer(text: Text, item: Marker, end: int) -> list[Paragraph]:
     """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
-    outer: list[Paragraph] = []
-    for part in text.between(item.start + 1, end):
-        # Headings below one that is a marker are its own, but for that of an answer.
-        own = 0 < item.level < part.level and not _LABEL.match(text.flat, part.start)
-        if part.width <= item.width + 1 and (part.prose or part.level) and not own:
-            outer.append(part)
-    return outer
+    parts = text.between(item.start + 1, end)
+    return [part for part in parts if part.width <= item.width + 1 and (part.prose or part.level)]
 
 
 def _tail(text: Text, last: Marker, ending: int) -> list[int]:

@@ -1,31 +1,45 @@
-"""The step splitters by name, and the one that serves a text or a data set."""
+r"""The steps of an answer, and of a row that holds them itself.
+
+A splitter's `spans` cover a text in order and without overlap, the separator belongs to the step that it ends, and a text
+without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Steps are found in the
+answer's text, never in token ids, because tokenizers merge ``.\n\n`` into one token.
+
+A row may hold its steps in a column (as `stepjepa prepare` writes it): a list of texts that are in its last answer one after
+the other. What precedes the first one belongs to it, what follows a step to that step, so that spans cover the answer.
+`steps_of` is the one place that answers what the steps of a row are; `rules_for` decides for a data set how it does.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import accumulate, islice, pairwise
+from typing import Any, NamedTuple
 
 import regex
 
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import CharSpan, Text, text_of
-from stepjepa.data.options import StepsOptions
-from stepjepa.data.steps.numbered import numbered
-from stepjepa.errors import ConfigError
+from stepjepa.data.chat import row_to_messages
+from stepjepa.data.columns import TOTAL_COLUMN, column_value, listed_steps
+from stepjepa.data.numbered import numbered
+from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, StepsOptions
+from stepjepa.errors import ConfigError, RowError, attempted
 
-SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
-STYLES = (*SPLITTERS, "sentence", "regex", "auto")  # all that `make_splitter` knows
-PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
 _NAME = Names(StepsOptions)
+LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
+PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
+_SAMPLED_ROWS = 200  # that a splitter is chosen by
 _BLANK_LINE = "\n\n"
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 _HASHES = re.compile(r"^####[ \t]*(?!#)\S[^\n]*\s*\Z", re.MULTILINE)  # GSM8K's last line
 _LONG = 40  # characters of a line that may have been wrapped
+
+
+# Splitters
 
 
 @dataclass(frozen=True)
@@ -146,80 +160,45 @@ def _compiled(pattern: str) -> Any:
 
 # Sentences
 
-# A full stop after one of these ends no sentence; after the second ones, none where a number follows.
-_ABBREVIATIONS = frozenset(
-    "dr mr mrs ms prof st sr jr vs e.g i.e eg ie cf ca approx resp al incl excl z.b u.a d.h bzw vgl evtl inkl p.ex ex mme "
-    "mlle sra dña ud uds".split()
+# Inline maths is passed over.
+_SENTENCE_END = re.compile(
+    r"""(?P<maths>(?<![\\$\w])\$(?![\s$])[^$\n]{1,200}(?<![\s\\])\$(?![\d$])|\\\([^\n]{0,200}?\\\))
+    |[.!?…]["'”’»)\]*_]*\s+
+    |[。！？｡।॥؟۔։።]+(?:[」』”’）)】"*]+\s+|(?![」』”’）)】"*])\s*)
+    |\n\s*""",
+    re.VERBOSE,
 )
-_BEFORE_NUMBERS = frozenset("no nos nr fig figs eq eqs sec ch vol p pp pt art abb tab ref refs núm".split())
-# Inline maths is passed over. One sign of several is enough: the last one before white space.
-_END = re.compile(
-    r"(?P<maths>(?<![\\$\w])\$(?![\s$])[^$\n]{1,200}(?<![\s\\])\$(?![\d$])|\\\([^\n]{0,200}?\\\))"
-    r"|(?P<stop>[.!?\u2026])(?P<close>[\"'”’»)\]*_]*)(?P<gap>\s+)"
-    r"|(?P<wide>[。！？｡।॥؟۔։።]+)(?P<quote>[」』”’）)】\"*]*)\s*"
-    r"|(?P<line>\n)\s*"
-)
-_WORD_BEFORE = re.compile(r"[^\s(\[\"'“‘]*\Z")
-# What the line before a stop may hold if the stop belongs to the sign of a list's item; and such a line as a whole.
-_ITEM_SIGN = re.compile(r"[ \t>*_#-]*(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,5})\Z")
-_ITEM = re.compile(r"(?:[-*+\u2022][ \t]|#{1,6}[ \t]|\||\(?(?:\d{1,3}|[a-zA-Z])[.)][ \t])")
-_INITIAL = re.compile(r"[A-Z]\.[ \t]")
-_INITIALS = re.compile(r"(?:[A-Z]\.)+[A-Z]")
-_NAME_BEFORE = re.compile(r"(?:\A|[^\w\s][ \t]+|\b[^\W\d_a-z]\w*\.?[ \t]+)\Z")
 _OPENERS = "\"'“‘«„([*_¿¡「『（"
+# A stop, with what is before it and the two characters after it, that ends no sentence.
+_SHORTENED = re.compile(
+    r"""(?:
+      (?:\A|[\s(\["'])(?i:dr|mr|mrs|ms|prof|st|jr|vs|e\.g|i\.e|cf|ca|approx|resp|z\.b|d\.h|bzw|[a-z](?:\.[a-z])+)\.\s+..?
+    | (?:\A|\s)(?i:nos?|nr|figs?|eqs?|sec|ch|vol|pp?|art|abb|tab|refs?)\.\s+\d.?
+    | (?:\A|\s)[A-Za-z]\.\s+[A-Z]\.
+    | (?:\A|\s)[A-Z]\.\s[A-Z]\.\s+[A-Z].?
+    | (?:\A|\n)[ \t>*_\#-]*(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,5})\.\s+..?
+    | \.\s+\$[ ]                                  # the end of inline maths
+    )\Z""",
+    re.VERBOSE,
+)
+_REACH = 24  # characters before a stop that are looked at
 
 
 def sentences(text: Text) -> list[CharSpan]:
-    """Every sentence is a step: it ends with ``. ! ? …`` before white space and no small letter, with ``。 ！ ？ ।`` and the
-    like, with a blank line, and with a line whose next one does not go on with a small letter. Abbreviations, decimal
-    numbers, initials, signs of list items and inline maths end none.
+    """Every sentence is a step: it ends with ``. ! ? …`` before white space, with ``。 ！ ？ ।`` and the like, or with its
+    line, unless a small letter follows. Abbreviations, initials and signs of list items end none; a blank line always does.
     """
     flat = text.flat
-    ends = [match for match in _END.finditer(flat) if match["maths"] is None and match.end() < len(flat)]
-    return text.cut(match.end() for match in ends if _ends_sentence(flat, match))
-
-
-def _ends_sentence(text: str, match: re.Match[str]) -> bool:
-    """Whether a stop or a line's end, and the white space after it, ends a sentence."""
-    start, following = match.span()
-    if match["wide"]:
-        return not match["quote"] or text[following - 1].isspace()
-    stop, gap = match.group("stop", "gap")
-    breaks = gap.count("\n") if stop else text.count("\n", start, following)
-    if breaks > 1 or (breaks and _ITEM.match(text, following)):
-        return True
-    if text.startswith("$ ", following):  # the end of inline maths
-        return False
-    first = next((char for char in text[following : following + 8] if char not in _OPENERS), "")
-    if first.islower():
-        return False
-    sign_before = text[max(start - 1, 0) : start]
-    if not stop:
-        return sign_before not in (",", "(")
-    if stop != "." or match["close"] or sign_before in (".", "!", "?", "\u2026"):
-        return True
-    before = text[max(start - 24, 0) : start]
-    match_before = _WORD_BEFORE.search(before)
-    word = match_before[0] if match_before else ""
-    if not word:
-        return True
-    line = before.rpartition("\n")[2]
-    opens_item = len(line) < 24 and _ITEM_SIGN.match(line)
-    return not opens_item and not _short(word, text, start, following, first)
-
-
-def _short(word: str, text: str, start: int, following: int, first: str) -> bool:
-    """Whether a word before a full stop is shortened: the stop ends no sentence."""
-    if word.lower() in _ABBREVIATIONS or (first.isdigit() and word.lower() in _BEFORE_NUMBERS):
-        return True
-    if len(word) == 1 and word.isalpha():
-        # "J. K. Rowling" and "z. B.", but "the point P. Then": what stands around a single letter tells.
-        if _INITIAL.match(text, following):
-            return True
-        return (
-            word.isupper() and first.isupper() and _NAME_BEFORE.search(text, max(start - 24, 0), start - 1) is not None
-        )
-    return _INITIALS.fullmatch(word) is not None
+    cuts: list[int] = []
+    for match in _SENTENCE_END.finditer(flat):
+        start, end = match.span()
+        if match["maths"]:
+            continue
+        before_small_letter = flat[end : end + 8].lstrip(_OPENERS)[:1].islower()
+        goes_on = before_small_letter or _SHORTENED.search(flat[max(start - _REACH, 0) : end + 2]) is not None
+        if not goes_on or match[0].count("\n") > 1:
+            cuts.append(end)
+    return text.cut(cuts)
 
 
 # Which splitter serves
@@ -279,7 +258,8 @@ def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[
 
 def _body(source: Text, paragraphs: list[CharSpan]) -> list[CharSpan]:
     """The paragraphs that may be steps: without thinking, an introduction, and a last one of hashes."""
-    text, body = source.text, paragraphs
+    text = source.text
+    body = paragraphs
     if body and any(not text[end : body[0][1]].strip() for _, end in source.thoughts):
         body = body[1:]
     if len(body) > 1 and _INTRODUCTION.fullmatch(text, *body[0]):
@@ -298,3 +278,147 @@ def _is_wrapped(text: str, count: int) -> bool:
         goes_on = following[:1].islower()
         wraps += len(line) >= _LONG and ends_in_word and goes_on
     return 2 * wraps >= count - 1
+
+
+# The steps of a row
+
+
+class StepRules(NamedTuple):
+    """How the steps of a data set's rows are found.
+
+    Attributes:
+        splitter: finds those of an answer whose row does not hold them.
+        column: the column in which a row may hold the steps of its last answer, None to look into none.
+        required: whether a row that does not hold them there is refused; else the splitter serves it.
+    """
+
+    splitter: StepSplitter
+    column: str | None = None
+    required: bool = False
+
+    @property
+    def name(self) -> str:
+        """The splitter's name, `LISTED` where none is asked."""
+        return LISTED if self.required else self.splitter.name
+
+
+class RowSteps(NamedTuple):
+    """The steps of one row.
+
+    Attributes:
+        spans: of each answer's steps, in characters of the answer.
+        own: whether those of the last answer are the row's own.
+        unread: why the steps that the row holds are not taken: a reason (see `report.reason_words`), and what is wrong. None
+            where they are, or where it holds none.
+    """
+
+    spans: list[list[CharSpan]]
+    own: bool = False
+    unread: tuple[str, str] | None = None
+
+
+def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -> RowSteps:
+    """The steps of a row, whose assistant messages are given in order: of the row, or as a chat template writes them.
+
+    Raises:
+        RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
+    """
+    split = rules.splitter.spans
+    unread = None
+    listed = column_value(row, rules.column) if rules.column else None
+    if rules.required or listed not in (None, []):
+        try:
+            own = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
+        except RowError as error:
+            if rules.required:
+                raise
+            unread = error.reason, str(error)
+        else:
+            # They are those of the last answer; the row says nothing about others.
+            others = [[] if rules.required else split(answer) for answer in answers[:-1]]
+            return RowSteps([*others, own], own=True)
+    return RowSteps([split(answer) for answer in answers], unread=unread)
+
+
+def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
+    """Whether a row says itself that its answer has several steps: it holds them, or their number."""
+    if not isinstance(row, Mapping):
+        return False
+    steps, total = row.get(column), row.get(TOTAL_COLUMN)
+    return (isinstance(steps, list) and len(steps) > 1) or (isinstance(total, int) and total > 1)
+
+
+def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
+    """Spans of steps that are known already, such as those of a column, found one after the other in `text`.
+
+    White space at a step's ends does not count, and runs of it inside may differ. Such steps may cut blocks.
+
+    Raises:
+        RowError: a step is not in `text` after the one before.
+    """
+    starts: list[int] = []
+    reached = 0
+    for number, step in enumerate(steps, start=1):
+        words = step.strip()
+        if not words:
+            continue
+        start = text.find(words, reached)
+        end = start + len(words)
+        if start < 0:
+            spaced = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
+            if spaced is None:
+                where = f"after step {number - 1}" if number > 1 else "at all"
+                beginning = words if len(words) <= 60 else f"{words[:60]}..."
+                what = f"step {number} of {len(steps)} does not stand in the answer {where}: {beginning!r}"
+                raise RowError("steps_not_found", what)
+            start, end = spaced.span()
+        starts.append(start)
+        reached = end
+    if not starts:
+        return [(0, len(text))] if text.strip() else []
+    return list(zip([0, *starts[1:]], [*starts[1:], len(text)], strict=True))
+
+
+def join_steps(steps: Sequence[str], separator: str = "\n\n") -> str:
+    """One text of steps that are known already. Blank steps are left out."""
+    return separator.join(step for step in steps if step.strip())
+
+
+def rules_for(
+    source: Iterable[tuple[int, Any]],
+    name: str,
+    separator: str = "\n\n",
+    column: str = STEPS_COLUMN,
+    columns: PairColumns | None = None,
+    splitter: StepSplitter | None = None,
+) -> StepRules:
+    """How the steps of a data set's rows are found.
+
+    With ``auto`` a row's own steps are taken where they stand in its answer, and one splitter serves all other rows: the one
+    that `choose_splitter` names for those among the first rows, or for all of the first rows where each holds its steps.
+
+    Args:
+        source: a `RowSource`; read with ``auto`` alone.
+        name: one of `STYLES`, or `LISTED`.
+        column: the column that may hold a row's steps, for ``auto`` and `LISTED`.
+        splitter: the one that was chosen for another data set of the run.
+    """
+    if name == LISTED:
+        return StepRules(make_splitter("separator"), column, True)
+    if name != "auto":
+        return StepRules(make_splitter(name, separator))
+    if splitter is not None:
+        return StepRules(splitter, column)
+    rules = StepRules(make_splitter(name, separator), column)
+    known: list[str] = []  # answers of the first rows
+    without_steps: list[str] = []  # those of rows that do not hold their steps
+    for _, row in islice(source, _SAMPLED_ROWS):
+        messages = attempted(row_to_messages, row, None, columns)
+        if isinstance(messages, RowError):
+            continue
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        known += answers
+        if not steps_of(row, answers[-1:], rules).own:
+            without_steps += answers
+    chosen = choose_splitter(without_steps or known, separator)
+    return StepRules(make_splitter(chosen, separator), column)

@@ -15,9 +15,10 @@ from pathlib import Path, PosixPath
 import datasets
 import pytest
 
-from stepjepa.data.prepare import PrepareOptions, prepare, rows
-from stepjepa.data.prepare.options import SYSTEM_PROMPT
-from stepjepa.data.prepare.rows import Converter, question_key
+from stepjepa.data import prepare_rows
+from stepjepa.data.options import SYSTEM_PROMPT
+from stepjepa.data.prepare import PrepareOptions, prepare
+from stepjepa.data.prepare_rows import Converter, question_key
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
 from support.rows import gsm8k, lines
@@ -44,7 +45,9 @@ def contents(folder):
     found = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name.startswith("out")}
     if "out.report.json" in found:
         report = json.loads(found["out.report.json"])
-        found["out.report.json"] = {key: report[key] for key in report if key not in ("job", "files", "source")}
+        found["out.report.json"] = {
+            key: report[key] for key in report if key not in ("options", "files", "source", "next_command")
+        }
     return found
 
 
@@ -74,34 +77,23 @@ def test_every_row_is_counted_once(tmp_path):
     rows = [gsm8k(1), "", "  ", {"question": "q", "answer": "#### 3"}, '{"question": ', {"question": "q"}, gsm8k(2)]
     report = run(tmp_path, [*rows, {"question": None, "answer": "\x1b[2J\n#### 1"}], name="sub/out.jsonl")
     assert (report.rows_read, report.rows_kept) == (6, 2)
-    assert report.rows_dropped == {"too_few_steps": 1, "broken_json": 1, "no_known_columns": 1, "content_not_text": 1}
+    assert report.rows_skipped == {"too_few_steps": 1, "broken_json": 1, "no_known_columns": 1, "content_not_text": 1}
     file = tmp_path / "raw.jsonl"
-    begins = '{"question": "q", "answer": "#### 3"}'
-    assert report.examples["too_few_steps"] == [{"place": f"{file} line 4", "what": "1 step found", "text": begins}]
-    assert [report.examples[reason][0]["place"] for reason in ("no_known_columns", "content_not_text")] == [
-        f"{file} line 6", f"{file} line 8",
-    ]  # fmt: skip
-    said = report.lines()
-    assert all(line.isprintable() for line in said)
-    assert said[3] == f"    dropped 1: too_few_steps (first: {file} line 4: 1 step found; {begins})"
+    assert report.first_skipped["too_few_steps"].startswith(f"{file} line 4: 1 step found (--min_step_length is 1)")
+    assert report.first_skipped["no_known_columns"].startswith(f"{file} line 6: ")
+    assert report.first_skipped["content_not_text"].startswith(f"{file} line 8: ")
+    assert all(line.isprintable() for line in report.lines())
     record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
-    assert record["rows_dropped"] == report.rows_dropped and record["examples"] == report.examples
-    assert record["job"]["options"]["min_steps"] == 2
-    report = run(tmp_path, [gsm8k(1), *[{"question": f"q{n}", "answer": "#### 1"} for n in range(99)]])
-    assert report.rows_dropped == {"too_few_steps": 99} and len(report.examples["too_few_steps"]) == 20
+    assert record["rows_skipped"] == report.rows_skipped and record["first_skipped"] == report.first_skipped
+    assert record["options"]["min_steps"] == 2
 
 
-def test_limits_on_rows(tmp_path):
+def test_the_least_number_of_steps(tmp_path):
     rows = [{"question": f"q{n}", "answer": "a step\n" * n + "#### 1"} for n in range(1, 6)]
     assert run(tmp_path, rows, min_steps=1).rows_kept == 5
-    report = run(tmp_path, rows, min_steps=3, max_steps=4)
-    assert [row["total_steps"] for row in lines(tmp_path / "out.jsonl")] == [3, 4]
-    assert report.rows_dropped == {"too_few_steps": 2, "too_many_steps": 1}
-    rows = [gsm8k(1), "broken", gsm8k(2), gsm8k(3)]
-    report = run(tmp_path, rows, max_examples=2)
-    assert (report.rows_read, report.rows_kept, report.stopped_early) == (3, 2, True)
-    assert "  Stopped at max_examples; the rows after it were not read" in report.lines()
-    assert not run(tmp_path, rows, max_examples=9).stopped_early
+    report = run(tmp_path, rows, min_steps=3)
+    assert [row["total_steps"] for row in lines(tmp_path / "out.jsonl")] == [3, 4, 5]
+    assert report.rows_skipped == {"too_few_steps": 2}
 
 
 def test_only_correct_responses(tmp_path):
@@ -117,8 +109,11 @@ def test_only_correct_responses(tmp_path):
         teacher("So the answer is clearly \\boxed{9}."),
     ]
     report = run(tmp_path, rows, require_correct=True)
-    assert report.rows_dropped == {"wrong_answer": 1, "no_ground_truth": 1}
-    assert report.examples["wrong_answer"][0]["what"] == "the response ends in '7', the ground truth is '8'"
+    assert report.rows_skipped == {"wrong_answer": 1, "no_ground_truth": 1}
+    assert (
+        report.first_skipped["wrong_answer"]
+        == f"{tmp_path}/raw.jsonl line 3: the response ends in '7', the ground truth is '8'"
+    )
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8.0", "9"]
     run(tmp_path, rows)
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8", "8.0", "9", "9"]
@@ -127,7 +122,7 @@ def test_only_correct_responses(tmp_path):
 def test_dedup_keeps_the_first_that_can_be_kept(tmp_path):
     rows = [gsm8k(0, steps=" "), gsm8k(0, "What IS\u3000 0 and 1?"), gsm8k(1, "what is 0 and 1? "), gsm8k(2)]
     report = run(tmp_path, rows, dedup=True)
-    assert report.rows_dropped == {"too_few_steps": 1, "duplicate": 1}
+    assert report.rows_skipped == {"too_few_steps": 1, "duplicate": 1}
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1", "3"]
     assert run(tmp_path, rows, dedup=True, strict_data=True).rows_kept == 2  # what was asked for is no fault
     assert question_key("ﬁve Ａpples") == question_key("Five apples") != question_key("Five pears")
@@ -152,17 +147,17 @@ def test_validation_rows(tmp_path):
 
 
 def test_processes_change_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("stepjepa.data.prepare.run._BLOCK_ROWS", 7)
+    monkeypatch.setattr("stepjepa.data.prepare._BLOCK_ROWS", 7)
     rows = [json.dumps(gsm8k(n, f"What is {n % 90} and 1?")).encode() + b"\n" for n in range(200)]
     rows[5::10] = [b'{"question": "q", "answer": "no"}\n', b"\xe9\n", HALF, LINE[:-9] + b"\n"] * 5
     found = []
     for processes in (1, 3):
         (folder := tmp_path / str(processes)).mkdir()
-        run(folder, b"".join(rows), num_proc=processes, dedup=True, valid_ratio=0.3, max_examples=83)
+        run(folder, b"".join(rows), num_proc=processes, dedup=True, valid_ratio=0.3)
         found.append(contents(folder))
     first = json.loads(json.dumps(found[0]["out.report.json"]).replace("/1/", "/3/"))
     assert {**found[0], "out.report.json": first} == found[1]
-    assert set(first["rows_dropped"]) == {"no_final_answer", "not_utf8", "broken_text", "broken_json", "duplicate"}
+    assert set(first["rows_skipped"]) == {"no_final_answer", "not_utf8", "broken_text", "broken_json", "duplicate"}
     with pytest.raises(DataError, match="a worker process was killed"):
         list(mapped(os._exit, iter([3] * 9), 2, "num_proc"))
 
@@ -194,32 +189,24 @@ def test_other_sources(tmp_path):
     data.to_parquet(tmp_path / "raw.parquet")
     cells = "".join(f'{row["question"]},"{row["answer"]}"\n' for row in rows)
     (tmp_path / "raw.csv").write_text(f"question,answer\n{cells}")
-    write(tmp_path / "raw", rows)
-    files = [tmp_path / f"raw{end}" for end in (".parquet", ".csv", "")]
+    files = [tmp_path / f"raw{end}" for end in (".parquet", ".csv")]
     for source in [rows, iter(rows), data, data.to_iterable_dataset(), *files]:
         prepare(PrepareOptions(output_file=str(tmp_path / "out.jsonl"), overwrite=True), source)
         assert (tmp_path / "out.jsonl").read_bytes() == expected
     both = datasets.DatasetDict(test=data, train=data.select([0]))
     assert prepare(PrepareOptions(output_file=str(tmp_path / "a.jsonl"), dataset_split="test"), both).rows_kept == 5
     report = prepare(PrepareOptions(output_file=str(tmp_path / "b.jsonl")), [*rows, {"question": 3}])
-    assert report.examples["no_known_columns"][0]["place"] == "list row 5"
+    assert report.first_skipped["no_known_columns"].startswith("list row 5: ")
 
 
-def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
+def test_the_default_prompt_asks_for_a_box_and_only_answers_with_one_get_it(tmp_path):
     long = "A sentence that is long enough."
-    rows = [{"question": f"q{i}", "answer": f"First.\n\n{long}\n\nThen.\n\n{long}"} for i in range(2)]
-    rows += [{"question": "q", "answer": f"a\n\n{long}"}, {"question": "b", "answer": f"{long}\n\n{long} \\boxed{{3}}"}]
-    said = run(tmp_path, rows).lines()
-    assert "  Too short for a step: 4 pieces (--min_step_length 21; 1 keeps each as a step)" in said
-    assert any("1 step found and 1 too short for one (--min_step_length 21)" in line for line in said)
-    # The default prompt asks for a box, and one answer has one.
-    assert f"  System prompt: in 1 of 3 rows (--system_prompt TEXT, or none): {SYSTEM_PROMPT}" in said
-    assert [row["messages"][0]["role"] for row in lines(tmp_path / "out.jsonl")] == ["user", "user", "system"]
-    own = run(tmp_path, rows, system_prompt="Use \\boxed{}.").lines()
-    assert "  System prompt: in 3 of 3 rows (--system_prompt TEXT, or none): Use \\boxed{}." in own
+    rows = [{"question": "a", "answer": f"{long}\n\n{long}"}]
+    rows += [{"question": "b", "answer": f"{long}\n\n{long} \\boxed{{3}}"}]
+    run(tmp_path, rows)
+    assert [row["messages"][0]["role"] for row in lines(tmp_path / "out.jsonl")] == ["user", "system"]
+    run(tmp_path, rows, system_prompt="Use \\boxed{}.")
     assert all(row["messages"][0]["content"] == "Use \\boxed{}." for row in lines(tmp_path / "out.jsonl"))
-    quiet = run(tmp_path, rows, min_step_length=1, system_prompt=None).lines()
-    assert not any("Too short" in line or "prompt" in line for line in quiet)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +218,7 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
         (b"\0" * 5000 + b"\n", "broken_json", "broken JSON (Expecting value at character 1)"),
         (b"null\n", "not_an_object", "the row is null"),
         (b'{"a": ' * 100_000 + b"\n", "broken_json", "nested too deeply"),
-        (b'{"question": "' + b"x" * 17 * 2**20, "line_too_long", "the line has more than 16 MiB"),
+        (b'{"question": "' + b"x" * 65 * 2**20, "line_too_long", "the line has more than 64 MiB"),
         (HALF, "broken_text", "\\ud83d without its other half"),
         (b'{"' + b"k" * 3000 + b'": 1}\n', "no_known_columns", f"columns found: {'k' * 80}...;"),
         (b'{"question": "q", "answer": "' + b"\\\\[ " * 400_000 + b'"}\n', "text_too_long", "at most 1,000,000"),
@@ -239,10 +226,10 @@ def test_short_pieces_and_the_system_prompt_are_said(tmp_path):
 )
 def test_a_bad_row(tmp_path, line, reason, words):
     report = run(tmp_path, b"\xef\xbb\xbf" + LINE + b"\n" + line)
-    assert report.rows_dropped == {reason: 1} and report.rows_kept == 1
-    (example,) = report.examples[reason]
-    assert example["place"] == f"{tmp_path}/raw.jsonl line 3" and words in example["what"]
-    assert len(example["text"]) < 2000 and all(line.isprintable() for line in report.lines())
+    assert report.rows_skipped == {reason: 1} and report.rows_kept == 1
+    what = report.first_skipped[reason]
+    assert what.startswith(f"{tmp_path}/raw.jsonl line 3: ") and words in what
+    assert len(what) < 2000 and all(line.isprintable() for line in report.lines())
     before = contents(tmp_path)
     with pytest.raises(DataError, match=r"raw\.jsonl line 3: [^\n]*$"):
         run(tmp_path, LINE + b"\n" + line, strict_data=True)
@@ -259,11 +246,11 @@ def test_a_bad_row(tmp_path, line, reason, words):
         (LINE.decode().encode("utf-16"), "raw.jsonl line 1: not UTF-8 text (invalid start byte)"),
         (
             b"\x80\x04\x95\x10",
-            "raw.jsonl line 1: not UTF-8 text (invalid start byte); save the file as UTF-8; none of the rows looked at",
+            "raw.jsonl line 1: not UTF-8 text (invalid start byte); save the file as UTF-8; none of the first rows",
         ),
         (
             b'{"question": "q", "answer": "#### 1"}\n',
-            "none of 1 rows can be kept; dropped 1: too_few_steps (first: ",
+            "none of 1 rows can be kept; skipped 1: too few steps (first: ",
         ),
     ],
 )
@@ -276,13 +263,13 @@ def test_files_without_a_row(tmp_path, content, words):
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 def test_a_file_that_changes(tmp_path, monkeypatch, suffix):
     content = LINE * 600 if suffix == "jsonl" else b"question,answer\n" + b'q,"a\nb\n#### 1"\n' * 600
-    original, source = rows.question_key, tmp_path / f"raw.{suffix}"
+    original, source = prepare_rows.question_key, tmp_path / f"raw.{suffix}"
 
     def key(question):
         os.truncate(source, len(content) - 7)
         return original(question)
 
-    monkeypatch.setattr(rows, "question_key", key)
+    monkeypatch.setattr(prepare_rows, "question_key", key)
     with pytest.raises(DataError, match=r"^.*: the file [^\n]*while it was read"):
         run(tmp_path, content, suffix=suffix)
     assert contents(tmp_path) == {}
@@ -308,7 +295,7 @@ def options(folder, source, **changes):
 def expected(source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("complete")
     report = prepare(options(folder, source))
-    assert report.rows_read == 700 and report.rows_dropped == {"no_final_answer": 8, "duplicate": 48}
+    assert report.rows_read == 700 and report.rows_skipped == {"no_final_answer": 8, "duplicate": 48}
     assert hidden(folder) == []
     return contents(folder)
 
@@ -393,7 +380,7 @@ def test_names_that_cannot_be_written(source, tmp_path):
     ("changes", "words"),
     [
         ({"output_file": "out.parquet"}, "so end it in .jsonl"),
-        ({"max_steps": 1}, "max_steps is 1; it must be at least 2"),
+        ({"step_splitter": "regex"}, "regex needs a pattern"),
     ],
 )
 def test_options_that_cannot_be_used(tmp_path, changes, words):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.data.prepare import PrepareOptions, prepare, rows
-from stepjepa.data.prepare.rows import (
+from stepjepa.data import prepare_rows
+from stepjepa.data.options import PrepareOptions
+from stepjepa.data.prepare import prepare
+from stepjepa.data.prepare_rows import (
     Converter,
     RawExample,
     RawFormat,
@@ -34,7 +36,6 @@ NAMED = {
     "gold": 2.5,
     "source": "x",
 }
-LISTED = {"problem": "How many?", "list": ["Take one.", "  ", "Add one.\r\n\r\nGet 2."]}
 LONG = "A sentence that is long enough."
 
 
@@ -42,28 +43,16 @@ LONG = "A sentence that is long enough."
     ("row", "changes", "truth", "steps"),
     [
         (GSM8K, {}, "72", ["He had 48/2 = 24.", "In all 48+24 = $72.\n\\boxed{72}"]),
-        (
-            GSM8K,
-            {"calculator_marks": "keep", "final_answer": "keep"},
-            "72",
-            ["He had 48/2 = <<48/2=24>>24.", "In all 48+24 = $<<48+24=72>>72.\n#### 72"],
-        ),
         ({**GSM8K, "answer": "a\r\nb\r\n#### 72\r\n", "ground_truth": "7"}, {}, "7", ["a", "b\n\\boxed{72}"]),
         (TEACHER, {}, "72", TAUGHT),
         (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
-        ({"question": "How many?", "qwen_response": TEACHER["deepseek_response"]}, {}, None, TAUGHT),
+        ({"question": "How many?", "response": TEACHER["deepseek_response"]}, {}, None, TAUGHT),
         *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
         (
             NAMED,
             {"question_column": "problem", "response_column": "text", "ground_truth_column": "gold"},
             "2.5",
             ["One and one make two.", "So the answer is surely 2."],
-        ),
-        (
-            LISTED,
-            {"question_column": "problem", "response_column": "list", "step_splitter": "list"},
-            None,
-            ["Take one.", "Add one.\nGet 2."],
         ),
     ],
 )
@@ -72,7 +61,7 @@ def test_formats(row, changes, truth, steps):
     form = recognise([row], options, "a file")
     example = read_example(row, form, options)
     assert (example.question, example.ground_truth) == ("How many?", truth)
-    assert Converter(form, options).steps_of(example).steps == steps
+    assert Converter(form, options).steps_of(example)[1] == steps
 
 
 @pytest.mark.parametrize(
@@ -92,7 +81,6 @@ def test_formats(row, changes, truth, steps):
 def test_recognised(raw, changes, name, columns):
     form = recognise(raw, PrepareOptions(**changes), "a file")
     assert (form.name, form.question, form.response) == (name, *columns)
-    assert form.why == "as given" if "format" in changes else form.why.startswith("recognised: ")
 
 
 @pytest.mark.parametrize(
@@ -127,12 +115,12 @@ def test_rows_that_are_refused(response, row, reason, words):
 
 
 def found(response, format="teacher", final=None, **changes):
-    """Steps, which are those that training finds again, and how many pieces were too short."""
+    """Steps, which are those that training finds again."""
     converter = Converter(RawFormat(format), PrepareOptions(**changes))
-    joined, steps, short = converter.steps_of(RawExample("q", "a", None, response, final))
+    joined, steps = converter.steps_of(RawExample("q", "a", None, response, final))
     assert joined == "\n\n".join(steps)
     assert [joined[start:end].strip() for start, end in make_splitter("separator").spans(joined)] == steps
-    return steps, short
+    return steps
 
 
 TITLES = ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of them:\n\\[ 48+24 = 72 \\]"]
@@ -146,7 +134,6 @@ TITLES = ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of the
         (f"{LONG}\n\n```\n{LONG}\n\n{LONG}", {}, [LONG, f"```\n{LONG}\n\n{LONG}"]),  # a fence that never closes
         (f"{LONG}\n{LONG} | {LONG}\n\n{LONG}", {"step_splitter": "lines"}, [LONG, f"{LONG} | {LONG}", LONG]),
         (f"{LONG}\n\n{LONG}", {"final": "1,200"}, [LONG, f"{LONG}\n\\boxed{{1,200}}"]),
-        (f"{LONG}\n\n{LONG}", {"final": "7", "final_answer": "keep"}, [LONG, f"{LONG}\n#### 7"]),
         ("", {"format": "gsm8k", "final": "7"}, ["\\boxed{7}"]),
         ("5*3=15\n15+1=16", {"format": "gsm8k", "final": "16"}, ["5*3=15", "15+1=16\n\\boxed{16}"]),
         ("x" * 20 + "\n\n" + "y" * 21, {"drop_short": True}, ["y" * 21]),  # the published length
@@ -157,7 +144,7 @@ TITLES = ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of the
     ],
 )  # fmt: skip
 def test_responses(response, changes, steps):
-    assert found(response, **changes)[0] == steps
+    assert found(response, **changes) == steps
 
 
 @pytest.mark.parametrize(
@@ -206,7 +193,7 @@ def test_thinking(text, dropped, kept):
 
 # The page about it
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "prepare.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "prepare.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"\*\*`(\w+)`\*\*(?:(?!\n\*\*`).)*?```json\n(.*?)\n```\n```text\n(.*?)\n```", PAGE, re.DOTALL)
 
 
@@ -220,6 +207,6 @@ def test_examples_of_the_docs(tmp_path):
 
 def test_every_option_and_reason_is_in_the_docs():
     named = set(re.findall(r"`(\w+)`", PAGE))
-    raised = set(re.findall(r'RowError\(\s*"(\w+)"', Path(rows.__file__).read_text()))
+    raised = set(re.findall(r'RowError\(\s*"(\w+)"', Path(prepare_rows.__file__).read_text()))
     assert {*raised, "duplicate", "truncated_line", "not_utf8", "broken_json", "broken_csv", "line_too_long"} <= named
-    assert len(raised) > 8 and set(PrepareOptions.__dataclass_fields__) <= set(re.findall(r"--(\w+)", PAGE))
+    assert len(raised) > 7 and set(PrepareOptions.__dataclass_fields__) <= set(re.findall(r"--(\w+)", PAGE))

@@ -12,28 +12,30 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from stepjepa.config.option import MISSING, Names, options_of
+from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import after_hashes, answers_match, final_answer, number_of
-from stepjepa.data.blocks import MARK, answer_of, has_thinking, holds_code
+from stepjepa.data.blocks import MARK, answer_of, has_thinking, holds_code, text_of
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.columns import absent, as_object, chat_column, column_value, form_of, listed_columns, listed_steps
-from stepjepa.data.options import PairColumns
+from stepjepa.data.columns import TOTAL_COLUMN, absent, as_object, chat_column, column_value, form_of, listed_columns
+from stepjepa.data.options import (
+    PUBLISHED_LENGTH,
+    RESPONSE_COLUMN,
+    STEPS_COLUMN,
+    SYSTEM_PROMPT,
+    PairColumns,
+    PrepareOptions,
+)
 from stepjepa.data.options import text_of as cell_text
-from stepjepa.data.prepare.options import PUBLISHED_LENGTH, RESPONSE_COLUMN, SYSTEM_PROMPT, PrepareOptions
-from stepjepa.data.steps import LISTED, STEPS_COLUMN, TOTAL_COLUMN, StepSplitter, join_steps, make_splitter, text_of
-from stepjepa.errors import DataError, RowError, attempted, said
-from stepjepa.utils.files import line_text, line_value
+from stepjepa.data.steps import StepSplitter, make_splitter
+from stepjepa.errors import DataError, RowError, attempted
 from stepjepa.utils.text import counted, lone_surrogate
 
 _NAME = Names(PrepareOptions)
 MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
-LINE_BYTES = 16 * 2**20  # a longer line is counted as dropped; no chat has that much text
 KEY_BITS = 64
-_SHOWN = 160  # characters of a dropped row
 _JOIN = "\n\n"
 # GSM8K itself holds line separators (U+2028), at which `str.splitlines` cuts.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
@@ -41,56 +43,37 @@ _CALCULATOR_MARK = re.compile(r"<<[^\n]*?>>")
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
 _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
 
-# Number; bytes of a line, an object with columns, or what is wrong where it could not be read.
-RawRow = tuple[int, Any]
-
 
 class Kept(NamedTuple):
-    """A prepared row: what is written with its line end, a hash of the question (`KEY_BITS` bits), how many steps it has,
-    how many pieces were too short to be steps, whether it has a system message, and how the question begins."""
+    """A prepared row: what is written with its line end, a hash of the question (`KEY_BITS` bits), and how many steps it
+    has."""
 
-    number: int
     line: bytes
     key: int
     steps: int
-    short: int
-    prompted: bool
-    question: str
-
-
-class Dropped(NamedTuple):
-    """A raw row that is left out: its number in the source, a short reason, what is wrong, and how the row begins."""
-
-    number: int
-    reason: str
-    what: str
-    text: str
 
 
 # Formats
 
 
 class RawFormat(NamedTuple):
-    """A format, why it was chosen, and the columns that are not those which training reads: of the question, and of the
-    response in which steps are found."""
+    """A format, and the columns that are not those which training reads: of the question, and of the response in which
+    steps are found."""
 
     name: str
     question: str | None = None
     response: str | None = None
-    why: str = "as given"
 
 
-@dataclass(frozen=True)
-class RawExample:
+class RawExample(NamedTuple):
     """The parts of one raw row.
 
     Attributes:
         question: without surrounding white space.
         answer: the data set's own, as it was.
         ground_truth: the final answer where a column or a ``####`` line names it.
-        response: the text in which steps are found unless there are `pieces`, without its final ``####`` line.
+        response: the text in which steps are found, without its final ``####`` line.
         final: what follows that ``####``.
-        pieces: the steps, where the row names them itself.
         system: the row's own system message.
     """
 
@@ -99,7 +82,6 @@ class RawExample:
     ground_truth: str | None
     response: str = ""
     final: str | None = None
-    pieces: Sequence[str] | None = None
     system: str | None = None
 
 
@@ -117,25 +99,16 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
     if not objects:
         raise DataError(f"{name}: the rows are JSON of type {type(rows[0]).__name__}; JSON objects are expected")
     columns = listed_columns(objects[0])
-    for option in options_of(PrepareOptions):
-        column = getattr(options, option)
-        if (
-            option.endswith("_column")
-            and column
-            and all(column_value(row, column, MISSING) is MISSING for row in objects)
-        ):
-            message = f"none of the first rows has the column {option} names, {column!r} (found: {columns})"
-            raise DataError(f"{name}: {message}")
+    for column in (options.question_column, options.response_column, options.ground_truth_column):
+        if column and all(column_value(row, column, MISSING) is MISSING for row in objects):
+            raise DataError(f"{name}: none of the first rows has the column {column!r} (found: {columns})")
     formats = Counter(form for form in (_format_of(row, options) for row in objects) if form is not None)
     if not formats:
         raise DataError(
             f"{name}: format not recognised (columns found: {columns}); name the columns with "
             f"--{_NAME.question_column} and --{_NAME.response_column}, or give --{_NAME.format}"
         )
-    form, count = formats.most_common(1)[0]
-    if options.format != "auto":
-        return form
-    return form._replace(why=f"recognised: {count} of the first {counted(len(rows), 'row')}")
+    return formats.most_common(1)[0][0]
 
 
 def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
@@ -144,45 +117,31 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
     response = options.response_column
     generated = None
     if response is None and options.format in ("auto", "teacher"):
-        generated = _response_column(row)
-    form = RawFormat(options.format, question, response or generated or options.answer_column)
+        generated = next((name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None)
+    form = RawFormat(options.format, question, response or generated)
     if form.name == "teacher":
         return form._replace(response=form.response or RESPONSE_COLUMN)
     if form.name != "auto":
         return form
-    messages = attempted(_chat_of, row, form, options)
+    messages = attempted(_chat_of, row, form)
     if isinstance(messages, RowError):
         return None
-    if question or response:
-        return form._replace(name="columns")
-    if generated:
+    if generated and not question:
         return form._replace(name="teacher")
-    if chat_column(row):
-        return form._replace(name="chats")
     _, final = _split_final(messages[-1]["content"])
-    return form._replace(name="columns" if final is None else "gsm8k")
+    is_gsm8k = final is not None and not question and not response and not chat_column(row)
+    return form._replace(name="gsm8k" if is_gsm8k else "columns")
 
 
-def _response_column(row: Mapping[str, Any]) -> str | None:
-    """The column with a generated response, None without one or with several."""
-    if row.get(RESPONSE_COLUMN) is not None:
-        return RESPONSE_COLUMN
-    names = [name for name in row if isinstance(name, str) and (name == "response" or name.endswith("_response"))]
-    return names[0] if len(names) == 1 and row[names[0]] is not None else None
-
-
-def _chat_of(row: Mapping[str, Any], form: RawFormat, options: PrepareOptions) -> list[dict[str, str]]:
-    """The chat of a raw row, a list of steps as one text; RowError where there is none."""
+def _chat_of(row: Mapping[str, Any], form: RawFormat) -> list[dict[str, str]]:
+    """The chat of a raw row; RowError where there is none."""
     answer = form_of(row).answer
-    response = form.response or answer
-    if options.step_splitter == LISTED:
-        row = {**row, response: join_steps(listed_steps(row, response))}
     if form.question:
-        return row_to_messages(row, None, PairColumns(form.question, response))
+        return row_to_messages(row, None, PairColumns(form.question, form.response or answer))
     if form.response:
-        value = column_value(row, response)
+        value = column_value(row, form.response)
         if value is None:
-            raise RowError("no_answer", absent(row, response))
+            raise RowError("no_answer", absent(row, form.response))
         row = {**row, answer: value}
     return row_to_messages(row)
 
@@ -194,31 +153,25 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
         RowError: it is no chat of one question and its answer, or one of them is empty.
     """
     row = as_object(row)
-    system, *turn = one_turn(_chat_of(row, form, options))
+    system, *turn = one_turn(_chat_of(row, form))
     for name, text in zip(("question", "answer"), turn, strict=True):
         if len(text) > MAX_TEXT:
             raise RowError("text_too_long", f"the {name} has {len(text):,} characters; at most {MAX_TEXT:,} are read")
         if not text.strip():
             raise RowError("empty_text", f"the {name} is empty")
     question, answer = map(clean_lines, turn)
-    pieces = final = None
-    response = answer
-    if options.step_splitter == LISTED:
-        pieces = [clean_lines(step) for step in listed_steps(row, form.response or form_of(row).answer)]
-    else:
-        response, final = _split_final(answer)
+    response, final = _split_final(answer)
     if form.name == "gsm8k":
         if final is None:
             raise RowError(
                 "no_final_answer", f"the answer does not end in a line '#### ...': it ends in {answer[-40:]!r}"
             )
-        if options.calculator_marks == "drop":
-            response = _CALCULATOR_MARK.sub("", response)
-    own_column = options.answer_column or form_of(row).answer
+        response = _CALCULATOR_MARK.sub("", response)
+    own_column = form_of(row).answer
     if form.response not in (None, own_column):
-        answer = clean_lines(cell_text(column_value(row, own_column))) or answer
+        answer = clean_lines(cell_text(row.get(own_column))) or answer
     truth = cell_text(column_value(row, options.ground_truth_column or "ground_truth"))
-    return RawExample(question.strip(), answer, truth.strip() or final, response, final, pieces, system)
+    return RawExample(question.strip(), answer, truth.strip() or final, response, final, system)
 
 
 def _split_final(text: str) -> tuple[str, str | None]:
@@ -250,14 +203,6 @@ def blank_lines_off(text: str) -> str:
 # Steps
 
 
-class Steps(NamedTuple):
-    """The answer that is written, its steps in order, and how many pieces were too short to be steps."""
-
-    content: str
-    steps: list[str]
-    short: int
-
-
 class Converter:
     """Prepares rows.
 
@@ -265,40 +210,33 @@ class Converter:
         form: the rows' format and columns.
 
     Attributes:
-        least: `length` of a step at least.
+        least: characters of a step at least.
     """
 
     def __init__(self, form: RawFormat, options: PrepareOptions):
-        self._form, self._options = form, options
-        named = form.name == "gsm8k" or options.step_splitter == LISTED
+        self._form = form
+        self._options = options
         style = options.step_splitter
-        if style in ("auto", LISTED):
-            style = "lines" if named else "auto"
+        usual = PUBLISHED_LENGTH
+        if form.name == "gsm8k":
+            style = "lines" if style == "auto" else style
+            usual = 1
         self._splitter, self._blank_lines = make_splitter(style, options.step_separator), make_splitter("separator")
-        usual = 1 if named else PUBLISHED_LENGTH
         self.least = usual if options.min_step_length is None else options.min_step_length
 
-    def __call__(self, rows: Sequence[RawRow]) -> list[Kept | Dropped]:
-        """One outcome a row, in order; blank lines have none."""
-        outcomes: list[Kept | Dropped] = []
-        for number, raw in rows:
-            try:
-                row = parse(raw)
-                if row is not None:
-                    outcomes.append(self._prepared(number, row))
-            except RowError as error:
-                outcomes.append(Dropped(number, error.reason, said(error), _beginning(raw)))
-        return outcomes
+    def __call__(self, rows: Sequence[tuple[int, Any]]) -> list[tuple[int, Kept | RowError]]:
+        """For each row its number with what becomes of it."""
+        return [(number, attempted(self._prepared, row)) for number, row in rows]
 
-    def _prepared(self, number: int, row: object) -> Kept:
+    def _prepared(self, row: object) -> Kept:
+        if isinstance(row, RowError):  # of a row that could not be read
+            raise row
         options = self._options
         example = read_example(row, self._form, options)
-        content, steps, short = self.steps_of(example)
+        content, steps = self.steps_of(example)
         if len(steps) < options.min_steps:
-            more = f" and {short} too short for one (--{_NAME.min_step_length} {self.least})" if short else ""
-            raise RowError("too_few_steps", f"{counted(len(steps), 'step')} found{more}")
-        if options.max_steps is not None and len(steps) > options.max_steps:
-            raise RowError("too_many_steps", f"{len(steps)} steps found")
+            found = counted(len(steps), "step")
+            raise RowError("too_few_steps", f"{found} found (--{_NAME.min_step_length} is {self.least})")
         messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
         system = example.system or options.system_prompt
         if system == SYSTEM_PROMPT and "\\boxed" not in content and not example.system:
@@ -318,54 +256,32 @@ class Converter:
         if half is not None:
             raise RowError("broken_text", f"a text holds {half} without its other half, which is no character")
         data = f"{line.translate(_LINE_ENDS)}\n".encode()
-        key = question_key(example.question)
-        return Kept(number, data, key, len(steps), short, bool(system), example.question[:_SHOWN])
+        return Kept(data, question_key(example.question), len(steps))
 
-    def steps_of(self, example: RawExample) -> Steps:
-        """The steps of an example, the final answer at the end of the last one.
+    def steps_of(self, example: RawExample) -> tuple[str, list[str]]:
+        """The answer that is written, and its steps in order, the final answer at the end of the last one.
 
         Raises:
             RowError: the response is nothing but thoughts.
         """
-        texts = example.pieces
-        if texts is None:
-            texts = response_parts(example.response, self._options.keep_thinking)
+        texts = response_parts(example.response, self._options.keep_thinking)
         if self._form.name != "gsm8k" and any(map(holds_code, texts)):
-            return self._code_steps(texts, example)
-        if example.pieces is None:
-            texts = [piece for text in texts for piece in _cut(text, self._splitter)]
-        pieces = [self._one_paragraph(trimmed(text)) for text in texts if text.strip()]
+            # Code stays as it is, character by character: steps are stretches of it, and none is left out.
+            pieces = _cut(_JOIN.join(texts), self._splitter)
+            fitting = fit_lengths(pieces, self.least, drop=False, glue="")
+            stretches = _with_final(fitting, example.final)
+            return "".join(stretches), [trimmed(step) for step in stretches]
+        pieces = []
+        for text in texts:
+            for piece in _cut(text, self._splitter):
+                # No step holds a blank line outside of code, maths and tables.
+                paragraphs = _cut(trimmed(piece), self._blank_lines)
+                pieces.append("\n".join(map(blank_lines_off, paragraphs)))
         fitting = fit_lengths(pieces, self.least, self._options.drop_short)
         # An unclosed code fence, for one, makes one step of all that follows.
-        content = _JOIN.join(self._with_final(fitting, example.final))
+        content = _JOIN.join(_with_final(fitting, example.final))
         steps = [trimmed(step) for step in _cut(content, self._blank_lines)]
-        return Steps(_JOIN.join(steps), steps, len(pieces) - len(fitting))
-
-    def _code_steps(self, texts: Sequence[str], example: RawExample) -> Steps:
-        """Steps of an answer with code, which stays as it is, character by character: they are stretches of it, blank lines
-        inside a step included, and none is left out for being short."""
-        if example.pieces is None:
-            glue = ""
-            pieces = _cut(_JOIN.join(texts), self._splitter)
-        else:
-            glue = _JOIN
-            pieces = [trimmed(text) for text in texts if text.strip()]
-        fitting = fit_lengths(pieces, self.least, drop=False, glue=glue)
-        short = len(pieces) - len(fitting)
-        steps = self._with_final(fitting, example.final)
-        content = glue.join(steps)
-        return Steps(content, [trimmed(step) for step in steps], short)
-
-    def _with_final(self, steps: list[str], final: str | None) -> list[str]:
-        """The steps with the final answer at the end of the last one."""
-        if final is None:
-            return steps
-        written = f"\\boxed{{{final}}}" if self._options.final_answer == "boxed" else f"#### {final}"
-        return [*steps[:-1], f"{steps[-1]}\n{written}"] if steps else [written]
-
-    def _one_paragraph(self, piece: str) -> str:
-        """A piece without blank lines outside of code, maths and tables."""
-        return "\n".join(map(blank_lines_off, _cut(piece, self._blank_lines)))
+        return _JOIN.join(steps), steps
 
     def _checked_truth(self, example: RawExample, content: str) -> str | None:
         """The ground truth; with ``require_correct`` checked against the response."""
@@ -378,39 +294,18 @@ class Converter:
             truth = final_answer(own or content)
         elif "####" in truth or "\\boxed" in truth:
             truth = final_answer(truth) or truth
-        if required:
-            answer = final_answer(content)
-            if not answers_match(answer, truth):
-                what = f"the response ends in {_short(answer)}, the ground truth is {_short(truth)}"
-                raise RowError("wrong_answer", what)
+        answer = final_answer(content) if required else truth
+        if required and not answers_match(answer, truth):
+            raise RowError("wrong_answer", f"the response ends in {answer!r}, the ground truth is {truth!r}")
         return truth
 
 
-def _beginning(raw: object) -> str:
-    """How a raw row begins, for messages."""
-    if isinstance(raw, RowError):
-        return ""
-    text = raw[:_SHOWN].decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
-    return text[:_SHOWN].strip()
-
-
-def parse(raw: object) -> object:
-    """The row that a line of bytes holds, None for a blank line; what is no bytes is a row already.
-
-    Raises:
-        RowError: it cannot be read.
-    """
-    if isinstance(raw, RowError):
-        raise raw
-    if not isinstance(raw, bytes):
-        return raw
-    text = line_text(raw, LINE_BYTES)
-    if not text:
-        return None
-    row = line_value(text, raw)
-    if row is None:
-        raise RowError("not_an_object", "the row is null, not an object with columns")
-    return row
+def _with_final(steps: list[str], final: str | None) -> list[str]:
+    """The steps with the final answer at the end of the last one."""
+    if final is None:
+        return steps
+    written = f"\\boxed{{{final}}}"
+    return [*steps[:-1], f"{steps[-1]}\n{written}"] if steps else [written]
 
 
 def question_key(question: str) -> int:
@@ -497,7 +392,3 @@ def _announces(words: str) -> bool:
 
 def _cut(text: str, splitter: StepSplitter) -> list[str]:
     return [text[start:end] for start, end in splitter.spans(text)]
-
-
-def _short(text: str | None) -> str:
-    return "nothing" if text is None else repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -1,0 +1,181 @@
+"""Raw rows to chat rows with steps, for files of any size: ``stepjepa prepare``.
+
+Rows stream from the source in blocks through a `Converter`, in this process or in several, and back in their order. Here
+each is counted once and written. What goes where depends on the row and on those before it alone, so any number of
+processes writes the same bytes. Every file appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from stepjepa.config.option import Names
+from stepjepa.data.options import PrepareOptions
+from stepjepa.data.prepare_rows import KEY_BITS, Converter, Kept, recognise
+from stepjepa.data.report import RowCounts
+from stepjepa.data.sources import JSON_SUFFIXES, RowSource
+from stepjepa.errors import ConfigError, DataError, RowError, no_rows
+from stepjepa.utils.files import replacing, write_json
+from stepjepa.utils.parallel import mapped
+from stepjepa.utils.text import counted, escaped
+
+_NAME = Names(PrepareOptions)
+# What was asked for, not a fault of the row: strict_data lets these pass.
+_FILTERS = {"too_few_steps", "wrong_answer", "duplicate"}
+_BLOCK_ROWS = 500  # that are prepared together
+_RECOGNISED_BY = 100  # rows
+
+
+@dataclass
+class PrepareResult(RowCounts):
+    """What `prepare` did, every row counted once as kept or skipped; ``str()`` of it is what the command prints.
+
+    Attributes:
+        format: the format that was read.
+        rows_kept: rows that were written.
+        step_counts: steps -> kept rows.
+        files: output file -> rows in it.
+        next_command: the command that trains on the files; empty where no row is left to train on.
+    """
+
+    format: str = ""
+    rows_kept: int = 0
+    step_counts: Counter[int] = field(default_factory=Counter)
+    files: dict[str, int] = field(default_factory=dict)
+    next_command: str = ""
+
+    def __str__(self) -> str:
+        following = [f"Next: {self.next_command}"] if self.next_command else []
+        return "\n".join([*self.lines(), *following])
+
+    def lines(self) -> list[str]:
+        """The counts, one fact a line. What comes from the file is on one line and printable."""
+        skipped = self.rows_skipped.total()
+        steps = ", ".join(f"{steps} in {rows:,}" for steps, rows in sorted(self.step_counts.items()))
+        return [
+            f"Prepared: {escaped(self.source)}",
+            f"  Format: {self.format}",
+            f"  Rows: {self.rows_read:,} read, {self.rows_kept:,} kept, {skipped:,} skipped",
+            *(f"    {escaped(line)}" for line in self.skipped_lines()),
+            f"  Steps a row: {steps}",
+            *(f"  {escaped(name)}: {counted(rows, 'row')}" for name, rows in self.files.items()),
+        ]
+
+
+def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
+    """Write a source of raw rows as chat rows with steps to ``options.output_file`` and its validation file.
+
+    Args:
+        source: the rows, in place of ``options.file``: a file (JSONL, CSV, Parquet), a Hub data set's name, or
+            anything else that `RowSource` takes.
+
+    Returns:
+        The counts, which are in ``OUT.report.json`` too.
+
+    Raises:
+        ConfigError: an option that cannot be used, or output files that exist.
+        DataError: the source cannot be read, no row of it can be kept, or the output cannot be written; with ``strict_data``
+            the first row that is skipped for a fault.
+    """
+    options.check()
+    raw = RowSource(options.file if source is None else source, options.dataset_split)
+    form = recognise(_first_rows(raw), options, raw.name)
+    converter = Converter(form, options)
+    train, valid, report = _output_files(options, raw.file)
+    result = PrepareResult(raw.name, format=form.name)
+    targets = [train, valid] if options.valid_ratio else [train]
+    try:
+        train.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            names = [stack.enter_context(replacing(target)) for target in targets]
+            files = [stack.enter_context(open(name, "wb")) for name in names]
+            counts = [0] * len(files)
+            for kept in _kept(raw, converter, options, result):
+                target = int(kept.key < options.valid_ratio * 2**KEY_BITS)
+                files[target].write(kept.line)
+                counts[target] += 1
+            result.require(result.rows_kept, "can be kept")
+        result.files = {str(target): rows for target, rows in zip(targets, counts, strict=True)}
+        if counts[0]:
+            result.next_command = _next_command(result, train, valid)
+        write_json(report, {**result.to_dict(), "options": vars(options)})
+    except OSError as error:
+        raise DataError(f"{error.filename or train}: cannot be written ({error.strerror or error})") from None
+    return result
+
+
+def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
+    """The command that trains on what was written."""
+    words = ["stepjepa", "train", *_flags(train_file=train)]
+    if result.files.get(str(valid)):
+        words += _flags(eval_file=valid)
+    words += _flags(model_name="mini")
+    if max(result.step_counts) > 1:
+        words.append("--step_jepa")
+    return shlex.join([*words, *_flags(output_dir=f"runs/{train.stem}")])
+
+
+def _flags(**options: object) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+def _first_rows(raw: RowSource) -> list[object]:
+    """The first rows that can be read, for recognising their format; DataError where there is none."""
+    first = list(islice(raw.rows(strict=False), _RECOGNISED_BY))
+    rows = [row for _, row in first if not isinstance(row, RowError)]
+    if rows:
+        return rows
+    for number, error in first:
+        raise DataError(f"{raw.place(number)}: {error}; none of the first rows can be read")
+    raise no_rows(raw.name)
+
+
+def _kept(raw: RowSource, converter: Converter, options: PrepareOptions, result: PrepareResult) -> Iterator[Kept]:
+    """The rows to write; every row is counted."""
+    seen = set[int]()
+    rows = raw.rows(strict=False)
+    blocks = iter(lambda: list(islice(rows, _BLOCK_ROWS)), [])
+    for outcomes in mapped(converter, blocks, options.num_proc, _NAME.num_proc):
+        for number, outcome in outcomes:
+            result.rows_read += 1
+            if options.dedup and isinstance(outcome, Kept) and outcome.key in seen:
+                outcome = RowError("duplicate", "the question was kept before")
+            if isinstance(outcome, RowError):
+                strict = options.strict_data and outcome.reason not in _FILTERS
+                result.skip(outcome, raw.place(number), strict)
+                continue
+            if options.dedup:
+                seen.add(outcome.key)
+            result.rows_kept += 1
+            result.step_counts[outcome.steps] += 1
+            yield outcome
+
+
+def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, Path, Path]:
+    """The files for training, validation and the report.
+
+    Raises:
+        ConfigError: one of them must not be replaced, or is no name for JSONL.
+    """
+    train = Path(os.path.expanduser(options.output_file or ""))
+    if train.suffix.lower() not in JSON_SUFFIXES:
+        raise ConfigError(f"{_NAME.output_file} is '{train}'; rows are written as JSONL, so end it in .jsonl")
+    if train.is_symlink():  # write where it leads; a rename would replace the link
+        train = Path(os.path.realpath(train))
+    valid = train.with_name(f"{train.stem}.valid{train.suffix}")
+    report = train.with_name(f"{train.stem}.report.json")
+    for path in (train, valid, report) if options.valid_ratio else (train, report):
+        if path.is_dir():
+            raise ConfigError(f"{_NAME.output_file}: {path} is a folder; give a file's name")
+        if source is not None and os.path.realpath(path) == os.path.realpath(source):
+            raise ConfigError(f"{_NAME.output_file}: {path} is the file that is read; write to another one")
+        if path.exists() and not options.overwrite:
+            raise ConfigError(f"{path} exists already; --{_NAME.overwrite} replaces it once the new one is complete")
+    return train, valid, report

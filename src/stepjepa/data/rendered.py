@@ -1,0 +1,120 @@
+"""A rendered chat: where its messages are, and how the text before an answer differs from the generation prompt.
+
+A chat template writes a chat in one way and asks for an answer in another, and the two need not agree:
+
+    generation prompt   <|user|>Q<|end|><|assistant|><think>
+    rendered chat       <|user|>Q<|end|><|assistant|><|final|>A<|end|>
+                                                     |        |
+                                        the opening begins    the answer's text
+
+What follows the common text is `Opening.written` in the chat, which the model has to write itself and is trained on, and
+`Opening.extra` in the generation prompt, without which the model is asked for what it was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from os.path import commonprefix
+from typing import Any, NamedTuple
+
+from stepjepa.config.option import Names
+from stepjepa.data.options import TemplateOptions
+
+_NAME = Names(TemplateOptions)
+_UNFINISHED_TAG = re.compile(r"<[^<>\s]*$")
+_QUOTED = 60  # characters of a text that a message quotes
+
+
+class MessageSpan(NamedTuple):
+    """Where a message's content is in the rendered text: characters [start, end)."""
+
+    role: str
+    start: int
+    end: int
+
+
+class Opening(NamedTuple):
+    """How the text before an answer differs from the generation prompt for the same messages.
+
+    Attributes:
+        written: what the template writes between the common text and the answer's text.
+        extra: how the generation prompt goes on after the common text; empty where the chat has that text too.
+        quoted: the last characters of the common text.
+        apart: whether the two differ before the end of the last message; then `written` and `extra` are empty.
+    """
+
+    written: str = ""
+    extra: str = ""
+    quoted: str = ""
+    apart: bool = False
+
+
+def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Opening:
+    """The opening of an answer.
+
+    Args:
+        text: the rendered chat.
+        answer: where the answer's text begins in it.
+        last_message: where the content of the message before the answer ends.
+        prompt: the generation prompt for the messages before the answer.
+    """
+    common = len(commonprefix([text, prompt]))
+    if common < last_message:
+        return Opening(quoted=text[:common][-_QUOTED:], apart=True)
+    extra = ""
+    if common < len(prompt):
+        unfinished = _UNFINISHED_TAG.search(text, last_message, common)
+        common = min(unfinished.start() if unfinished else common, answer)
+        extra = prompt[common:]
+    common = min(common, answer)
+    return Opening(text[common:answer], extra, text[last_message:common][-_QUOTED:])
+
+
+def left_out(content: str, shown: str) -> tuple[int, str]:
+    """How many characters of a message its template leaves out, white space not counted, and the text that is missing."""
+    if shown == content:
+        return 0, ""
+    missing = len("".join(content.split())) - len("".join(shown.split()))
+    if missing <= 0:
+        return 0, ""
+    begin = len(commonprefix([content, shown]))
+    end = len(commonprefix([content[begin:][::-1], shown[begin:][::-1]]))
+    return missing, content[begin : len(content) - end]
+
+
+def quoted(text: str) -> str:
+    """A text in quotation marks, its beginning where it is long."""
+    return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
+
+
+def switch_words(kwargs: Mapping[str, Any]) -> str:
+    """The option that gives these values to the template."""
+    return f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
+
+
+class RenderedChat(NamedTuple):
+    """A rendered chat.
+
+    Attributes:
+        text: what the template wrote.
+        spans: one span per message, in order; a system message that the template does not show has none.
+        folded_system: whether the system message had to be put into the first user message.
+        openings: one per answer, in order; None where the template has no generation prompt for it.
+        characters_left_out: of the answers and their thinking, white space not counted; `left_out` is the first such text.
+    """
+
+    text: str
+    spans: tuple[MessageSpan, ...]
+    folded_system: bool = False
+    openings: tuple[Opening | None, ...] = ()
+    characters_left_out: int = 0
+    left_out: str = ""
+
+    @property
+    def begins(self) -> list[int]:
+        """For each answer the character where what the model writes begins: the answer's first, or one before it."""
+        answers = [span.start for span in self.spans if span.role == "assistant"]
+        pairs = zip(answers, self.openings, strict=True)
+        return [start - len(opening.written) if opening else start for start, opening in pairs]
