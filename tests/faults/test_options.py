@@ -23,7 +23,7 @@ from stepjepa.study.folder import StudyRunFolder, write_plan
 from stepjepa.study.reading import read_options
 from stepjepa.study.spec import StudyOptions, all_runs
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
-from stepjepa.training.summary import run_options_unread
+from stepjepa.training.run import run_options_unread
 from support.answers import TEST
 from support.rows import step_rows, write
 

@@ -1,43 +1,34 @@
-"""The FLOPs of a batch equal what torch counts on the real forward and backward, exactly."""
+"""The estimated FLOPs of a batch equal what torch counts on forward and backward of models that are trained whole."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from stepjepa.data.types import ISOLATED, Pair, Read, Segment, Span
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.extras import PredictorRows, add_extras
-from stepjepa.modeling.flops import KERNELS, KINDS, ModelCost, PassCost, batch_flops
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm
-from stepjepa.modeling.masks import SEGMENTS, use_attention
-from stepjepa.objectives.semantic_tube import draw_pairs
+from stepjepa.modeling.forward import ModelCost, PassCost, attach_forest_forward, batch_flops, causal_lm
 from support.models import ARCHITECTURES, TRAINED_VOCABULARY, Views, made_up_example, made_up_examples, tiny_model
-from support.tube import tube_options
 
-LINEAR = "all-linear"
+# What torch's counter has no formula for: the product of several experts at once.
+KERNELS = {torch.ops.aten._grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1]}
 
 
 def predictor_ids(count: int) -> tuple[int, ...]:
     return tuple(range(TRAINED_VOCABULARY, TRAINED_VOCABULARY + count))
 
 
-def ready(name="llama", attention="sdpa", lora="", rows=False, **changes):
-    """A model in training mode that takes batches; `lora` names the layers that are adapted, `rows` gives it two predictors
-    of its own."""
-    model = tiny_model(name, attention, **changes)
-    if lora:
-        targets = lora if lora == LINEAR else lora.split("+")
-        model = get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=targets))
-    if rows:
-        width = model.get_input_embeddings().weight.shape[1]
-        add_extras(causal_lm(model), PredictorRows(torch.randn(2, width), TRAINED_VOCABULARY))
+def ready(name="llama", lora=None, **changes):
+    """A model in training mode that takes batches and has two predictors of its own; `lora` names the adapted layers."""
+    model = tiny_model(name, "eager", **changes)
+    if lora is not None:
+        model = get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=lora))
+    width = model.get_input_embeddings().weight.shape[1]
+    add_extras(causal_lm(model), PredictorRows(torch.randn(2, width), TRAINED_VOCABULARY), "mlp")
     attach_forest_forward(model, TRAINED_VOCABULARY)
     return model.train()
 
@@ -51,192 +42,69 @@ def counted(model, batch) -> int:
     return counter.get_total_flops()
 
 
-def batches(count, attention="sdpa", examples=None, every=False):
-    """Targets apart, two passes, and one row by segments; with `every` all other layouts as well."""
-    examples, ids = examples or made_up_examples(count), predictor_ids(count)
+def batches():
+    """Every layout but attention by segments."""
+    examples, ids = made_up_examples(2), predictor_ids(2)
     one = ForestCollator(ids, 0)
+    yield one(examples)
     yield replace(one, separate_targets=True)(examples)
+    yield replace(one, inline=True)(examples)
+    yield ForestCollator(ids, 0, max_row_length=40)(examples)
     yield TwoPassCollator(ids, 0)(examples)
-    if attention == "sdpa":
-        yield one.in_one_row(examples)
-    if every:
-        yield one(examples)
-        yield ForestCollator(ids, 0, max_row_length=40)(examples)
-        yield replace(one, inline=True)(examples)
-        yield TwoPassCollator(ids, 0, separate_targets=True)(examples)
-        yield ForestCollator(ids, 0, attention_length=1, segmented=True, separate_targets=True)(examples)
+    yield TwoPassCollator(ids, 0, separate_targets=True)(examples)
 
 
-def check(model, *layouts, **changes):
-    """Every form of a batch (of `batches`) costs what torch counts."""
+def ratios(model) -> list[float]:
+    """The estimate of every form of a batch over what torch counts."""
     cost = ModelCost.of(model, TRAINED_VOCABULARY)
-    for batch in batches(*layouts, **changes):
-        by_segments = any(rows.forests is not None for rows in batch.every_rows)
-        if by_segments:
-            use_attention(causal_lm(model), SEGMENTS)
-        flops = batch_flops(batch, cost)
-        assert tuple(flops) == KINDS and min(flops.values()) >= 0
-        assert sum(flops.values()) == counted(model, batch)
-        if by_segments:
-            use_attention(causal_lm(model), "sdpa")
+    return [batch_flops(batch, cost) / counted(model, batch) for batch in batches()]
 
 
-# What is trained: all weights; adapters on all or some layers, with predictor rows below the first layer, whose inputs then
-# need gradients that they do not need otherwise, or without.
-TRAINED = [
-    *((name, kinds[0], "", False, 2) for name, (_, _, kinds) in ARCHITECTURES.items()),
-    *(("llama", "sdpa", "", False, 0), ("llama", "eager", "", False, 2), ("llama", "eager", "q_proj", False, 1)),
-    *((name, "sdpa", LINEAR, False, 2) for name in ("llama", "gpt_neox", "phi3")),
-    *((name, "sdpa", LINEAR, True, 2) for name in ("llama", "gpt2")),
-    *(("llama", "sdpa", lora, False, 1) for lora in ("q_proj", "v_proj", "down_proj", "lm_head+v_proj")),
-]
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_all_weights(name):
+    # Rotary positions are a product of one number each, which is not estimated; experts of a few tokens are padded.
+    assert ratios(ready(name)) == pytest.approx([1] * 6, rel=2e-3)
 
 
-@pytest.mark.parametrize(("name", "attention", "lora", "rows", "count"), TRAINED)
-def test_what_is_trained(name, attention, lora, rows, count):
-    every = (name, attention, lora) == ("llama", "sdpa", "")
-    check(ready(name, attention, lora, rows), count, attention, every=every)
-
-
-# With adapters not `mixtral`: see test_lora_on_experts_is_exact_but_for_a_constant.
-AGAIN = [(name, "sdpa", "") for name in ("llama", "gpt2", "gpt_neox", "mixtral")]
-AGAIN += [("gemma2", "eager", ""), ("llama", "sdpa", LINEAR)]
-
-
-@pytest.mark.parametrize(("name", "attention", "lora"), AGAIN)
-def test_gradient_checkpointing(name, attention, lora):
-    model = ready(name, attention, lora)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "mixtral"])
+def test_gradient_checkpointing(name):
+    model = ready(name)
     model.enable_input_require_grads()
     model.gradient_checkpointing_enable()
-    assert ModelCost.of(model, TRAINED_VOCABULARY).train.read == 0
-    check(model, 2, attention)
+    # torch does not compute the last product of a layer again, since nothing needs its result.
+    assert ratios(model) == pytest.approx([1] * 6, rel=0.08)
 
 
-def test_checkpointing_repeats_the_last_product_where_something_follows_it():
-    model = ready("gpt2", resid_pdrop=0.1)
-    model.gradient_checkpointing_enable()
-    check(model, 1)
+@pytest.mark.parametrize(("name", "lora"), [("llama", "all-linear"), ("gpt2", "all-linear"), ("llama", ["q_proj"])])
+def test_frozen_weights_have_no_gradient(name, lora):
+    """States of the first layer need none either where nothing below it is trained: with a predictor row they do."""
+    assert ratios(ready(name, lora)) == pytest.approx([1] * 6, rel=0.03)
 
 
 def test_experts_that_are_not_chosen_cost_nothing():
     models = [ready("mixtral", num_local_experts=number) for number in (4, 8)]
-    few, many = (sum(ModelCost.of(model, TRAINED_VOCABULARY).forward[:2]) for model in models)
+    few, many = (ModelCost.of(model, TRAINED_VOCABULARY).forward.token for model in models)
     assert many - few == 2 * 2 * 32 * 4  # the matrix of each layer's router is longer by 4 outputs
 
 
-def test_lora_on_experts_is_exact_but_for_a_constant():
-    """In every call PEFT adds B @ A to the weights of all experts and of the router."""
-    model = ready("mixtral", lora=LINEAR)
-    cost = ModelCost.of(model, TRAINED_VOCABULARY)
-    batches = [ForestCollator(predictor_ids(2), 0)(made_up_examples(2)[:count]) for count in (1, 4)]
-    constant, other = (counted(model, batch) - sum(batch_flops(batch, cost).values()) for batch in batches)
-    assert other == constant > 0
+# By hand: every token costs 1, each key 100, each label 1000. Nothing is trained.
+BY_HAND = ModelCost(PassCost(1, 100), PassCost(1, 100), 1000)
 
 
-@pytest.fixture(scope="module")
-def plain_cost():
-    return ModelCost.of(ready(), TRAINED_VOCABULARY)
-
-
-@pytest.mark.parametrize(("kind", "matrices"), [("linear", 1), ("mlp", 4)])
-def test_predictor_head(kind, matrices, plain_cost):
-    model = ready()
-    add_extras(model, None, kind)
-    cost = ModelCost.of(model, TRAINED_VOCABULARY)
-    assert cost == replace(plain_cost, source=3 * matrices * 2 * 32 * 32) and plain_cost.source == 0
-    batch = ForestCollator(predictor_ids(1), 0)(made_up_examples(1))
-    assert sum(batch_flops(batch, cost).values()) == counted(model, batch)
-
-
-def test_tube():
-    rng = np.random.default_rng(0)
-    tubes = [tuple(draw_pairs(Span(2, 6), Span(7, 12), tube_options(times=2), rng)) for _ in range(2)]
-    examples = [made_up_example(20 + n, [], n)._replace(labels=((15, 18),), pairs=t) for n, t in enumerate(tubes)]
-    model = ready()
-    add_extras(model, None, "linear")
-    check(model, 0, examples=examples)
-
-
-def test_means_and_layers():
-    check(ready(), 0, examples=made_up_examples(0, mean=True, layer=1))
-
-
-def test_long_heads_are_computed_again():
-    cost = ModelCost.of(ready("granite_scaled_logits"), TRAINED_VOCABULARY)
-    assert cost.chunk == 2**26 // TRAINED_VOCABULARY
-    states, weight = torch.randn(50, 32, requires_grad=True), torch.randn(TRAINED_VOCABULARY, 32, requires_grad=True)
-    for rows in (50, 16):
-        with FlopCounterMode(display=False) as counter:
-            limit = 4 * TRAINED_VOCABULARY * rows
-            labels = torch.zeros(50, dtype=torch.int64)
-            linear_cross_entropy_sum(states, weight, labels, scale=0.5, max_logits_bytes=limit).backward()
-        assert counter.get_total_flops() == replace(cost, chunk=rows).heads(50, 0)
-    assert replace(cost, chunk=16).heads(50, 0) == 4 / 3 * cost.heads(50, 0)
-
-
-@pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch has no kernel for it")
-def test_torchs_own_kernel_repeats_nothing(plain_cost):
-    assert plain_cost.label_again == 0
-    assert ModelCost.of(ready(), TRAINED_VOCABULARY, autocast=True).label_again > 0
-
-
-# By hand: every token costs 1, in the last MLP 10, each key 100, each label 1000. Nothing is trained.
-BY_HAND = ModelCost(PassCost(1, 10, 100), PassCost(1, 10, 100), 1000, 0, 10**6, 0)
-
-
-def by_hand(batch) -> list[float]:
-    assert KINDS == ("trunk", "branch", "target", "head", "padding")
-    return [*batch_flops(batch, BY_HAND).values()]
-
-
-def test_kinds_of_a_packed_row():
-    """Trunk 6, branch 2, target 3, one padded token; the labels are read at 1 .. 4, source and target at one token each."""
-    example = made_up_example(6, [Views(2, 3, 6)], predictors=2)
-    batch = ForestCollator(predictor_ids(2), 0, pad_to_multiple_of=12)([example])
-    assert by_hand(batch) == [6 + 4 * 10 + 6 * 1200, 2 + 10 + 2 * 1200, 3 + 10 + 3 * 1200, 4000, 1 + 1200]
-    assert by_hand(batch.untrimmed()) == [6 * 1211, 2 * 1211, 3 * 1211, 4000, 1211]
-
-
-def test_kinds_by_segments_and_alone(monkeypatch):
+def test_by_segments_a_token_pays_for_the_keys_of_its_segment(monkeypatch):
     """A branch sees its trunk's 6 keys and its own 2, the trunk and the target only themselves."""
     monkeypatch.setattr("stepjepa.forest.layout.CALL_COST", 0)
     example = made_up_example(6, [Views(2, 3, 6), Views(2, 4, 6)], predictors=2)  # a branch that serves two targets
-    expected = [6 + 4 * 10 + 6 * 600, 2 + 10 + 2 * 800, 5 + 2 * 10 + (3 * 3 + 2 * 2) * 100, 4000, 0]
-    assert by_hand(ForestCollator(predictor_ids(2), 0).in_one_row([example])) == expected
+    trunk, branch = 6 + 6 * 600, 2 + 2 * 800
+    targets, labels = 5 + (3 * 3 + 2 * 2) * 100, 4000
+    batch = ForestCollator(predictor_ids(2), 0).in_one_row([example])
+    assert batch_flops(batch, BY_HAND) == trunk + branch + targets + labels
 
 
-def test_kinds_of_two_passes():
-    """Rows of 6, 5 (the source: 3 of the trunk, 2 predictors) and 3 tokens; the last two are padded to 5."""
+def test_padding_and_rows_of_their_own_are_paid_for():
+    """Trunk 6, branch 2, target 3, one padded token; in two passes rows of 6, 5 and 3, the last padded to 5."""
     example = made_up_example(6, [Views(2, 3, 6)], predictors=2)
+    batch = ForestCollator(predictor_ids(2), 0, pad_to_multiple_of=12)([example])
+    assert batch_flops(batch, BY_HAND) == 12 * 1201 + 4000
     batch = TwoPassCollator(predictor_ids(2), 0)([example])
-    assert by_hand(batch) == [6 * 611, 5 * 511, 3 * 511, 4000, 2 * 511]
-
-
-def test_a_source_apart_is_no_target():
-    views = tuple(Segment(np.arange(*span, dtype=np.int32), ISOLATED, 0) for span in ((5, 8), (8, 10)))
-    pair = Pair(Read.one(1, 2), Read.one(2, 1))
-    example = made_up_example(6, [])._replace(segments=views, pairs=(pair,))
-    flops = by_hand(ForestCollator((), 0, pad_to_multiple_of=1)([example]))
-    assert flops[1:3] == [3 + 10 + 3 * 1100, 2 + 10 + 2 * 1100]
-
-
-def test_the_model_is_left_as_it_was():
-    """Costs may be asked for between two micro-batches, and some optimizers step in hooks on gradients."""
-    model, called = ready(attention_dropout=0.5), []
-    model.model.layers[0].eval()
-    weight, *others = model.parameters()
-    weight.grad = torch.ones_like(weight)
-    weight.register_post_accumulate_grad_hook(called.append)
-    modes = [part.training for part in model.modules()]
-    state = torch.random.get_rng_state()
-    with torch.no_grad():
-        cost = ModelCost.of(model, TRAINED_VOCABULARY)
-    assert cost.train.token > cost.forward.token
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert [part.training for part in model.modules()] == modes
-    assert model.config._attn_implementation == "sdpa"
-    assert not any(part._forward_pre_hooks for part in model.modules())
-    assert torch.equal(weight.grad, torch.ones_like(weight)) and not called
-    assert all(parameter.grad is None for parameter in others)
-    model(batch=ForestCollator((), 0)(made_up_examples(0))).lm_loss_sum.backward()
-    assert len(called) == 1 and not torch.equal(weight.grad, torch.ones_like(weight))
+    assert batch_flops(batch, BY_HAND) == 6 * 601 + 10 * 501 + 4000

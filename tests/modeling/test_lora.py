@@ -18,8 +18,8 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.lora import token_rows, untrained_rows
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
+from stepjepa.training.run import rate_line
 from stepjepa.training.setup import set_up_model
-from stepjepa.training.summary import rate_line
 from support.models import tiny_model
 from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh

@@ -38,7 +38,7 @@ def test_from_the_command_line_with_the_best_checkpoint(files, capsys):
     words += " --load_best_model_at_end true --metric_for_best_model eval_prefix"
     assert main(words.split()) == 0
     out = capsys.readouterr().out
-    assert "prefix 0.000" in out and "eval_did_not_stop " in out
+    assert "prefix 0.000" in out and "did_not_stop " in out
     history = json.loads((files / "out" / "metrics.json").read_text())["log_history"]
     assert sum("eval_prefix" in entry for entry in history) == 3  # after steps 2 and 4, and of the best model
 

@@ -277,7 +277,6 @@ class Rows(OnDevice):
         attach: (R, T), see `forest.visibility.visible`.
         floor: (R, T), the same; only for `inline`.
         forests: (B, 2), start and end of each forest in the one row; only for attention by segments.
-        read_positions: (M,), indices into the flattened (R * T) states, each once; others need not be right.
     """
 
     input_ids: torch.Tensor
@@ -289,7 +288,6 @@ class Rows(OnDevice):
     attach: torch.Tensor | None = None
     floor: torch.Tensor | None = None
     forests: torch.Tensor | None = None
-    read_positions: torch.Tensor | None = None
 
     @property
     def filled(self) -> torch.Tensor:
@@ -358,12 +356,6 @@ class Batch(OnDevice):
     def weight(self) -> torch.Tensor | int:
         """Sum of the weights of all pairs, () or a number."""
         return self.pairs if self.weights is None else self.weights.sum()
-
-    def untrimmed(self) -> Batch:
-        """It with every state computed to the end, whoever reads it."""
-        rows, targets = self.rows, self.target_rows
-        targets = None if targets is None else replace(targets, read_positions=None)
-        return replace(self, rows=replace(rows, read_positions=None), target_rows=targets)
 
     @property
     def every_rows(self) -> list[Rows]:

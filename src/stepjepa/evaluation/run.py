@@ -29,7 +29,6 @@ from stepjepa.evaluation.score import EvaluationResult, drop_unusable, generatio
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
 from stepjepa.generation.output import Generator, Record, Request, reading_record, refuse_other, seed_of
 from stepjepa.generation.place import load_generator
-from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import read_object
 from stepjepa.utils.terminal import Bar
 
@@ -203,8 +202,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             output.finish({target: record_lines(target, records)}, result.record)
             if result.predictions:
                 paths.results[1].unlink(missing_ok=True)  # of an evaluation by the likelihood alone
-            if model.place.folder is not None and not (options.no_lora and model.place.base is not None):
-                result.files += add_results(model.place.folder, asked.source, result.metrics)
         return result
 
 

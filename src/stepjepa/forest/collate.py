@@ -89,15 +89,6 @@ class ForestCollator:
             sources, targets, self.shuffle_targets, self.aligned_targets
         )
         labels = [forest.label_positions + at[TRUNK] for forest, (_, at) in zip(forests, sources, strict=True)]
-        label_positions = flat(labels)
-
-        # The states of all other positions need not be kept.
-        read = [label_positions, source_reads.positions]
-        if target_rows is None:
-            read.append(target_reads.positions)
-        else:
-            target_rows = replace(target_rows, read_positions=target_reads.positions.unique())
-        rows = replace(rows, read_positions=torch.cat(read).unique())
 
         idle = self.every_pass and self.separate_targets and not separate
         if idle:
@@ -105,7 +96,7 @@ class ForestCollator:
             target_rows, _ = lay_out([build_forest(token, ())])
         return Batch(
             rows,
-            label_positions,
+            flat(labels),
             flat([forest.label_ids for forest in forests]),
             source_reads,
             target_reads,
@@ -263,18 +254,18 @@ def collator_for(
     row_multiple: int = 8,
     max_row_length: int | None = None,
     segmented: bool = False,
-    separate_targets: bool = False,
-    shuffle_targets: bool = False,
-    aligned_targets: bool = False,
+    **targets: bool,
 ) -> Collator:
     """What lays out batches for a forward, ``packed``, ``inline`` or ``two_pass``.
 
     Args:
-        row_multiple: `ForestCollator.pad_to_multiple_of`; the others are fields of `ForestCollator` too.
+        row_multiple: `ForestCollator.pad_to_multiple_of`.
+        max_row_length, segmented: see `ForestCollator`.
+        targets: `separate_targets`, `shuffle_targets` and `aligned_targets` of either collator.
     """
     ids = tuple(predictor_ids)
     if forward == "two_pass":
-        return TwoPassCollator(ids, pad_token_id, separate_targets, shuffle_targets, aligned_targets)
+        return TwoPassCollator(ids, pad_token_id, **targets)
     return ForestCollator(
         ids,
         pad_token_id,
@@ -282,9 +273,7 @@ def collator_for(
         max_row_length=max_row_length,
         segmented=segmented,
         inline=forward == "inline",
-        separate_targets=separate_targets,
-        shuffle_targets=shuffle_targets,
-        aligned_targets=aligned_targets,
+        **targets,
     )
 
 

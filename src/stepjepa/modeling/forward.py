@@ -1,8 +1,16 @@
-"""The forwards: one call of the model that returns the parts of the loss and the states of both views.
+"""The forwards: one call of the model that returns the parts of the loss and the states of both views, and what it costs.
 
 `attach_forest_forward` teaches a Hugging Face causal LM to take a `Batch`. The call still goes through the module (and
 through whatever wraps it: DDP, FSDP, autocast, PEFT), the backbone returns only its last hidden state, and logits exist at
 labelled positions only. A call without a batch, such as `generate` makes, runs the model's own forward.
+
+The cost of a batch follows from its shapes and the sizes of the model's matrices (`ModelCost`). A token costs two FLOPs for
+every weight of a matrix in the forward pass, two more in the backward pass for the gradient of its states, and two for that
+of a weight that is trained. A query costs ``4 * width`` FLOPs a layer for every key of its call, and twice that in the
+backward pass: for all T keys of its row under a dense mask (causality, windows and padding save nothing; FlexAttention skips
+blocks, so for it this is an upper bound), for the keys of its segment where a batch attends by segments. Gradient
+checkpointing computes the forward pass again. Of the experts only those count that a token is sent to. Embeddings, norms,
+softmax, activations, the losses and the optimizer are not counted.
 
 Shapes: B examples, R rows, T tokens, D width, N labelled positions, P pairs, V vocabulary.
 """
@@ -11,9 +19,10 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,13 +34,13 @@ from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.losses.gather import gather_rows
 from stepjepa.modeling.extras import target_encoder, trained_extras, with_predictors
-from stepjepa.modeling.masks import AttentionMask, attention_masks, heeds_window
+from stepjepa.modeling.masks import AttentionMask, attention_masks, segment_plan
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
     compute_dtype,
     decoder_layers,
-    forward_as,
+    expert_count,
     output_head,
     own_forward,
     text_config,
@@ -70,7 +79,7 @@ def attach_forest_forward(
     """
     inner: Any = causal_lm(model)
     own = own_forward(inner)
-    output_head(inner, vocabulary), heeds_window(inner)  # tried now, before anything wraps or shards the model
+    output_head(inner, vocabulary)  # tried now, before anything wraps or shards the model
 
     def forward(
         self: Any,
@@ -182,13 +191,13 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
         config = text_config(model.config)
-        mask = attention_masks(rows, config, compute_dtype(model), heeds_window(model))
+        mask = attention_masks(rows, config, compute_dtype(model))
     kept: dict[int, list[torch.Tensor]] = {}
     with ExitStack() as stack:
         for layer in layers:
             if layer is not None:
                 kept[layer] = stack.enter_context(hidden_states(model, layer))
-        output = run_backbone(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
+        output = run_backbone(model, rows.input_ids, mask, rows.position_ids)
     states: dict[int | None, torch.Tensor] = {None: output[0].flatten(0, 1)}
     for layer, (states_RTD,) in kept.items():
         states[layer] = states_RTD.flatten(0, 1)
@@ -241,19 +250,13 @@ def run_backbone(
     ids_RT: torch.Tensor,
     mask: AttentionMask | None,
     positions_RT: torch.Tensor,
-    read_N: torch.Tensor | None = None,
-    **kwargs: Any,
 ) -> BaseModelOutput:
     """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included; first its last hidden
-    states after the final norm, (R, T, D).
-
-    With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
-    """
+    states after the final norm, (R, T, D)."""
     part = backbone(model)
-    if _takes_positions(part):
-        kwargs["position_ids"] = positions_RT
-    with nullcontext() if read_N is None else trimmed(part, read_N), with_predictors(model, ids_RT) as known_ids:
-        return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **kwargs)
+    positions = {"position_ids": positions_RT} if _takes_positions(part) else {}
+    with with_predictors(model, ids_RT) as known_ids:
+        return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **positions)
 
 
 def _takes_positions(part: nn.Module) -> bool:
@@ -264,43 +267,101 @@ def _takes_positions(part: nn.Module) -> bool:
     return "position_ids" in parameters or (handed_on and inside is not None and _takes_positions(inside))
 
 
-def last_mlp(backbone: nn.Module) -> nn.Module | None:
-    """The MLP (or mixture of experts) of the last decoder layer; None where it has no such name, or where the layer is run
-    again in the backward pass (gradient checkpointing), which would not meet the same shapes."""
-    layers = decoder_layers(backbone)
-    if layers is None:
-        return None
-    last: Any = layers[-1]
-    again = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
-    return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
+def is_checkpointed(backbone: nn.Module) -> bool:
+    """Whether the layers of a backbone are run again in the backward pass."""
+    last = (decoder_layers(backbone) or [backbone])[-1]
+    checkpoints = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
+    return checkpoints or hasattr(last, "_checkpoint_wrapped_module")
 
 
-@contextmanager
-def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
-    """Within this context the last MLP computes the rows `read_N` of the flattened (R * T) positions; others get zeros.
+# What the calls cost
 
-    After the last attention no position sees another, and only the states that predict a label or stand for a view are read.
-    This saves a share of a layer wherever prompts are not labelled, and changes no number that is read.
 
-    Args:
-        read_N: (N,) int64, each position once.
+class PassCost(NamedTuple):
+    """FLOPs in the backbone.
+
+    Attributes:
+        token: of a token.
+        key: of a query and a key.
     """
-    mlp = last_mlp(backbone)
-    if mlp is None:
-        yield
-        return
-    own = mlp.forward
 
-    def forward(hidden_RTD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        shape = hidden_RTD.shape[:2]
-        hidden_LD = hidden_RTD.flatten(0, 1)
-        read_1ND = hidden_LD.index_select(0, read_N)[None]
-        output = own(read_1ND, *args, **kwargs)
-        if not isinstance(output, torch.Tensor):
-            return own(hidden_RTD, *args, **kwargs)
-        zeros_LD = output.new_zeros(len(hidden_LD), output.shape[-1])
-        output_LD = zeros_LD.index_copy(0, read_N, output[0])
-        return output_LD.unflatten(0, shape)
+    token: float
+    key: float
 
-    with forward_as(mlp, forward):
-        yield
+
+class ModelCost(NamedTuple):
+    """What one token costs.
+
+    Attributes:
+        train, forward: in the backbone, with a backward pass and without.
+        label: the LM head at a labelled position.
+        source: the predictor head at one source.
+        objective: `Objective.flops` of a number of pairs.
+    """
+
+    train: PassCost
+    forward: PassCost
+    label: float
+    source: float = 0.0
+    objective: Callable[[int], float] = lambda pairs: 0.0
+
+    @classmethod
+    def of(cls, model: nn.Module, vocabulary: int, objective: Objective | None = None) -> ModelCost:
+        """The cost of a model as it stands; V of its LM softmax is `vocabulary`."""
+        inner = causal_lm(model)
+        part = backbone(inner)
+        config = text_config(inner.config)
+        experts = expert_count(inner)
+        share = config.num_experts_per_tok / experts if experts else 1.0
+        forwards = 2 if is_checkpointed(part) else 1
+
+        layers, trained_layers = _products(decoder_layers(part) or part, share)
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        key = 4.0 * config.num_hidden_layers * heads * width
+        output = inner.get_output_embeddings().weight
+        label = 2.0 * vocabulary * output.shape[1]
+
+        forward = PassCost(layers, key)
+        train = PassCost((forwards + 1) * layers + trained_layers, (forwards + 2) * key)
+        source, trained_source = _products(trained_extras(inner).head)
+        costs = (train, forward, (2 + output.requires_grad) * label, 2 * source + trained_source)
+        if objective is None:
+            return cls(*costs)
+        return cls(*costs, partial(objective.flops, width=output.shape[1], vocabulary=vocabulary))
+
+
+def _products(module: nn.Module | None, share: float = 1.0) -> tuple[float, float]:
+    """FLOPs of the products of one token with all matrices of a module, and with those that are trained; of stacked matrices
+    of experts a token meets a `share`."""
+    every = trained = 0.0
+    for weight in [] if module is None else module.parameters():
+        if weight.ndim < 2:
+            continue
+        flops = 2.0 * weight.numel() * (share if weight.ndim > 2 else 1.0)
+        every += flops
+        trained += flops * weight.requires_grad
+    return every, trained
+
+
+def batch_flops(batch: Batch, cost: ModelCost) -> float:
+    """FLOPs of forward and backward on one batch; only a forward pass runs on `target_rows`."""
+    flops = len(batch.label_positions) * cost.label
+    flops += batch.pairs * cost.source
+    flops += cost.objective(batch.pairs)
+    for rows in batch.every_rows:
+        price = cost.forward if rows is batch.target_rows else cost.train
+        flops += rows.input_ids.numel() * price.token
+        flops += _keys(rows) * price.key
+    return flops
+
+
+def _keys(rows: Rows) -> int:
+    """The keys that all queries of the rows are given."""
+    if rows.forests is None:
+        return rows.input_ids.numel() * rows.input_ids.shape[1]
+    keys = 0
+    for segments in segment_plan(rows).forests:
+        trunk = segments[0].length
+        keys += sum(segment.length * (segment.length + segment.branch * trunk) for segment in segments)
+    return keys

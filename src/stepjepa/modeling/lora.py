@@ -20,7 +20,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.tokens import answer_end, template_marks
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.options import LoRAOptions
-from stepjepa.modeling.parts import causal_lm, embedding_rows, idle_layers, name_of, plain_module, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, embedding_rows, name_of, plain_module, vocabulary_size
 from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
@@ -155,8 +155,6 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
     """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
     they are, but that a quantised model is prepared for it.
 
-    An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
-
     `seed` draws its first weights; the global generators stay as they are.
 
     Raises:
@@ -170,8 +168,6 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
     if not isinstance(targets, str) and name in (targets or ()):
         raise ConfigError(f"--{_NAME.lora_target_modules}: {name} is the embedding; LoRA is for linear layers")
     peft_config = copy.deepcopy(peft_config)
-    if targets == "all-linear" and peft_config.exclude_modules is None:
-        peft_config.exclude_modules = idle_layers(model) or None
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway

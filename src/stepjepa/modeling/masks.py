@@ -35,13 +35,12 @@ from stepjepa.data.types import ISOLATED, Rows
 from stepjepa.forest.layout import attention_costs
 from stepjepa.forest.visibility import BLOCK_SIZE, additive_mask, block_mask, dense_mask, packed_fields
 from stepjepa.modeling.options import ModelOptions
-from stepjepa.modeling.parts import backbone, distance, embedding_rows, text_config, unchanged
+from stepjepa.modeling.parts import text_config
 
 AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
 _WINDOW = "sliding_window"
-_HEEDS = "_stepjepa_heeds_window"  # what was tried once, on the model
 _FORMS = 64  # of FlexAttention: kinds of layer, dtypes, shapes, with and without gradient
 
 
@@ -60,7 +59,7 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
     return None
 
 
-def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, windows: bool = True) -> AttentionMask:
+def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype) -> AttentionMask:
     """What to pass as `attention_mask` for packed rows.
 
     * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
@@ -72,10 +71,9 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
     Args:
         config: the text model's.
         dtype: the dtype of the model's attention scores (`parts.compute_dtype`).
-        windows: whether the model heeds the `sliding_window` of its configuration (`heeds_window`).
     """
     implementation = config._attn_implementation
-    window = getattr(config, "sliding_window", None) if windows else None
+    window = getattr(config, "sliding_window", None)
 
     def build(length: int | None) -> torch.Tensor | BlockMask:
         if rows.forests is not None:
@@ -313,10 +311,12 @@ def segmented_attention(
 @contextmanager
 def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
     """Within this context every sliding window of the model, in configurations and layers, has this length."""
-    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-    owners = [*configs.values(), *(text_config(config) for config in configs.values()), *model.modules()]
-    lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
-    changed = [(owner, own) for owner, own in lengths.values() if type(own) is int and own > 0]
+    owners = dict[int, Any]()
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        of_part = [part] if config is None else [part, config, text_config(config)]
+        owners |= {id(owner): owner for owner in of_part}
+    changed = [(owner, vars(owner)[_WINDOW]) for owner in owners.values() if vars(owner).get(_WINDOW)]
     try:
         for owner, _ in changed:
             setattr(owner, _WINDOW, length)
@@ -324,29 +324,3 @@ def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
     finally:
         for owner, own in changed:
             setattr(owner, _WINDOW, own)
-
-
-def heeds_window(model: PreTrainedModel) -> bool:
-    """Whether the `sliding_window` of the configuration changes what the model computes; tried once.
-
-    A class that has no windows leaves such an entry in its configuration unread, and so must the masks.
-    """
-    if _HEEDS not in vars(model):
-        object.__setattr__(model, _HEEDS, _heeds(model))
-    return vars(model)[_HEEDS]
-
-
-def _heeds(model: PreTrainedModel) -> bool:
-    embedding = embedding_rows(model)
-    if not getattr(text_config(model.config), _WINDOW, None) or embedding.device.type == "meta":
-        return True
-    ids, states = torch.arange(5, 14, device=embedding.device)[None] % len(embedding), []
-    try:
-        with torch.no_grad(), unchanged(model):
-            for length in (2, 2 * ids.shape[1]):
-                with window_of(model, length):
-                    states.append(backbone(model)(input_ids=ids, use_cache=False)[0].float())
-    except Exception:
-        return True  # the start-up trial judges what does not run
-    short, wide = states
-    return not distance(short, wide) <= 1e-5

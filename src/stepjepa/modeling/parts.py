@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
-from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
 
@@ -113,39 +112,11 @@ def decoder_layers(backbone: nn.Module) -> nn.ModuleList | None:
     return None
 
 
-def has_experts(model: PreTrainedModel) -> bool:
-    """Whether the model routes tokens to experts, so that a batch may leave some parameters without a gradient."""
+def expert_count(model: PreTrainedModel) -> int:
+    """The experts of a layer among which the model routes tokens, 0 for none."""
     config = text_config(model.config)
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return any(getattr(config, key, None) for key in names)
-
-
-def routed(model: PreTrainedModel) -> nn.Module:
-    """What holds the experts, which a few tokens need not reach: the text decoder; a module without parts for none."""
-    part = backbone(model)
-    decoder = getattr(part, "language_model", None)
-    return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
-
-
-def idle_layers(model: PreTrainedModel) -> list[str]:
-    """Names of the linear layers of a causal LM that do nothing for plain text: those of towers and their projectors.
-
-    Experts are left out; so is everything where the model does not run.
-    """
-    embedding, experts = embedding_rows(model), set(routed(model).modules())
-    if embedding.device.type == "meta":
-        return []
-    linears = {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
-    called = {name for name, part in linears.items() if part in experts}
-    ids = torch.arange(5, 11, device=embedding.device)[None] % len(embedding)
-    try:
-        with ExitStack() as hooks, torch.no_grad(), unchanged(model):
-            for name, part in linears.items():
-                hooks.enter_context(part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)))
-            own_forward(model)(input_ids=ids, use_cache=False)
-    except Exception:
-        return []
-    return sorted(linears.keys() - called)
+    return max(getattr(config, name, None) or 0 for name in names)
 
 
 @contextmanager
@@ -154,7 +125,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
     as before."""
     modes = {module: module.training for module in model.modules()}
     buffers = [
-        (module, name, buffer, buffer.clone() if buffer.is_floating_point() and buffer.numel() < 2**20 else None)
+        (module, name, buffer, buffer.clone())
         for module in modes
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
@@ -168,9 +139,8 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         for module, name, buffer, value in buffers:
-            if value is not None:
-                with torch.no_grad():
-                    buffer.copy_(value)
+            with torch.no_grad():
+                buffer.copy_(value)
             setattr(module, name, buffer)
 
 
@@ -283,11 +253,9 @@ def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))
     plain = OutputHead(rows, plain=type(module) is nn.Linear)
-    # Also without the options: a configuration may have those that its class does not read.
-    forms = [(scale, softcap), (1.0, softcap), (scale, None), (1.0, None)]
-    heads = list(dict.fromkeys(replace(plain, scale=one, softcap=cap) for one, cap in forms))
+    fast = replace(plain, scale=scale, softcap=softcap)
     if weight is None or weight.device.type == "meta":
-        return heads[0]
+        return fast
     # What gives the head its states: the backbone, or a decoder right inside it (OPT).
     part = backbone(model)
     name = name_of(model, part)
@@ -296,18 +264,18 @@ def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     with torch.no_grad(), unchanged(model):
         for source, width in itertools.product([name, *inside] if name else [], widths):
             states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device, model.dtype)
-            candidates = heads
+            fits = True
             try:  # logits so large that a cap bends them
                 states_ND *= 50 / plain.logits(model, states_ND).float().std().clamp(min=1e-3)
             except Exception:
-                candidates = []
+                fits = False
             try:
                 own = own_logits(model, states_ND, source)[:, :rows]
             except Exception:
                 continue  # of another width, or not what the head is given: the start-up trial judges
-            equal = (one for one in candidates if difference(one.logits(model, states_ND), own) <= tolerance(model))
-            return next(equal, replace(heads[0], own=source))
-    return heads[0]
+            is_fast = fits and difference(fast.logits(model, states_ND), own) <= tolerance(model)
+            return fast if is_fast else replace(fast, own=source)
+    return fast
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:

@@ -14,10 +14,8 @@ Shapes: N labelled positions, D width, V vocabulary, P pairs.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,14 +28,12 @@ from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
 from stepjepa.forest.collate import ForestCollator, collator_for
 from stepjepa.forest.layout import label_indices
-from stepjepa.modeling.extras import OBJECTIVE, is_extra
 from stepjepa.modeling.load import ATTENTION_ASKED
 from stepjepa.modeling.masks import (
     FLEX,
     SEGMENTS,
     attention_of,
     forward_only,
-    heeds_window,
     is_flex,
     masks_unsupported,
     row_multiple,
@@ -54,7 +50,6 @@ from stepjepa.modeling.parts import (
     embedding_rows,
     output_head,
     own_forward,
-    routed,
     text_config,
     tolerance,
     unchanged,
@@ -87,14 +82,6 @@ class Choice:
     def rank(self) -> int:
         """How far it is from the best; of the choices of several processes the worst serves all."""
         return 3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
-
-
-class Verdict(NamedTuple):
-    """What a form gets wrong (empty for nothing), and the largest relative distance of its logits, loss and states from the
-    model's own; NaN where it does not run."""
-
-    fault: str
-    off: float = math.nan
 
 
 def choose_forward(
@@ -135,58 +122,7 @@ def choose_forward(
         use_attention(inner, choice.attention)
     if choice.reason:
         logger.warning("%s: forward %s, because %s", name, choice.forward, choice.reason)
-    if not heeds_window(inner):
-        logger.warning(
-            "%s: its configuration has a sliding_window that it does not use; every token sees all before it", name
-        )
     return choice.forward
-
-
-def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> list[str]:
-    """Freeze the parameters that text cannot reach, so that no process waits for their gradients.
-
-    They are those of a multimodal model's towers for images and sound, and layers that only such inputs use. Experts,
-    which a few tokens need not reach, are left as they are.
-
-    Returns:
-        Their names; none where the model does not run.
-    """
-    inner = causal_lm(model)
-    device, ids = embedding_rows(inner).device, tuple(predictor_ids)
-    if device.type == "meta":
-        return []
-    try:
-        with unchanged(model), torch.enable_grad():
-            output = model(batch=collator_for("two_pass", ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
-    except Exception:
-        return []
-    outputs = (output.lm_loss_sum, output.source_states, output.target_states)
-    pending = [one.grad_fn for one in outputs if one.grad_fn is not None]
-    seen, reached = set(pending), {id(parameter) for parameter in routed(inner).parameters()}
-    while pending:  # the graph is followed without a backward pass
-        node = pending.pop()
-        reached.add(id(getattr(node, "variable", None)))
-        following = {one for one, _ in node.next_functions if one is not None} - seen
-        seen |= following
-        pending += following
-    frozen = []
-    for name, parameter in model.named_parameters():
-        # The modules of the objective are reached by its loss, which made-up examples need not have.
-        if parameter.requires_grad and id(parameter) not in reached and not is_extra(name, OBJECTIVE):
-            parameter.requires_grad_(False)
-            frozen.append(name)
-    return frozen
-
-
-def exactness(model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()) -> Verdict:
-    """How exact packed rows are under an attention of transformers or of `masks.OWN`; arguments as `choose_forward`.
-
-    Within the context of autocast all numbers are in its dtype.
-    """
-    with torch.no_grad(), unchanged(model), window_of(model, _WINDOW):
-        trial = _Trial(model, vocabulary, tuple(predictor_ids))
-        fault = trial.plain_fault()
-        return Verdict(fault) if fault else trial.verdict("packed", attention)
 
 
 def _choice(
@@ -208,8 +144,9 @@ def _choice(
         for attention in [] if reason or asked == "two_pass" else wanted:
             if attention == FLEX and device == "cuda":
                 logger.warning("FlexAttention is compiled, up to a minute; --%s sdpa is not", _NAME.attn_implementation)
-            reason = trial.verdict("packed", attention).fault
-            reason = reason or (trial.verdict("inline", attention).fault if best == "inline" else "")
+            reason = trial.fault_of("packed", attention)
+            if best == "inline" and not reason:
+                reason = trial.fault_of("inline", attention)
             if not reason:
                 return Choice(best, attention)
     return Choice("two_pass", FLEX if is_flex(own) else "", reason)
@@ -235,7 +172,7 @@ class _Trial:
         # FlexAttention, which is what is tried, would be compiled for these passes.
         own = text_config(self._inner.config)._attn_implementation
         with attention_of(self._inner, "eager" if is_flex(own) else own):
-            return self._own_fault() or self.verdict("two_pass").fault
+            return self._own_fault() or self.fault_of("two_pass")
 
     def _own_fault(self) -> str:
         """Run the model's own forward; what speaks against training on its logits, empty for nothing."""
@@ -257,8 +194,8 @@ class _Trial:
         self._own = torch.cat(own)
         return ""
 
-    def verdict(self, form: str, attention: str = "") -> Verdict:
-        """What a form gets wrong under an attention (empty for the model's own), and how far off it is.
+    def fault_of(self, form: str, attention: str = "") -> str:
+        """What a form gets wrong under an attention (empty for the model's own); empty for nothing.
 
         Args:
             form: ``two_pass`` (tried first: the others are compared with its states), ``packed``, ``inline``.
@@ -276,7 +213,7 @@ class _Trial:
                 self._try_gradient(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
-            return Verdict(f"{what} ({said(error, lines=1)[:200]})")
+            return f"{what} ({said(error, lines=1)[:200]})"
         errors = []
         if form != "inline":  # whose LM loss is another by design
             own_loss = F.cross_entropy(self._own.float(), batch.label_ids, reduction="sum")
@@ -289,7 +226,7 @@ class _Trial:
             self._states = states
         errors += [distance(side, expected) for side, expected in zip(states, self._states, strict=True)]
         exact = all(error <= self._limit for error in errors)  # no comparison with NaN holds
-        return Verdict("" if exact else fault, float(np.max(errors)))
+        return "" if exact else fault
 
     def _try_gradient(self, form: str, attention: str) -> None:
         """Train on rows of another shape; raises where that does not run or has another gradient than eager attention."""
