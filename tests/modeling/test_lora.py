@@ -10,7 +10,7 @@ import torch
 import yaml
 from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig
 from peft import get_peft_model as wrapped
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa import export
 from stepjepa.api import train
@@ -45,6 +45,8 @@ def model_for(tokenizer, folder, tied=False, **changes):
 def kinds(tokenizer):
     ids = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
     return {
+        "plain": (True, {}),
+        "plain-untied": (False, {}),
         "dora": (True, {"use_dora": True}),
         "dora-untied": (False, {"use_dora": True}),
         "rslora": (False, {"use_rslora": True}),
@@ -55,9 +57,10 @@ def kinds(tokenizer):
 
 
 LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("dora", "dora-untied", "rslora", "tokens")]
+KINDS = ["plain", "plain-untied", "tokens-untied", "dora-tokens", *LONG]
 
 
-@pytest.mark.parametrize("kind", ["tokens-untied", "dora-tokens", *LONG])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml):
     tied, more = kinds(chatml)[kind]
     base = model_for(chatml, tmp_path / "base", tied)
@@ -74,6 +77,9 @@ def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml
         trainer.save_model(str(tmp_path / f"{merge}"))
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / f"{merge}")
         torch.testing.assert_close(loaded(ids).logits, trained, atol=2e-5, rtol=1e-4)
+        assert (tmp_path / f"{merge}" / "adapter_model.safetensors").exists() is not merge
+        assert AutoTokenizer.from_pretrained(tmp_path / f"{merge}").get_vocab() == chatml.get_vocab()
+        assert not (tmp_path / f"{merge}" / ".export").exists()
     export(tmp_path / "False", tmp_path / "again", merge_lora=True)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     torch.testing.assert_close(again(ids).logits, trained, atol=2e-5, rtol=1e-4)

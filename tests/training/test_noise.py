@@ -65,9 +65,3 @@ def test_chats_are_moved_by_their_own_length_and_targets_are_not(form, tmp_path,
     with torch.no_grad():
         first = trainer.model(batch=batch, step=0).lm_loss_sum
         assert torch.equal(first, trainer.model(batch=batch, step=0).lm_loss_sum), "none in an evaluation"
-
-
-def test_it_trains(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, neftune_noise_alpha=ALPHA, **FORMS["packed"])
-    trainer.train()
-    assert not causal_lm(trainer.model).get_input_embeddings()._forward_hooks

@@ -249,12 +249,3 @@ def test_equal_compute_costs_what_a_regular_run_costs(tmp_path, tokenizer):
         assert same.requested_steps == steps
     step = same.state.total_flos / same.state.max_steps
     assert abs(same.state.total_flos - regular.state.total_flos) < 1.5 * step
-
-
-def test_the_command_says_what_a_step_costs(tmp_path, capsys):
-    data = write(tmp_path / "rows.jsonl", step_rows(16))
-    flags = "--model_name tiny --step_jepa --max_steps 2 --batch_size 4 --same_flop --track_flop --disable_tqdm true"
-    assert main(["train", "--train_file", data, "--output_dir", str(tmp_path / "out"), *flags.split()]) == 0
-    said = capsys.readouterr().out
-    assert "a step costs 1." in said and "for 2 regular ones" in said
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]["total_flos"] > 0

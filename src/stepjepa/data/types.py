@@ -329,8 +329,7 @@ class Batch(OnDevice):
         sources, targets: the vectors of all pairs. With `target_rows` the targets count in those rows' states.
         weights: (P,) float32, of the pairs in the loss; None where all are 1.
         groups: (P,) int64, see `Pair`; None where all are 0.
-        views: rows of the two-pass form, one a segment, those that sources are read from first.
-        branches: how many these are.
+        views: rows of the two-pass form, one a segment.
         target_rows: rows of targets that need no gradient, in a pass of their own; None where there is no such pass.
         idle: nobody reads that pass; it is there because other processes have one.
     """
@@ -343,7 +342,6 @@ class Batch(OnDevice):
     weights: torch.Tensor | None = None
     groups: torch.Tensor | None = None
     views: Rows | None = None
-    branches: int = 0
     target_rows: Rows | None = None
     idle: bool = False
 

@@ -207,7 +207,6 @@ class TwoPassCollator:
             weights,
             groups,
             view_rows,
-            len(sources),
             target_rows,
             self.every_pass and self.separate_targets and not targets,
         )

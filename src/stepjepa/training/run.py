@@ -37,7 +37,7 @@ from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, withou
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import write_json
+from stepjepa.utils.files import read_object, write_json
 from stepjepa.utils.terminal import is_main_process, say
 from stepjepa.utils.text import counted
 
@@ -196,7 +196,7 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
     )
     if trainer.args.push_to_hub:
         text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
-    return TrainResult(folder.path, on_main(lambda: folder.final_metrics), text)
+    return TrainResult(folder.path, on_main(lambda: read_object(folder.path / METRICS)).get("metrics", {}), text)
 
 
 def _check_not_inside(output: Path, run: RunOptions) -> None:

@@ -178,11 +178,6 @@ class RunFolder:
         """``step`` and ``what`` of a run that stopped there because something was not finite; None for any other."""
         return self._read(BROKEN) or None
 
-    @property
-    def final_metrics(self) -> dict[str, Any]:
-        """The metrics of the run that ended here."""
-        return self._read(METRICS).get("metrics", {})
-
     def _read(self, name: str) -> dict[str, Any]:
         return read_object(self.path / name)
 
