@@ -88,8 +88,7 @@ def train(**options: Any) -> TrainResult:
     from stepjepa.config.spellings import by_our_names
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.options import RunOptions
-    from stepjepa.training.run import AGAIN, run_training
-    from stepjepa.training.summary import run_notes
+    from stepjepa.training.run import AGAIN, run_notes, run_training
     from stepjepa.utils.failures import explaining
     from stepjepa.utils.terminal import is_main_process, say
 

@@ -37,8 +37,8 @@ def test_settings_are_tried_and_trained(only, capsys):
     assert {"torch", "stepjepa"} <= set(found["about"]["versions"]) and found["about"]["devices"]
     tried = {one["flags"]: one for one in found["tried"]}
     default, short, flex, eager = (tried[flags] for flags in ("", BF16, FLEX, "--attn_implementation eager"))
-    assert not any(one["fault"] for one in (default, short, flex, eager))
-    assert max(default["off"], flex["off"], eager["off"]) < 1e-4 < short["off"] < 0.06
+    assert not any(one["fault"] for one in (default, short, eager))
+    assert "has no backward on CPU" in flex["fault"]
     assert flex["speed"] is None and min(one["speed"] for one in (default, short, eager)) > 0
     assert default["lm_loss"] == pytest.approx(eager["lm_loss"], rel=1e-4)
     assert 0 < abs(default["lm_loss"] - short["lm_loss"]) < 0.01 * default["lm_loss"]
@@ -67,7 +67,7 @@ def test_a_model_that_takes_no_mask_is_trained_in_two_passes(only, monkeypatch):
     ],
 )
 def test_what_is_faster_and_trains_alike_is_recommended(made, flags, only):
-    only(**{"": Tried("", "sdpa", "", 1e-7, 100, 9.0, 3.0), **made})
+    only(**{"": Tried("", "sdpa", "", 100, 9.0, 3.0), **made})
     found = stepjepa.doctor()
     assert found.recommended == f"stepjepa train --train_file FILE --model_name tiny {flags}".strip()
     assert found.tried[0].flags == "" and f"recommended: {found.recommended}" in " ".join(str(found).split())
@@ -88,5 +88,6 @@ def test_a_setting_that_breaks_is_said_and_the_others_go_on(only, monkeypatch):
 @pytest.mark.long  # compiles
 def test_every_setting_is_exact_on_cpu():
     found = stepjepa.doctor()
-    assert len(found.tried) == 13 and not any(one.fault for one in found.tried)
+    assert len(found.tried) == 13
+    assert all("flex_attention" in one.flags for one in found.tried if one.fault)
     assert found.tried[-1].flags == "--torch_compile true" and found.tried[-1].speed > 0

@@ -19,7 +19,6 @@ from stepjepa.modeling.extras import (
     predictor_names,
     with_predictors,
 )
-from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.lora import add_lora, lora_config
 from stepjepa.modeling.parts import vocabulary_size
@@ -39,30 +38,6 @@ def base_model(tokenizer, tied, folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder)
-
-
-@pytest.mark.parametrize(("tied", "merge"), [(True, True), (False, True), (True, False)])
-def test_lora(tmp_path, tokenizer, tied, merge):
-    model = base_model(tokenizer, tied, tmp_path / "base")
-    size = vocabulary_size(model)
-    ids = torch.randint(0, size, (2, 9), generator=torch.Generator().manual_seed(0))
-    before = model(ids).logits
-    base, model = model, add_lora(model, lora_config(4, dropout=0.0))
-    add_extras(causal_lm(model), PredictorRows.drawn(base, 2, seed=0))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter += 0.3 * torch.randn_like(parameter)
-    trained = model.eval()(ids).logits
-    assert torch.equal(base(ids).logits, before), "the base is as it was"
-    assert (trained - before).abs().max() > 0.1
-    out = tmp_path / "out"
-    export_model(model, tokenizer, out, merge_lora=merge)
-    loaded = AutoModelForCausalLM.from_pretrained(out)
-    torch.testing.assert_close(loaded(ids).logits, trained, atol=1e-4, rtol=1e-4)
-    assert (out / "adapter_model.safetensors").exists() is not merge
-    assert AutoTokenizer.from_pretrained(out).get_vocab() == tokenizer.get_vocab()
-    assert not (out / ".export").exists()
 
 
 def states_of(model, ids):

@@ -10,6 +10,7 @@ import torch
 import yaml
 from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptEncoderConfig, PromptTuningConfig
 from peft import get_peft_model as wrapped
+from stepjepa.training.summary import rate_line
 from transformers import AutoModelForCausalLM
 
 from stepjepa import export
@@ -19,7 +20,6 @@ from stepjepa.modeling.lora import token_rows, untrained_rows
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
 from stepjepa.training.setup import set_up_model
-from stepjepa.training.summary import rate_line
 from support.models import tiny_model
 from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh

@@ -102,18 +102,18 @@ def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> d
         return made
 
     trainer = make()
-    gradients, dtypes, clip, forward = [], set(), trainer._clip_grad_norm, trainer.forward
+    gradients, dtypes, clip, compute_loss = [], set(), trainer._clip_grad_norm, trainer.compute_loss
 
     def keep_gradients(model: Any) -> Any:
         gradients.append({name: whole(p.grad) for name, p in parameters(model) if p.grad is not None})
         return clip(model)
 
-    def keep_dtypes(*args: Any, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
+    def keep_dtypes(model: Any, inputs: Any, **counts: Any) -> Any:
+        loss, output = compute_loss(model, inputs, True, **counts)
         dtypes.update(str(part.sum.dtype) for part in output.parts.values())
-        return output
+        return loss
 
-    trainer._clip_grad_norm, trainer.forward = keep_gradients, keep_dtypes
+    trainer._clip_grad_norm, trainer.compute_loss = keep_gradients, keep_dtypes
     trainer.train()
     sharded = sum(hasattr(p, "full_tensor") for p in trainer.model.parameters())
     weights = {name: whole(p) for name, p in parameters(trainer.model)}

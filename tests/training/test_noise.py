@@ -39,7 +39,7 @@ def test_chats_are_moved_by_their_own_length_and_targets_are_not(form, tmp_path,
     trainer.model.train()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(embedding), "__call__", call)
-        trainer.forward(trainer.model, batch, 0)
+        trainer.model(batch=batch, step=0)
     packed = batch.rows
     size = packed.input_ids.shape
     (moved,) = [change for ids, change in seen if ids.shape == size and (change != 0).float().mean() > 0.3]
@@ -63,11 +63,5 @@ def test_chats_are_moved_by_their_own_length_and_targets_are_not(form, tmp_path,
         assert 0.9 * bound < largest <= bound * 1.001
     trainer.model.eval()
     with torch.no_grad():
-        first = trainer.forward(trainer.model, batch, 0).lm_loss_sum
-        assert torch.equal(first, trainer.forward(trainer.model, batch, 0).lm_loss_sum), "none in an evaluation"
-
-
-def test_it_trains(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, neftune_noise_alpha=ALPHA, **FORMS["packed"])
-    trainer.train()
-    assert not causal_lm(trainer.model).get_input_embeddings()._forward_hooks
+        first = trainer.model(batch=batch, step=0).lm_loss_sum
+        assert torch.equal(first, trainer.model(batch=batch, step=0).lm_loss_sum), "none in an evaluation"

@@ -124,11 +124,9 @@ def test_metrics_and_predictions_of_labelled_tokens(trainer):
         assert predicted[: len(labelled)].tolist() == logits[:, : made.setup.vocabulary].argmax(-1).tolist()
 
 
-def test_plain_training_arguments_are_converted(trainer):
-    made = trainer(config=transformers.TrainingArguments, learning_rate=3e-4, logging_steps=7)
-    assert isinstance(made.args, JEPAConfig) and made.args.objective == "llm_jepa"
-    assert (made.args.learning_rate, made.args.logging_steps, made.args.max_steps) == (3e-4, 7, 1)
-    assert made.train().global_step == 1
+def test_plain_training_arguments_are_refused(trainer):
+    with pytest.raises(ConfigError, match="args is a TrainingArguments: give a JEPAConfig"):
+        trainer(config=transformers.TrainingArguments)
 
 
 @pytest.mark.parametrize("name", ["data_collator", "compute_loss_func"])

@@ -232,6 +232,9 @@ LEFT: dict[str, Answer] = {
         "--dataset_num_proc N, and --streaming reads large data while the model trains",
         idle=("none",),
     ),
+    "log_gradient_cosine": Answer(
+        "lbd_schedule", "was removed: compare a run with one of --objective regular instead", idle=("none",)
+    ),
     "keep_losses": Answer("", "was removed: the losses of every log entry are a line above the bar", ("false", "true")),
     "geometry": Answer(
         "",

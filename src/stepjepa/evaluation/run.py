@@ -36,7 +36,6 @@ from stepjepa.evaluation.score import (
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
 from stepjepa.generation.output import Record, ReplyLog, Request, reading_record, refuse_other, seed_of
 from stepjepa.generation.place import load_generator
-from stepjepa.modeling.card import add_results
 from stepjepa.utils.files import read_object
 from stepjepa.utils.terminal import Bar
 
@@ -187,8 +186,6 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             output.finish({target: record_lines(target, records)}, result.record)
             if result.predictions:
                 paths.results[1].unlink(missing_ok=True)  # of an evaluation by the likelihood alone
-            if model.place.folder is not None and not (options.no_lora and model.place.base is not None):
-                result.files += add_results(model.place.folder, asked.source, result.metrics)
         return result
 
 

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,13 +22,11 @@ from stepjepa.utils.text import escaped
 from stepjepa.version import __version__
 
 if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
     from transformers import PreTrainedTokenizerBase
 
 CARD = "README.md"
 _MARKER = "<!-- Written by stepjepa with the model. Take this line out, and the file is yours and stays as it is. -->"
 _TEMPLATE = Path(__file__).with_name("card.md")
-_TABLE = re.compile("<!-- results -->.*?<!-- end of results -->", re.DOTALL)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 NO_RESULT = ("_runtime", "_per_second", "_num_pairs")  # how names in an evaluation's log end that are no results
 
@@ -56,20 +53,14 @@ def public_name(name: str) -> str:
     return escaped(name if is_hub_id(name) else Path(name).name)
 
 
-def base_model(name: str, config: object) -> dict[str, str]:
-    """What a card says of the Hub id or folder of a base model: ``name``, ``id`` on the Hub, and its license, by its card or
-    its configuration; empty without a name."""
-    from huggingface_hub import ModelCard, hf_hub_download
-
+def base_model(name: str) -> dict[str, str]:
+    """What a card says of the Hub id or folder of a base model: its ``name`` and, on the Hub, its ``id``; empty for none."""
     if not name:
         return {}
-    hub, head = is_hub_id(name), {"license": getattr(config, "license", None)}
-    with suppress(Exception):  # no card, no network, or nothing that can be read
-        path = hf_hub_download(name, CARD, etag_timeout=3) if hub else os.path.join(name, CARD)
-        if os.path.isfile(path):  # `ModelCard.load` takes any other name for a Hub id, and asks the Hub
-            head |= vars(ModelCard.load(path, ignore_metadata_errors=True).data)
-    base = {"name": public_name(name), **({"id": name} if hub else {})}
-    return base | {key: escaped(one) for key, one in head.items() if key.startswith("license") and isinstance(one, str)}
+    base = {"name": public_name(name)}
+    if is_hub_id(name):
+        base["id"] = name
+    return base
 
 
 def is_card(folder: Path) -> bool:
@@ -96,11 +87,9 @@ def write_card(
     settings, base, name = run.get("settings", {}), run.get("base_model", {}), escaped(records.name or name)
     objective = escaped(str(settings.get("objective", "")).rpartition(":")[2])  # of one's own no path
     pairs = trained_pairs(settings)
+    kwargs = settings.get("chat_template_kwargs") or {}
     data = {split: {**one, "source": public_name(one["source"])} for split, one in records.data.items()}
-    source = next((one["source"] for split, one in data.items() if split.startswith("eval")), "evaluation")
     logged = [one for one in records.history if "eval_loss" in one and one["step"] == records.step]
-    names = [one for one in logged[-1] if one.startswith("eval_") and not one.endswith(NO_RESULT)] if logged else []
-    results = _results(source, {one.removeprefix("eval_"): {"value": logged[-1][one]} for one in names})
     last = {key: value for entry in records.history for key, value in entry.items() if _is_number(value)}
     head = ModelCardData(
         library_name="peft" if adapter else "transformers",
@@ -108,62 +97,38 @@ def write_card(
         datasets=run.get("datasets") or None,
         pipeline_tag="text-generation",
         tags=[tag for tag in ("stepjepa", "jepa" if pairs else "", objective) if tag],
-        model_name=name,
-        eval_results=results or None,
-        **{key: one for key, one in base.items() if key.startswith("license")},
     )
-    lines = {split: DataReport.from_dict(one).lines()[0] for split, one in data.items()}
-    values: dict[str, Any] = {"run": run, "settings": settings, "base": base, "objective": objective, "data": lines}
-    values |= {"step": records.step, "results": results, "signs": logged_collapse(last)[0], "last": last}
-    kwargs = settings.get("chat_template_kwargs") or {}
-    values["dropped"] = recorded_ending(records.data)
-    values["given"] = "".join(f", {key}={value!r}" for key, value in kwargs.items() if key.isidentifier())
-    values |= {"model_name": name, "adapter": adapter, "pairs": pairs, "kept": list(kept), "tokenizer": tokenizer}
-    values["end_token"] = "" if end is None else str(tokenizer.convert_ids_to_tokens(end))
-    card = ModelCard.from_template(head, str(_TEMPLATE), marker=_MARKER, md=_markdown, version=__version__, **values)
+    card = ModelCard.from_template(
+        head,
+        str(_TEMPLATE),
+        marker=_MARKER,
+        md=_markdown,
+        version=__version__,
+        model_name=name,
+        run=run,
+        settings=settings,
+        base=base,
+        objective=objective,
+        pairs=pairs,
+        data={split: DataReport.from_dict(one).lines()[0] for split, one in data.items()},
+        step=records.step,
+        results=_results(logged[-1]) if logged else {},
+        last=last,
+        signs=logged_collapse(last)[0],
+        adapter=adapter,
+        kept=list(kept),
+        tokenizer=tokenizer,
+        end_token="" if end is None else str(tokenizer.convert_ids_to_tokens(end)),
+        dropped=recorded_ending(records.data),
+        given="".join(f", {key}={value!r}" for key, value in kwargs.items() if key.isidentifier()),
+    )
     write_whole(folder / CARD, [str(card).encode()])
 
 
-def add_results(folder: Path, source: str, metrics: Mapping[str, Mapping[str, Any]]) -> list[Path]:
-    """Add an evaluation on the data `source` to the card of a model, in the place of an earlier one; `metrics` as in its
-    ``metrics.json``.
-
-    Returns:
-        The card; none where the folder has none of ours, or one that cannot be read any more, or not be written.
-    """
-    from huggingface_hub import ModelCard
-    from jinja2 import Template
-
-    try:
-        card = ModelCard.load(folder / CARD) if is_card(folder) else None
-    except Exception:  # somebody has edited its head
-        card = None
-    if card is None:
-        return []
-    results = _results(source, metrics)
-    new = {(one.dataset_name, one.metric_type) for one in results}
-    results = [one for one in card.data.eval_results or () if (one.dataset_name, one.metric_type) not in new] + results
-    card.data.eval_results = results or None
-    template = "".join(_TABLE.findall(_TEMPLATE.read_text(encoding="utf-8")))
-    table = Template(template).render(results=results, md=_markdown)
-    text = _TABLE.sub(lambda _: table, card.text, count=1)
-    with suppress(OSError):  # a folder that others own
-        write_whole(folder / CARD, [f"---\n{card.data.to_yaml()}\n---\n{text}".encode()])
-        return [folder / CARD]
-    return []
-
-
-def _results(source: str, metrics: Mapping[str, Mapping[str, Any]]) -> list[EvalResult]:
-    """Metrics as a card's head holds them."""
-    from huggingface_hub import EvalResult
-
-    data, results = public_name(source), []
-    for name, one in metrics.items():
-        if _is_number(one["value"]):
-            ends = {key: one[key] for key in ("low", "high", "n", "row_mean") if _is_number(one.get(key))}
-            about = {"metric_type": public_name(name), "metric_value": one["value"], "metric_args": ends or None}
-            results.append(EvalResult("text-generation", data, data, **about))
-    return results
+def _results(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """The results in the log entry of an evaluation, by their names."""
+    names = [name for name in evaluation if name.startswith("eval_") and not name.endswith(NO_RESULT)]
+    return {name.removeprefix("eval_"): evaluation[name] for name in names if _is_number(evaluation[name])}
 
 
 def _is_number(value: object) -> bool:

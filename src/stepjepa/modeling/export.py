@@ -327,8 +327,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         raise ConfigError(f"{folder}: no checkpoint (neither config.json nor {_ADAPTER})")
     place = folder.resolve()
     run = next((one for one in (place, place.parent) if (one / "run.json").is_file()), place)
-    numbered = folder.name.startswith("checkpoint-") and run != place
-    is_checkpoint = numbered or (folder / "trainer_state.json").is_file()
+    is_checkpoint = any((folder / name).is_file() for name in ("resume_record.json", "trainer_state.json"))
     if is_checkpoint or (folder / MANIFEST).exists():
         problem = mismatch(folder, only_weights=not is_checkpoint)
         if problem is not None:

@@ -198,15 +198,6 @@ class LossOptions(Topic):
         "published code's mistake, for comparison only.",
         LOSS,
     )
-    log_gradient_cosine: int | None = option(
-        None,
-        "Every so many steps, log the cosine between the gradients of the LM and of the JEPA part, over all trained weights "
-        "and by layer. Such a step takes one backward pass more.",
-        OUTPUT,
-        resume=True,
-        identity=False,
-        at_least=1,
-    )
     same_flop: bool = option(
         False, "Take fewer steps, so that the run costs the operations of a regular one of the given length.", OUTPUT
     )

@@ -14,7 +14,6 @@ from typing import Any
 from stepjepa.inspect.figure import series_style
 from stepjepa.modeling.card import NO_RESULT
 from stepjepa.report.reading import ReportedRun, number
-from stepjepa.training.options import GRADIENT_COSINE
 
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226  # where the lines of a chart are
@@ -26,7 +25,6 @@ QUANTITIES = {
     "target_std": "spread of the targets (target_std)",
     "effective_rank": "effective rank of the targets",
     "regularizer": "regularizer",
-    GRADIENT_COSINE: "cosine of the gradients of both losses",
 }
 MOST_POINTS = 400  # of a line
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")

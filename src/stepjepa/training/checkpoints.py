@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import operator
 import platform
 import shlex
 import time
@@ -41,8 +40,7 @@ from stepjepa.modeling.parts import whole_weights
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.datasets import StreamedExamples
-from stepjepa.training.loss import FiniteWatch, weights_are_finite
-from stepjepa.training.metrics import LossMeter
+from stepjepa.training.metrics import LossMeter, weights_are_finite
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
 from stepjepa.training.run_folder import (
     BROKEN,
@@ -154,16 +152,13 @@ class StopAtEvaluation(TrainerCallback):
         if not evaluations:
             return ""
         name = str(args.metric_for_best_model).removeprefix("eval_")
-        better = operator.gt if args.greater_is_better else operator.lt
+        sign = 1 if args.greater_is_better else -1
         logged = [entry.get(f"eval_{name}") for entry in evaluations]
-        values = [math.nan if value is None else value for value in logged]  # up to version 0.2 NaN was kept as None
-        if self.value is not None and (values[-1] == self.value or better(values[-1], self.value)):
+        # What is not finite counts as the worst; up to version 0.2 it was kept as None.
+        scores = [-math.inf if value is None or math.isnan(value) else sign * value for value in logged]
+        if self.value is not None and scores[-1] >= sign * self.value:
             return f"{args.metric_for_best_model} has reached --{_NAME.stop_at} {self.value:g}"
-        best = waited = 0
-        for number, value in enumerate(values[1:], 1):
-            waited += 1
-            if better(value, values[best]):
-                best, waited = number, 0
+        waited = len(scores) - 1 - scores.index(max(scores))
         if self.patience is not None and waited >= self.patience:
             rule = f"--{_NAME.early_stopping_patience} {self.patience}"
             return f"{args.metric_for_best_model} has not improved in the last evaluations ({rule})"
@@ -174,7 +169,7 @@ def last_evaluation(state: TrainerState) -> dict[str, float]:
     """The metrics of the evaluation at the last step of a run; none where there was no evaluation."""
     step = state.global_step
     evaluations = [entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step]
-    return evaluations[-1] if evaluations else {}
+    return {name: value for name, value in evaluations[-1].items() if name != "step"} if evaluations else {}
 
 
 class CheckpointedTrainer(Trainer):
@@ -186,7 +181,7 @@ class CheckpointedTrainer(Trainer):
     data_reports: dict[str, DataReport]
     run_options: RunOptions | None = None  # of the command, which made the model from them
     _meter: LossMeter
-    _watch: FiniteWatch
+    _broken_step: torch.Tensor  # (), at which the loss was not finite; 0 for none
     _view: Any
 
     @property
@@ -204,8 +199,9 @@ class CheckpointedTrainer(Trainer):
         raise NotImplementedError
 
     def end_step(self, control: TrainerControl) -> None:
-        """What follows a step, before anything is logged or written."""
-        raise NotImplementedError
+        """End a run whose loss broke before anything is logged or written."""
+        if control.should_log or control.should_save or control.should_evaluate:
+            self._check_finite()
 
     @property
     def _folder(self) -> RunFolder:
@@ -261,7 +257,7 @@ class CheckpointedTrainer(Trainer):
                 self.train_dataset.resume(checkpoint, state.global_step)
         if self.args.should_save:
             (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
-        self._meter, self._watch = LossMeter(self._meter.names), FiniteWatch(self.args.device)
+        self._meter = LossMeter(self._meter.names)
         loads, evaluates = LoadedCheckpoints(checkpoint), self.args.eval_on_start
         self.add_callback(loads)
         self.args.eval_on_start = evaluates and checkpoint is None  # the start of a resumed run was its own
@@ -271,14 +267,14 @@ class CheckpointedTrainer(Trainer):
                 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
                 result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
-            self._view.close()
+            self._view.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loads)
             self.args.eval_on_start = evaluates
         if self.state.global_step == state.global_step:  # of no step there is no mean loss
             for record in (result.metrics, self.state.log_history[-1]):
                 record.pop("train_loss", None)
         self._check_finite()
-        if not self._watch.broken_step and not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+        if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
         return result
 
@@ -369,7 +365,7 @@ class CheckpointedTrainer(Trainer):
             "steps": self.requested_steps,
             "settings": {**plain_settings(settings), **self.resume_record.settings},
             "loss": loss_line(self.args) if self.setup.objective.makes_pairs else "LM",
-            "base_model": base_model(name, self._inner.config),
+            "base_model": base_model(name),
             "datasets": [one.partition(":")[0] for one in sources if "/" in one and is_hub_id(one)],
             "forward": self.setup.forward,
             "data": {split: report.fingerprint for split, report in self.data_reports.items()},
@@ -408,33 +404,15 @@ class CheckpointedTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         self._meter.since += time.perf_counter() - begin
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse weights that are not those of the model, which the Trainer only warns of. Tied weights are saved once under
-        one of their names, and are not missing.
-
-        Raises:
-            ConfigError: tensors are missing, or not the model's.
-        """
-        model = cast(torch.nn.Module, self.model)
-        tensors = dict(model.named_parameters(remove_duplicate=False))
-        absent = set(load_result.missing_keys)
-        loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
-        missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
-        problems = {
-            "lacks": missing,
-            "has a tensor that is not the model's:": load_result.unexpected_keys,
-        }
-        for problem, names in problems.items():
-            if names:
-                raise ConfigError(f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one")
-
     # What is not finite
 
     def _check_finite(self) -> None:
-        """End a run whose loss broke, or say so once where it is to continue. Every process must call it."""
-        step = self._watch.first_broken(self.accelerator)
-        if step is not None:
-            self._stop_or_warn(step, "the loss is not finite (NaN or infinite)")
+        """End a run whose loss broke, or warn where it is to continue. Every process must call it."""
+        steps = self.accelerator.gather(self._broken_step.reshape(1)).tolist()
+        broken = [int(step) for step in steps if step]
+        self._broken_step.zero_()
+        if broken:
+            self._stop_or_warn(min(broken), "the loss is not finite (NaN or infinite)")
 
     def _stop_or_warn(self, step: int, problem: str) -> None:
         """End a run that broke at a step, unless it is to continue.

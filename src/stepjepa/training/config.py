@@ -10,7 +10,7 @@ import functools
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 import transformers
@@ -147,7 +147,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                     raise ConfigError(f"{name} has no key {key!r}{did_you_mean(str(key), keys)}")
 
     def _check_inherited(self) -> None:
-        """Refuse options of `TrainingArguments` that would be ignored, or that leave no second backward pass.
+        """Refuse options of `TrainingArguments` that would be ignored.
 
         Raises:
             ConfigError: one is set; the message says what to do instead.
@@ -162,16 +162,6 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         for name, value in given.items():
             if value:
                 raise ConfigError(f"{name} is {value}, which this trainer does not do; {_NOT_DONE[name]}")
-        how = cast(dict[str, Any], self.gradient_checkpointing_kwargs or {})
-        one_pass: dict[str, Any] = {  # what keeps no graph for a second backward pass
-            _NAME.torch_compile: self.torch_compile,
-            f"{_NAME.gradient_checkpointing} with use_reentrant": self.gradient_checkpointing
-            and how.get("use_reentrant"),
-            "fp16": self.fp16,
-        }
-        for name, is_set in one_pass.items():
-            if is_set and self.log_gradient_cosine is not None:
-                raise ConfigError(f"{_NAME.log_gradient_cosine}: not with {name}; leave one of them out")
 
     def _check_batch(self) -> None:
         """Refuse pairs that cannot be told from each other: InfoNCE without a negative, shuffled targets without another
@@ -321,18 +311,3 @@ def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> No
         except (ImportError, ValueError, TypeError) as error:
             value = getattr(getattr(args, name), "value", getattr(args, name))
             raise ConfigError(f"{name} is {value}, which cannot be made: {said(error)}") from error
-
-
-def full_config(args: transformers.TrainingArguments | None) -> JEPAConfig:
-    """The configuration of a run; a plain `TrainingArguments` gives its values, and the method has its defaults."""
-    if args is None:
-        return JEPAConfig()
-    if isinstance(args, JEPAConfig):
-        return args
-    own = options_of(JEPAConfig)
-    given = {name: getattr(args, name) for name in options_of(transformers.TrainingArguments)}
-    for name in [name for name in given if name.startswith("gradient_checkpointing")]:
-        del given[name]  # an old name, of what activation_checkpointing holds
-    if not args.push_to_hub:
-        del given["hub_strategy"]
-    return JEPAConfig(**{name: value for name, value in given.items() if value != own[name].default})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice, product
@@ -21,8 +20,6 @@ from stepjepa.config.parser import build
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
 from stepjepa.errors import ConfigError, DataError, said
-from stepjepa.modeling.masks import FLEX, forward_only
-from stepjepa.modeling.trial import Verdict, exactness
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
@@ -39,14 +36,13 @@ _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the s
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of one setting: flags of ``stepjepa train``, the attention or forward that served, what is wrong with it
-    (empty for nothing), the largest relative distance of its logits, loss and states from the model's own, tokens a second
-    (median of the steps), MiB of tensors on a GPU at most, and the LM loss at the last step. NaN for no such number."""
+    """What came of one setting: flags of ``stepjepa train``, the attention or forward that the start-up trial found exact,
+    what is wrong with it (empty for nothing), tokens a second (median of the steps), MiB of tensors on a GPU at most, and
+    the LM loss at the last step. NaN for no such number."""
 
     flags: str
     attention: str = ""
     fault: str = ""
-    off: float = nan
     speed: float = nan
     mebibytes: float = nan
     lm_loss: float = nan
@@ -62,16 +58,14 @@ class Diagnosis:
     recommended: str
 
     def __str__(self) -> str:
-        figures = {"off": ".0e", "speed": ",.0f", "mebibytes": ",.1f", "lm_loss": ".4f"}
+        figures = {"speed": ",.0f", "mebibytes": ",.1f", "lm_loss": ".4f"}
         rows = []
         for one in self.tried:
-            exact = "no" if one.fault else "yes"
-            row = [one.flags or _DEFAULT, one.attention.removeprefix("stepjepa_"), exact]
+            row = [one.flags or _DEFAULT, one.attention.removeprefix("stepjepa_")]
             for figure, form in figures.items():
                 value = getattr(one, figure)
                 row.append(written(None if isnan(value) else value, form))
             rows.append(row)
-        table = text_table(["setting", "attention", "exact", "off by", "tok/s", "MiB", "LM loss"], rows)
         notes = []
         for topic, values in self.about.items():
             words = [f"{name} {value}" for name, value in values.items()]
@@ -79,20 +73,20 @@ class Diagnosis:
         notes += [f"{one.flags or _DEFAULT}: {one.fault}" for one in self.tried if one.fault]
         notes.append(f"recommended: {self.recommended}")
         lines = [line for note in notes for line in wrapped(note, PAGE, "", "  ")]
-        return "\n".join([*table, "", *lines])
+        return "\n".join([*text_table(["setting", "attention", "tok/s", "MiB", "LM loss"], rows), "", *lines])
 
 
 def doctor(options: DoctorOptions) -> Diagnosis:
-    """Try every attention and dtype at hand as the start-up trial does, and train each on one batch. Nothing is kept.
+    """Train every attention and dtype at hand on one batch, after the start-up trial. Nothing is kept.
 
     Raises:
         ConfigError, DataError: the model or the data cannot be used.
     """
     disable_progress_bar()  # of loading
-    cuda, attention = torch.cuda.is_available(), _NAME.attn_implementation
+    attention = _NAME.attn_implementation
     kernels = [{}, *({attention: one} for one in ("sdpa", "eager", "flex_attention"))]
-    dtypes: list[dict[str, Any]] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}, *([{"fp16": True}] * cuda)]
-    compiled = [{"torch_compile": True, **one} for one in dtypes[: 1 + cuda]]
+    dtypes: list[dict[str, Any]] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}]
+    settings = [{**kernel, **dtype} for kernel, dtype in product(kernels, dtypes)] + [{"torch_compile": True}]
     rows: list[Any] = generate_rows(_ROWS)
     if options.train_file is not None:
         rows = [row for _, row in islice(RowSource(options.train_file), _ROWS)]
@@ -103,7 +97,6 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         common: dict[str, Any] = {_NAME.train_file: [str(file)], _NAME.model_name: options.model_name}
         common |= {_NAME.max_steps: _STEPS, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
         common |= {_NAME.output_dir: folder, _NAME.save_strategy: "no", "train_sampling_strategy": "sequential"}
-        settings = [{**one, **other} for one, other in product(kernels, dtypes)] + compiled
         bar.begin("settings", len(settings))
         for given in settings:
             try:
@@ -116,8 +109,8 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     return Diagnosis(_about(), tried, _recommended(tried, options))
 
 
-def _recommended(tried: Sequence[Tried], options: DoctorOptions) -> str:
-    """A command with the fastest of the settings that train like the first one that trains exactly."""
+def _recommended(tried: list[Tried], options: DoctorOptions) -> str:
+    """A command with the fastest of the settings that train like the first one that trains."""
     trained = [one for one in tried if one.lm_loss > 0 and not one.fault]
     near = [one for one in trained if abs(1 - one.lm_loss / trained[0].lm_loss) < _NEAR]
     # A few steps do not show that weights in bfloat16 lose small updates.
@@ -151,30 +144,20 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     gc.collect()
     try:
         run, config = build((RunOptions, JEPAConfig), {**common, **given})
-        kind, config._n_gpu = config.device.type, 1
-        if kind == "cuda":
+        on_gpu, config._n_gpu = config.device.type == "cuda", 1
+        if on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        untrained = forward_only(run.attn_implementation or "", kind)
-        if untrained:
-            run.attn_implementation = None
         trainer = make_trainer(run, config)
         model: Any = trainer.model
-        attention = FLEX if untrained else model.config.get_text_config()._attn_implementation
-        served, verdict = attention, Verdict("")
-        if trainer.setup.forward == "packed":
-            with trainer.accelerator.autocast():
-                verdict = exactness(model, trainer.setup.vocabulary, attention, trainer.setup.predictor_ids)
-        else:  # which the start-up trial has found exact
-            served = trainer.setup.forward
-        if untrained:
-            return Tried(flags, served, verdict.fault, verdict.off)
         trainer.train()
-        peak = torch.cuda.max_memory_allocated() if kind == "cuda" else nan
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
         return Tried(flags, fault=said(error, lines=1)[:200])
+    forward = trainer.setup.forward
+    served = model.config.get_text_config()._attn_implementation if forward == "packed" else forward
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])  # the first step warms up
-    return Tried(flags, served, verdict.fault, verdict.off, speed, peak / 2**20, log[-1]["lm_loss"])
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else nan
+    return Tried(flags, served, "", speed, peak, log[-1]["lm_loss"])

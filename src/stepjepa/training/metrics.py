@@ -1,4 +1,5 @@
-"""The numbers of a run: what is summed between two log entries and over an evaluation, and how they are shown.
+"""The numbers of a run: the loss of an optimizer step, what is summed between two log entries and over an evaluation, and
+how they are shown.
 
 Shapes: P pairs, D width; B examples of a batch, N labelled tokens of it, L those of the example that has most, E examples of
 a data set; 2 stands for the predicted and the true id.
@@ -6,10 +7,10 @@ a data set; 2 stands for the predicted and the true id.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -21,10 +22,11 @@ from accelerate import Accelerator
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ProgressCallback
 
-from stepjepa.data.types import LM, NOT_LABELLED, Batch, ForestOutput
+from stepjepa.data.types import LM, NOT_LABELLED, Batch, ForestOutput, LossParts
 from stepjepa.modeling.card import effective_rank
-from stepjepa.modeling.flops import KINDS
-from stepjepa.training.options import GRADIENT_COSINE
+from stepjepa.modeling.load import broken_weights
+from stepjepa.modeling.parts import local
+from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.terminal import is_quiet, say
 
 # Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
@@ -38,7 +40,6 @@ _SHOWN = (
     ("cosine_similarity", "cos", ".3f"),
     ("eval_lm_loss", "eval lm", ".4f"),
     ("eval_jepa_loss", "eval jepa", ".4f"),
-    (GRADIENT_COSINE, "grad cos", ".3f"),
     ("tokens_per_second", "tok/s", ".0f"),
 )
 
@@ -67,6 +68,43 @@ def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelera
     return accelerator.reduce(totals, reduction="sum").tolist()
 
 
+def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
+    """``sum of weight * part / count``, all parts but the LM loss times lambda: () float32.
+
+    Args:
+        parts: of one micro-batch.
+        counts: () of the optimizer step, by the names of the parts: over all micro-batches and processes; zero divides by
+            one.
+        lbd: lambda of this step, see `lbd_at`.
+    """
+    terms = []
+    for name, part in parts.items():
+        count = counts[name]
+        scale = part.weight if name == LM else lbd * part.weight
+        terms.append(scale * part.sum / torch.where(count > 0, count, torch.ones_like(count)))
+    return sum(terms[1:], start=terms[0])
+
+
+def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
+    """lambda at optimizer step `step` (from 0) of a run of `steps`: the warm-up, then the schedule, 0 after `jepa_until`."""
+    if options.jepa_until < 1 and step >= options.jepa_until * steps:
+        return 0.0
+    warm = options.lbd_warmup_ratio * steps
+    if step < warm:
+        return options.lbd * step / warm
+    if options.lbd_schedule == "constant":
+        return options.lbd
+    done = (step - warm) / max(steps - warm, 1)
+    return options.lbd * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+def weights_are_finite(model: torch.nn.Module, accelerator: Accelerator) -> bool:
+    """Whether all weights that are trained are finite, on all processes. Every process must call it."""
+    # Of what is sharded, this process's part.
+    own = {name: local(weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad}
+    return over_processes([float(bool(broken_weights(own)))], accelerator) == [0.0]
+
+
 @dataclass
 class LossMeter:
     """Sums over micro-batches, kept on the device until they are asked for.
@@ -75,7 +113,6 @@ class LossMeter:
         names: of the parts of the loss.
         sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens.
         targets: (P, D) target states of some micro-batches.
-        flops: by kind, of this process.
         since: the start of the time that the speed is taken over.
         tokens: of all processes, once `metrics` was called.
         weights: constant factors of the parts.
@@ -84,7 +121,6 @@ class LossMeter:
     names: tuple[str, ...] = (LM,)
     sums: torch.Tensor | None = None
     targets: list[torch.Tensor] = field(default_factory=list)
-    flops: Counter[str] = field(default_factory=Counter)
     since: float = field(default_factory=time.perf_counter)
     tokens: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
@@ -131,11 +167,6 @@ class LossMeter:
     def speed(self) -> dict[str, float]:
         """Tokens a second of all processes since `since`; `metrics` has counted them."""
         return {"tokens_per_second": round(self.tokens / (time.perf_counter() - self.since), 1)}
-
-    def flops_by_kind(self, accelerator: Accelerator) -> dict[str, float]:
-        """FLOPs of all processes, by kind. Every process must call it."""
-        totals = over_processes([self.flops[kind] for kind in KINDS], accelerator)
-        return {f"flops_{kind}": value for kind, value in zip(KINDS, totals, strict=True)}
 
 
 def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
@@ -224,11 +255,8 @@ class RunDisplay(ProgressCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
-        if self.has_bar and state.is_world_process_zero:
+        if self.has_bar:
             super().on_train_begin(args, state, control, **kwargs)
-            # A resumed run's time left follows from its own steps.
-            bar: Any = self.training_bar
-            bar.initial = bar.n = self.current_step = state.global_step
 
     def on_step_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -245,19 +273,11 @@ class RunDisplay(ProgressCallback):
         losses = short(logs or {}, self.metrics)
         if not state.is_world_process_zero or not losses:
             return
-        line = f"step {state.global_step}/{state.max_steps}  {losses}"
-        bar: Any = self.training_bar
-        if bar is None:
-            say(line)
-        else:
-            bar.write(line)
+        show = say if self.training_bar is None else self.training_bar.write
+        show(f"step {state.global_step}/{state.max_steps}  {losses}")
 
     def on_train_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        self.close()
-
-    def close(self) -> None:
-        """Leave the bars as they stand; called when training ends, in whatever way."""
+        """Leave the bars as they stand; also called when training ends by an error."""
         for bar in (self.prediction_bar, self.training_bar):
             if bar is not None:
                 bar.close()

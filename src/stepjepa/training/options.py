@@ -48,9 +48,6 @@ from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 
 COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
-# Names in the log of `log_gradient_cosine`: over all trained weights; and, with its number, over those of a layer.
-GRADIENT_COSINE = "gradient_cosine"
-LAYER_COSINE = f"{GRADIENT_COSINE}_layer_"
 
 
 @dataclass
@@ -83,7 +80,7 @@ class MethodOptions(Topic):
 class OutputOptions(Topic):
     """What is counted and written."""
 
-    track_flop: bool = option(False, "Count the floating point operations of every step, by kind.", OUTPUT, resume=True)
+    track_flop: bool = option(False, "Estimate the floating point operations of every step.", OUTPUT, resume=True)
     merge_lora: bool | None = option(
         None,
         "Write LoRA merged into the model (true) or as an adapter (false). Default: an adapter, but merged where the "

@@ -1,4 +1,4 @@
-"""One training run from its options to its files: what ``stepjepa train`` does."""
+"""One training run from its options to its files: what ``stepjepa train`` does and prints."""
 
 from __future__ import annotations
 
@@ -9,35 +9,43 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import psutil
 import torch
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, unread_options
 from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource, texts_of
-from stepjepa.errors import ConfigError
+from stepjepa.data.steps import names_steps
+from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
 from stepjepa.modeling.lora import lora_config, quantization, token_rows
-from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
-from stepjepa.training.config import JEPAConfig
+from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.datasets import Sources
-from stepjepa.training.options import RunOptions
+from stepjepa.training.metrics import clock, short
+from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
-from stepjepa.training.summary import conclusion, start_summary
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.failures import writing
-from stepjepa.utils.files import write_json
+from stepjepa.utils.files import read_object, write_json
 from stepjepa.utils.terminal import is_main_process, say
+from stepjepa.utils.text import counted
 
 _NAME = Names(RunOptions, JEPAConfig)
+_ROWS = 20  # of each file, to see whether their answers have steps
+_FAR = 5  # times the default learning rate, or a part of it, from where on a rate is unusual
+_LABELS = 7  # columns of the labels
+
 # What to do after something could not be written.
 AGAIN = f"start the same command again with --{_NAME.resume_from_checkpoint} true"
 
@@ -140,7 +148,9 @@ def _run(
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
-        metrics |= _last_evaluation(trainer) or trainer.evaluate()
+        # That of the last step, where it was of the weights that are saved.
+        evaluation = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
+        metrics |= evaluation or trainer.evaluate()
     trainer.save_model()
     state = trainer.state
     stopped = trainer.stop_reason(state) if state.global_step < record["steps"] else ""
@@ -186,7 +196,7 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
     )
     if trainer.args.push_to_hub:
         text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
-    return TrainResult(folder.path, on_main(lambda: folder.final_metrics), text)
+    return TrainResult(folder.path, on_main(lambda: read_object(folder.path / METRICS)).get("metrics", {}), text)
 
 
 def _check_not_inside(output: Path, run: RunOptions) -> None:
@@ -240,12 +250,6 @@ def make_trainer(
     return trainer
 
 
-def _last_evaluation(trainer: JEPATrainer) -> dict[str, float]:
-    """What the last step's evaluation came to; empty where there was none, or its weights are not those that are saved."""
-    evaluation = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
-    return {name: value for name, value in evaluation.items() if name != "step"}
-
-
 def _write_report(trainer: JEPATrainer, output: Path) -> None:
     write_json(output / "data_report.json", {name: one.to_dict() for name, one in trainer.data_reports.items()})
 
@@ -266,15 +270,156 @@ def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command,
-        "machine": {
-            "platform": platform.platform(),
-            "processor": processor,
-            "cpus": os.cpu_count(),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        },
+        "machine": {"platform": platform.platform(), "processor": processor, "cpus": os.cpu_count()},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "git_commit": commit or None,
     }
+
+
+# Notes on the options of a run
+
+
+def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
+    """Lines to print before a run; `given` are the names of the options that were given."""
+    objective = objective_of(options)
+    lines = objective.notes(given)
+    if run.additive_mask:
+        lines.append(f"--{_NAME.additive_mask}: not needed; the packed forward computes the same numbers in one row")
+    if find_objective(options.objective).makes_pairs and not objective.makes_pairs and _NAME.lbd in given:
+        lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
+    if objective.makes_pairs and not options.jepa_ratio:
+        lines.append(f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so the LM loss alone is trained")
+    lines += map(str, without_effect(options, given))
+    if _NAME.objective not in given and has_steps(run, options):
+        lines.append(
+            f"the data has steps and no objective is given: this trains {options.objective} with K = "
+            f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
+        )
+    return [*lines, *run_options_unread(run, given)]
+
+
+def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
+    """A line for every option of data, evaluation and LoRA that the run does not read."""
+    plain = RunOptions()
+    changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
+    return [str(option) for option in unread_options(run, changed)]
+
+
+def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
+    """Whether the first rows of the training data say that their answers have steps."""
+    try:
+        sources = [RowSource(name, run.dataset_split, options.streaming) for name in run.train_file or ()]
+        return any(names_steps(row, options.steps_column) for rows in sources for _, row in islice(rows, _ROWS))
+    except StepJepaError:  # the run reports it
+        return False
+
+
+# What a run prints: the start-up summary, and the result when it is done
+
+
+def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> str:
+    """What will be trained, on what, at what cost, and what will be written where."""
+    args = trainer.args
+    width = max(_LABELS, *(len(name) + 1 for name in trainer.data_reports))
+    parts: list[tuple[str, Sequence[str]]] = []
+    for name, report in trainer.data_reports.items():
+        lines = report.lines()
+        if args.streaming and name.startswith("train"):
+            lines = [f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"]
+            lines += report.steps.lines()
+        parts.append((name, [line.removeprefix("  ") for line in lines]))
+    # The model and its loss.
+    model: Any = trainer.model
+    trained, every = model.num_parameters(only_trainable=True), model.num_parameters()
+    kind = ", LoRA" if run.lora else ""
+    size = f"{run.model_name}: {every:,} parameters, {trained:,} trained ({100 * trained / every:.3g} %{kind})"
+    objective, loss = trainer.setup.objective, "LM loss alone"
+    if objective.makes_pairs:
+        loss = loss_line(args)
+    elif find_objective(args.objective).makes_pairs:
+        loss += f" (lbd is 0: trains exactly like {objective.name})"
+    loss = f"{args.objective}: {loss}; forward {trainer.setup.forward}; {rate_line(args, run)}"
+    parts += [("model", [size]), ("loss", [loss])]
+    # How long, and where to.
+    if trainer.at_equal_compute:
+        regular, ratio = trainer.equal_compute
+        steps = f"{trainer.requested_steps} steps for {regular} regular ones"
+        parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {steps}"]))
+    resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
+    parts += [("steps", [steps_line(trainer)]), ("output", [f"{args.output_dir}{resumed}"])]
+    return "\n".join(labelled(parts, width))
+
+
+def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: str = "") -> str:
+    """The result of a run, and where it is.
+
+    Args:
+        trainer: after its training.
+        run: what was read.
+        metrics: the final ones, as in ``metrics.json``.
+        stopped: why an evaluation ended it before its last step, if one did.
+    """
+    output = str(trainer.args.output_dir)
+    parts: list[tuple[str, Sequence[str]]] = []
+    for name, report in trainer.data_reports.items():
+        if trainer.args.streaming and name.startswith("train"):  # only now is known what the rows hold
+            parts.append((name, [line.removeprefix("  ") for line in report.lines()]))
+    steps = counted(trainer.state.global_step, "step")
+    done = [f"{steps} in {clock(metrics.get('train_runtime', 0.0))}"]
+    speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
+    if speeds:
+        done[0] += f", {median(speeds):,.0f} tokens/s (median of the log)"
+    if stopped:
+        done.append(stopped)
+    parts.append(("done", done))
+
+    parts.append(("final", [short(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
+    parts.append(("output", [f"{output}: model and records (metrics.json, run.json, data_report.json, resolved.yaml)"]))
+    parts.append(("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]))
+    return "\n".join(["", *labelled(parts)])
+
+
+def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -> list[str]:
+    """Lines after their labels, which are in a column of their own."""
+    texts = []
+    for label, lines in parts:
+        for number, line in enumerate(lines):
+            texts.append(f"{'' if number else label:<{width}}{line}")
+    return texts
+
+
+def rate_line(args: JEPAConfig, run: RunOptions) -> str:
+    """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``: of a rate far from the default of the mode."""
+    scratch = is_preset(run.model_name) or run.pretrain
+    usual = usual_learning_rate(scratch, run.lora)
+    rate = args.settled_learning_rate(scratch, run.lora)
+    line = f"learning rate {rate:g}"
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    if "adam" not in optimizer:  # other optimizers have other scales
+        return line
+    if usual / _FAR <= rate <= usual * _FAR:
+        return line
+    kind = "low" if rate < usual else "high"
+    mode = "all weights of a pretrained model"
+    if scratch:
+        mode = "a model from random weights"
+    elif run.lora:
+        mode = "LoRA"
+    return f"{line} ({kind} for {mode}: the default is {usual:g})"
+
+
+def steps_line(trainer: JEPATrainer) -> str:
+    """``1,000 of 32 examples (8 x 2 accumulated x 2 processes), 4.3 epochs``."""
+    args, cut = trainer.args, trainer.cut
+    size = f"{cut.batch:,} examples"
+    if cut.batch > cut.size:
+        size += f" ({cut})"
+    if args.streaming:
+        return f"{args.max_steps:,} of {size}"
+    dataset: Any = trainer.train_dataset
+    steps = trainer.requested_steps
+    epochs = f"{steps * cut.batch / len(dataset):.3g}"
+    return f"{steps:,} of {size}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 
 def leave_process_group() -> None:

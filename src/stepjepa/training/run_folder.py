@@ -128,10 +128,10 @@ class ResumeRecord:
             return f"and --{_NAME.loss_scale} reference makes the size of the gradients depend on how; resume with the same"
         if old.batch % (size * processes) == 0:
             return ""
-        fit = [str(number) for number in range(1, old.batch + 1) if old.batch % (size * number) == 0]
-        start = f"start {', '.join(fit)} processes or " if fit else ""
         micro = self.cut._replace(accumulation=1)
-        return f"which is no multiple of {micro}; {start}change --{_NAME.per_device_train_batch_size}"
+        return (
+            f"which is no multiple of {micro}; change --{_NAME.per_device_train_batch_size} or the number of processes"
+        )
 
 
 class RunFolder:
@@ -162,9 +162,9 @@ class RunFolder:
     def finished_steps(self) -> int | None:
         """The steps of the run that ended here; None where none has, where a longer one was begun, or where the exported
         model is not as it was written."""
-        return (
-            self._read(METRICS).get("steps") if self.ended and mismatch(self.path, only_weights=True) is None else None
-        )
+        if not self.ended or mismatch(self.path, only_weights=True) is not None:
+            return None
+        return self._read(METRICS).get("steps")
 
     def stopped_by(self, rules: Mapping[str, float | None]) -> bool:
         """Whether the run that ended here was stopped before its last step under these rules of its evaluations."""
@@ -177,11 +177,6 @@ class RunFolder:
     def broken(self) -> dict[str, Any] | None:
         """``step`` and ``what`` of a run that stopped there because something was not finite; None for any other."""
         return self._read(BROKEN) or None
-
-    @property
-    def final_metrics(self) -> dict[str, Any]:
-        """The metrics of the run that ended here."""
-        return self._read(METRICS).get("metrics", {})
 
     def _read(self, name: str) -> dict[str, Any]:
         return read_object(self.path / name)

@@ -31,7 +31,7 @@ from stepjepa.modeling.load import is_preset, load_tokenizer, own_configs
 from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import text_config, vocabulary_size
-from stepjepa.modeling.trial import choose_forward, freeze_unreached
+from stepjepa.modeling.trial import choose_forward
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.datasets import Sources, StreamedExamples
@@ -120,10 +120,6 @@ def set_up_model(
     asked = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
     compiled = bool(getattr(options, "torch_compile", False))  # which keeps its shapes, and so dense rows
     forward = choose_forward(model, asked, vocabulary, device, ids, keep=compiled)
-    frozen = freeze_unreached(model, ids)
-    if frozen:
-        parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
-        logger.warning("%d parameters that no loss reaches are frozen, in %s", len(frozen), ", ".join(parts[:3]))
     return model, ModelSetup(vocabulary, predictor_ids, forward, objective)
 
 

@@ -22,7 +22,7 @@ import transformers
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, TrainerControl
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
 
@@ -37,17 +37,18 @@ from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_
 from stepjepa.modeling.parts import gathered, has_experts, is_sharded, vocabulary_size
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import CheckpointedTrainer, StepEvents
-from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer, full_config
+from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
-from stepjepa.training.loss import FiniteWatch, GradientCosine, lbd_at, total_loss
 from stepjepa.training.metrics import (
     MEANS,
     LossMeter,
     Predictions,
     RunDisplay,
     evaluation_names,
+    lbd_at,
     over_processes,
     precise_dtype,
+    total_loss,
 )
 from stepjepa.training.options import RunOptions
 from stepjepa.training.sampling import DrawnExamples, EpochSampler
@@ -126,7 +127,9 @@ class JEPATrainer(CheckpointedTrainer):
         **kwargs: Any,
     ):
         check_arguments(kwargs)
-        args = copy.copy(full_config(args))  # some options are resolved below
+        if args is not None and not isinstance(args, JEPAConfig):
+            raise ConfigError(f"args is a {type(args).__name__}: give a JEPAConfig, which takes the same arguments")
+        args = JEPAConfig() if args is None else copy.copy(args)  # some options are resolved below
         if args.eval_on_start and eval_dataset is None:
             raise ConfigError(
                 f"{_NAME.eval_on_start} needs data to evaluate on: give eval_dataset (--{Names(RunOptions).eval_file})"
@@ -196,8 +199,6 @@ class JEPATrainer(CheckpointedTrainer):
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
             self._set_up_sharding(trained)
-        self._gradients: GradientCosine | None = None
-        self._cosines: dict[str, float] = {}
         if self.setup.objective.makes_pairs and args.target_encoder == "ema":
             self.add_callback(TargetEncoderCallback(TargetEncoder(trained)))
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
@@ -206,7 +207,8 @@ class JEPATrainer(CheckpointedTrainer):
         self._view = RunDisplay(bool(args.disable_tqdm), metrics)
         self.add_callback(self._view)
         self.add_callback(StepEvents(self))
-        self._meter, self._watch = LossMeter((LM, *self.setup.objective.part_names)), FiniteWatch(args.device)
+        self._meter = LossMeter((LM, *self.setup.objective.part_names))
+        self._broken_step = torch.zeros((), device=args.device)
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
         """Refuse a metric for the best model that no evaluation gives.
@@ -240,8 +242,6 @@ class JEPATrainer(CheckpointedTrainer):
                 f"--{_NAME.fsdp}: accelerate shards no weights on {self.args.device.type}, and each process would hold "
                 "all of them (DDP); leave it out"
             )
-        if self.args.log_gradient_cosine is not None:
-            raise ConfigError(f"{_NAME.log_gradient_cosine}: not where the weights are sharded; use DDP")
         if not self.accelerator.is_fsdp2:
             raise ConfigError(f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2")
         plugin, inner = self.accelerator.state.fsdp_plugin, causal_lm(model)
@@ -354,32 +354,14 @@ class JEPATrainer(CheckpointedTrainer):
         by_name = dict(zip(self._meter.names, counts, strict=True))
         lbd = lbd_at(args, step, self.state.max_steps)
         loss = total_loss(output.parts, by_name, lbd) * processes
-
-        every = args.log_gradient_cosine if makes_pairs else None
-        if model.training and every is not None and (step + 1) % every == 0:
-            self._gradients = self._gradients or GradientCosine(self.accelerator.unwrap_model(model))
-            jepa = {name: part for name, part in output.parts.items() if name != LM}
-            self._gradients.add(total_loss(jepa, by_name, 1.0) * processes)
         return (loss, output) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's, the loss, (); after the last backward pass of an optimizer step its gradients are compared."""
+        """As the Trainer's, the loss, (); the first step at which it is not finite is kept on the device."""
         loss = super().training_step(*args, **kwargs)
-        self._watch.add(self.state.global_step + 1, loss)
-        gradients = self._gradients
-        if gradients is not None and self.accelerator.sync_gradients:
-            lbd = lbd_at(self.args, self.state.global_step, self.state.max_steps)
-            self._cosines = gradients.cosines(lbd, self.accelerator)
-            self._gradients = None
+        breaks = ~loss.isfinite() & (self._broken_step == 0)
+        self._broken_step += breaks * (self.state.global_step + 1)
         return loss
-
-    def end_step(self, control: TrainerControl) -> None:
-        """End a run whose loss broke before anything is logged or written, and log the gradients' cosines where no other
-        entry has them."""
-        if control.should_log or control.should_save or control.should_evaluate:
-            self._check_finite()
-        if self._cosines and not control.should_log:
-            self.log({})
 
     # Compute
 
@@ -394,9 +376,7 @@ class JEPATrainer(CheckpointedTrainer):
         """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
         if not self.args.track_flop:
             return 0.0
-        flops = batch_flops(inputs, self._cost)
-        self._meter.flops.update(flops)
-        return sum(flops.values())
+        return sum(batch_flops(inputs, self._cost).values())
 
     @cached_property
     def equal_compute(self) -> tuple[int, float]:
@@ -436,12 +416,8 @@ class JEPATrainer(CheckpointedTrainer):
                 # The step that is logged has been counted already.
                 last_step = max(state.global_step - 1, 0)
                 metrics["lbd"] = lbd_at(args, last_step, state.max_steps)
-            if args.track_flop:
-                metrics |= self._meter.flops_by_kind(self.accelerator)
             logs = {"loss": logs.pop("loss"), **metrics, **self._meter.speed(), **logs}
             self._meter = LossMeter(self._meter.names)
-        logs |= self._cosines
-        self._cosines = {}
         if any(name.startswith("eval_") for name in logs):  # what it took to come there
             self.store_flos()
             batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
