@@ -136,6 +136,29 @@ class EMAOptions(Topic):
 
 
 @dataclass
+class ReplayOptions(Topic):
+    """Pairs of earlier examples that are trained again (ER-JEPA, arXiv:2609.36952): JEPA + replay_weight * replayed."""
+
+    replay_ratio: float = option(
+        0.0,
+        "Share of the examples that bring along the pairs of an example seen earlier in this run, computed again by the "
+        "current model.",
+        METHOD,
+        at_least=0,
+        at_most=1,
+    )
+    replay_weight: float = option(
+        1.0, "Weight of the replayed pairs' loss, relative to lbd.", LOSS, needs={"replay_ratio": True}, at_least=0
+    )
+    replay_from: Literal["earlier", "current"] = option(
+        "earlier",
+        "Where replayed pairs come from: earlier optimizer steps, or the same one, the control of equal compute.",
+        METHOD,
+        needs={"replay_ratio": True},
+    )
+
+
+@dataclass
 class LossOptions(Topic):
     """The JEPA loss, and what it is compared with."""
 

@@ -41,6 +41,7 @@ from stepjepa.objectives.options import (
     LossOptions,
     PairOptions,
     PredictorOptions,
+    ReplayOptions,
     TargetOptions,
 )
 from stepjepa.objectives.semantic_tube import TubeOptions
@@ -132,7 +133,7 @@ class ExampleOptions(
 
 
 @dataclass
-class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, ExampleOptions):
+class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, ReplayOptions, ExampleOptions):
     """All options of the method. Checked when a `JEPAConfig` is made."""
 
     gamma: float = option(1.0, "Weight of the LM loss.", LOSS, at_least=0)
@@ -169,6 +170,10 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
         if self.streaming and self.same_flop:
             raise ConfigError(
                 f"{_NAME.same_flop} looks at batches before training, and streaming reads none; leave one of them out"
+            )
+        if self.streaming and self.replay_ratio:
+            raise ConfigError(
+                f"{_NAME.replay_ratio} reads rows of earlier steps again, and streaming keeps none; leave one of them out"
             )
         if self.objective_options and is_built_in(chosen):
             raise ConfigError(
@@ -252,6 +257,9 @@ def loss_line(args: JEPAOptions) -> str:
         parts.append(f"lambda 0 after {args.jepa_until:.0%} of the steps")
     if args.jepa_ratio < 1:
         parts.append(f"pairs in {args.jepa_ratio:.0%} of the examples")
+    if objective.replay_ratio:
+        replayed = f"{args.replay_weight:g} * pairs of {args.replay_from} examples"
+        parts.append(f"{replayed} replayed by {args.replay_ratio:.0%}")
     if objective.takes_predictors:
         parts.append(f"K = {args.predictors}")
     parts += [*objective.readout, *objective.about]

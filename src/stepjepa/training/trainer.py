@@ -281,6 +281,8 @@ class JEPATrainer(CheckpointedTrainer):
             shuffle=args.train_sampling_strategy != "sequential",
             lengths=dataset.lengths if by_length else None,
             window=examples * args.gradient_accumulation_steps,
+            replay_ratio=dataset.objective.replay_ratio,
+            replay_current=args.replay_from == "current",
         )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
