@@ -24,6 +24,7 @@ from stepjepa.inspect.html import form_data, page_data, page_html, write_page
 from stepjepa.inspect.layout import NamedSpan, RowForm, packing_line, row_records, token_text
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.options import EMA, FROZEN, SELF
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.failures import library
@@ -414,7 +415,8 @@ def _notes(shown: ShownRows, example: Example, sampled: Example, index: int, rep
     if shown.form.forward == "two_pass":
         yield "forward two_pass: every segment is a row of its own; the LM loss is on the chat's"
     if objective.separate_targets and sampled.pairs:
-        encoder = " by the EMA encoder" if method.target_encoder == "ema" else ""
+        encoders = {SELF: "", EMA: " by the EMA encoder", FROZEN: " by the model at the start of the run"}
+        encoder = encoders.get(method.target_encoder, f" by {method.target_encoder}")
         yield f"targets get no gradient: they are encoded{encoder} in a pass of their own, not in this row"
 
 

@@ -33,10 +33,13 @@ from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.multi_token import MultiTokenOptions
 from stepjepa.objectives.next_latent import NextLatentOptions
 from stepjepa.objectives.options import (
+    EMA,
+    FROZEN,
     LOSS,
     LOSSES,
     METHOD,
     OUTPUT,
+    SELF,
     EMAOptions,
     LossOptions,
     PairOptions,
@@ -152,7 +155,7 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Replay
         for topic in topics:
             if "fill_in" in vars(topic):
                 topic.fill_in(self)
-        if self.target_encoder == "ema" and self.target_grad is None:
+        if self.target_encoder != SELF and self.target_grad is None:
             self.target_grad = False
         for name, value in vars(chosen.defaults).items():
             if getattr(self, name) is None:
@@ -163,9 +166,10 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Replay
         for topic in topics:
             if "check" in vars(topic):
                 topic.check(self)
-        if self.target_encoder == "ema" and self.target_grad:
+        if self.target_encoder != SELF and self.target_grad:
             raise ConfigError(
-                f"{_NAME.target_encoder}=ema takes no gradient; leave {_NAME.target_grad} out or set it to false"
+                f"{_NAME.target_encoder}={self.target_encoder} takes no gradient; leave {_NAME.target_grad} out or set it "
+                "to false"
             )
         if self.streaming and self.same_flop:
             raise ConfigError(
@@ -216,7 +220,7 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
         if name in idle and name in changed
     ]
     unread += unread_options(options, changed - idle)
-    if options.control == "random" and options.target_encoder == "ema" and objective_of(options).makes_pairs:
+    if options.control == "random" and options.target_encoder != SELF and objective_of(options).makes_pairs:
         unread.append(Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used"))
     return unread
 
@@ -245,6 +249,9 @@ def summary(method: JEPAOptions) -> str:
     return ", ".join(part for part in parts if part)
 
 
+_ENCODED = {SELF: "no gradient into the target", EMA: "EMA target", FROZEN: "target by the model at the start"}
+
+
 def loss_line(args: JEPAOptions) -> str:
     """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
     objective = objective_of(args)
@@ -266,7 +273,7 @@ def loss_line(args: JEPAOptions) -> str:
     if args.predictor_head != "none":
         parts.append(f"{args.predictor_head} head")
     if not args.target_grad:
-        parts.append("EMA target" if args.target_encoder == "ema" else "no gradient into the target")
+        parts.append(_ENCODED.get(args.target_encoder, f"target by {args.target_encoder}"))
     if args.regularizer != "none":
         parts.append(f"{args.regularizer} ({args.regularizer_weight:g})")
     if args.control != "none":
