@@ -186,7 +186,8 @@ class PredictorHead(nn.Module):
 
     def _network(self, kind: str, width: int) -> nn.Sequential:
         if kind == "mlp":
-            return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, self.target_width))
+            into, out = nn.Linear(width, 2 * width), nn.Linear(2 * width, self.target_width)
+            return nn.Sequential(into, nn.GELU(), out)
         linear = nn.Linear(width, self.target_width, bias=False)
         if self.target_width == width:
             nn.init.eye_(linear.weight)

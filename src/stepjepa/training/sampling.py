@@ -120,11 +120,16 @@ class EpochSampler:
         replay_current: bool = False,
     ):
         self.mixture = Mixture((mixture,), (mixture,)) if isinstance(mixture, int) else mixture
-        self.size, self.seed, self.shuffle, self.epoch = sum(self.mixture.counts), seed, shuffle, 0
+        self.size = sum(self.mixture.counts)
         self.padded = self.size + -self.size % max(multiple, 1)
-        self.lengths, self.window = lengths, window
-        self.replay_ratio, self.replay_current = replay_ratio, replay_current
-        self._drawn: dict[int, np.ndarray] = {}
+        self.seed = seed
+        self.shuffle = shuffle
+        self.lengths = lengths
+        self.window = window
+        self.replay_ratio = replay_ratio
+        self.replay_current = replay_current
+        self.epoch = 0
+        self._orders: dict[int, np.ndarray] = {}  # (2, size), passes and rows of an epoch's examples
 
     def __len__(self) -> int:
         return self.padded
@@ -134,7 +139,9 @@ class EpochSampler:
         passes, rows, order = self._examples(epoch)
         if self.lengths is not None:
             windows = np.arange(self.size) // self.window
-            order = order[np.lexsort((-self.lengths[rows[order]], windows))]  # longest first: memory shows at once
+            lengths = self.lengths[rows[order]]
+            longest_first = np.lexsort((-lengths, windows))  # so that memory shows at once
+            order = order[longest_first]
         replayed = self._replayed(epoch)
         for place, index in enumerate(order.tolist()):
             yield Draw(int(passes[index]), int(rows[index]), replayed.get(place))
@@ -168,11 +175,12 @@ class EpochSampler:
     def _numbered(self, number: int) -> Draw:
         """The example of this number in the run, before those of an optimizer step are put in order of length."""
         epoch, place = divmod(number, self.size)
-        if epoch not in self._drawn:
+        if epoch not in self._orders:
             passes, rows, order = self._examples(epoch)
-            self._drawn[epoch] = np.stack([passes[order], rows[order]]).astype(np.int32)
-        times, row = self._drawn[epoch][:, place].tolist()
-        return Draw(times, row)
+            examples = np.stack([passes, rows])[:, order]
+            self._orders[epoch] = examples.astype(np.int32)
+        row_pass, row = self._orders[epoch][:, place].tolist()
+        return Draw(row_pass, row)
 
     def _examples(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Passes and rows of the examples of an epoch, (size,) each, and their order, (size,) indices."""
