@@ -30,7 +30,7 @@ def test_a_step_has_the_same_examples_however_it_is_cut(grouped):
     found = []
     for processes, accumulation in CUTS:
         size = BATCH // (processes * accumulation)
-        sampler = EpochSampler(50, size * processes, 7, lengths=lengths, window=BATCH)
+        sampler = EpochSampler(50, size * processes, 7, lengths=lengths, window=BATCH, replay_ratio=0.5)
         batches = BatchSampler(sampler, size, drop_last=False)
         shares = [list(BatchSamplerShard(batches, processes, process)) for process in range(processes)]
         assert len({len(share) for share in shares}) == 1, "every process has as many"
@@ -75,8 +75,8 @@ def test_another_batch_is_refused(before, now, settings, words, tmp_path):
 
 
 RUN = (
-    f"{kill.COMMON} --gradient_accumulation_steps 1 --step_pairs random --jepa_ratio 0.7 --adam_epsilon 1e-3 "
-    "--train_sampling_strategy group_by_length --save_total_limit 5"
+    f"{kill.COMMON} --gradient_accumulation_steps 1 --step_pairs random --jepa_ratio 0.7 --replay_ratio 0.5 "
+    "--adam_epsilon 1e-3 --train_sampling_strategy group_by_length --save_total_limit 5"
 )
 
 

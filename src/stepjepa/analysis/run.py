@@ -44,6 +44,7 @@ from stepjepa.generation.place import Place, find_model, load_place, load_place_
 from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, placed_predictors, predictor_names, trained_extras
 from stepjepa.modeling.forward import causal_lm, known_layers
 from stepjepa.modeling.load import max_positions
+from stepjepa.modeling.parts import embedding_rows
 from stepjepa.objectives.base import objective_of, trained_pairs
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
@@ -288,6 +289,8 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder)
     own, extras, groups = place.settings, trained_extras(inner), objective_of(method).groups
+    if extras.head is not None and extras.head.target_width != embedding_rows(inner).shape[1]:
+        head = extras.head = None  # it leads to the states of another model
     grouped = len(extras.groups) > 1
     if grouped:
         if not set(groups) <= set(extras.groups):

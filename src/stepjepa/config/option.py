@@ -49,6 +49,7 @@ class Option:
         aliases: other spellings of flag and YAML key.
         choices: named values, where the type does not list them.
         own: besides those it takes ``file.py:Name`` and ``package.module:Name``.
+        folder: besides those it takes the folder or Hub id of a model, with a slash in it.
         brings: for such a value, the option that carries further ones by name, and a function from the value to the
             dataclass of these.
         needs: other options of the same run, and the values of them without which this one has no effect.
@@ -66,6 +67,7 @@ class Option:
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     own: bool = False
+    folder: bool = False
     brings: Brings | None = None
     needs: Needs = dataclasses.field(default_factory=dict)
     resume: bool = False
@@ -135,6 +137,8 @@ class Option:
         if not self.choices:
             return describe(self.hint)
         further = ", or file.py:Name of your own" if self.own else ""
+        if self.folder:
+            further = ", or the folder of a model (./NAME)"
         return f"one of {', '.join(self.choices)}{further}"
 
     def read(self, given: object) -> object:
@@ -152,6 +156,8 @@ class Option:
 
     def _names(self, value: object, known: Sequence[str]) -> bool:
         """Whether a value is a known one or, where it may be, the user's own."""
+        if self.folder and isinstance(value, str) and "/" in value:
+            return True
         return value in known or (self.own and named_by_file(value))
 
     def fits(self, given: object) -> bool:
@@ -192,10 +198,10 @@ class Option:
             self._check_number(value, float if float in kinds else int)
 
     def _check_named(self, value: object) -> None:
-        known = self.named if self.own or not self.choices else []
+        known = self.named if self.own or self.folder or not self.choices else []
         if not known or self._names(value, known):
             return
-        further = ""
+        further = ", or the folder of a model (./NAME)" if self.folder else ""
         if self.own:
             further = f", or file.py:Name of your own{did_you_mean(str(value), known, '{}')}"
         raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(known)}{further}")
@@ -219,7 +225,7 @@ class Option:
     def metavar(self) -> str:
         """What follows the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
         if self.choices:
-            further = ["FILE:NAME"] if self.own else []
+            further = ["FILE:NAME"] if self.own else ["FOLDER"] if self.folder else []
             return "{" + ",".join([*self.choices, *further]) + "}"
         return _metavar(self.kinds)
 

@@ -143,6 +143,7 @@ class Example(NamedTuple):
         segments: what follows the trunk.
         pairs: empty trains as plain language modelling.
         view_spans: source and target views on the trunk that an objective draws pairs from every epoch.
+        replayed: an example that was trained on earlier, whose pairs are trained again next to this one.
     """
 
     trunk: np.ndarray
@@ -150,6 +151,7 @@ class Example(NamedTuple):
     segments: tuple[Segment, ...] = ()
     pairs: tuple[Pair, ...] = ()
     view_spans: tuple[tuple[Span, Span], ...] = ()
+    replayed: Example | None = None
 
     @property
     def view_pairs(self) -> int:
@@ -159,6 +161,11 @@ class Example(NamedTuple):
     def plain(self) -> Example:
         """It as plain fine-tuning sees it."""
         return Example(self.trunk, self.labels)
+
+    def without_labels(self) -> Example:
+        """Its pairs alone, on the part of the trunk that their states have seen."""
+        seen = max(self.sees(read) for pair in self.pairs for read in pair[:2])
+        return self._replace(trunk=self.trunk[: max(seen, 0) + 1], labels=())
 
     def with_pairs(self, pairs: Sequence[Pair]) -> Example:
         """It with some of its pairs, and of its segments those that these read."""
@@ -335,6 +342,7 @@ class Batch(OnDevice):
         branches: how many these are.
         target_rows: rows of targets that need no gradient, in a pass of their own; None where there is no such pass.
         idle: nobody reads that pass; it is there because other processes have one.
+        replayed: how many of the pairs are replayed; they come last.
     """
 
     rows: Rows
@@ -348,6 +356,7 @@ class Batch(OnDevice):
     branches: int = 0
     target_rows: Rows | None = None
     idle: bool = False
+    replayed: int = 0
 
     @property
     def pairs(self) -> int:
@@ -355,9 +364,19 @@ class Batch(OnDevice):
         return self.sources.count
 
     @property
+    def current(self) -> int:
+        """Pairs that are not replayed."""
+        return self.pairs - self.replayed
+
+    @property
     def weight(self) -> torch.Tensor | int:
-        """Sum of the weights of all pairs, () or a number."""
-        return self.pairs if self.weights is None else self.weights.sum()
+        """Sum of the weights of the pairs that are not replayed, () or a number."""
+        return self.current if self.weights is None else self.weights[: self.current].sum()
+
+    @property
+    def replayed_weight(self) -> torch.Tensor | int:
+        """Sum of the weights of the replayed pairs, () or a number."""
+        return self.replayed if self.weights is None else self.weights[self.current :].sum()
 
     def untrimmed(self) -> Batch:
         """It with every state computed to the end, whoever reads it."""

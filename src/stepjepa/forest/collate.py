@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,6 +71,7 @@ class ForestCollator:
         return self._batch(examples, self.pack_one_row)
 
     def _batch(self, examples: Sequence[Example], lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]]) -> Batch:
+        examples, replayed = with_replayed(examples, self.shuffle_targets, whole=self.inline)
         if self.inline:
             examples = [example.with_pairs(example.pairs[:1]) for example in examples]
         separate = self.separate_targets and any(target_segments(example) for example in examples)
@@ -85,8 +87,8 @@ class ForestCollator:
             target_rows, target_starts = lay_out(alone)
             targets = places(alone, target_starts)
 
-        source_reads, target_reads, weights, groups = compared(
-            sources, targets, self.shuffle_targets, self.aligned_targets
+        source_reads, target_reads, weights, groups, replayed_pairs = compared(
+            sources, targets, self.shuffle_targets, self.aligned_targets, replayed
         )
         labels = [forest.label_positions + at[TRUNK] for forest, (_, at) in zip(forests, sources, strict=True)]
         label_positions = flat(labels)
@@ -113,6 +115,7 @@ class ForestCollator:
             groups,
             target_rows=target_rows,
             idle=idle,
+            replayed=replayed_pairs,
         )
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
@@ -179,6 +182,7 @@ class TwoPassCollator:
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
+        examples, replayed = with_replayed(examples, self.shuffle_targets)
         rows = self._pad([(np.asarray(example.trunk), 0) for example in examples])
         width = rows.input_ids.shape[1]
         labels = [label_indices(example) for example in examples]
@@ -201,11 +205,12 @@ class TwoPassCollator:
             together = sources
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
 
-        source_reads, target_reads, weights, groups = compared(
+        source_reads, target_reads, weights, groups, replayed_pairs = compared(
             list(zip(examples, starts, strict=True)),
             list(zip(examples, target_starts, strict=True)),
             self.shuffle_targets,
             self.aligned_targets,
+            replayed,
         )
         return Batch(
             rows,
@@ -219,6 +224,7 @@ class TwoPassCollator:
             len(sources),
             target_rows,
             self.every_pass and self.separate_targets and not targets,
+            replayed_pairs,
         )
 
     def _rows(
@@ -340,21 +346,51 @@ def places(forests: Sequence[Forest], starts: np.ndarray) -> Placed:
     ]
 
 
-def compared(
-    sources: Placed, targets: Placed, shuffle: bool, aligned: bool
-) -> tuple[StateReads, StateReads, torch.Tensor | None, torch.Tensor | None]:
-    """What is compared in a batch: both sides of all P pairs, and the pairs' weights and groups, (P,) each.
+def with_replayed(examples: Sequence[Example], shuffled: bool, whole: bool = False) -> tuple[list[Example], int]:
+    """The examples of a batch and, after them, those whose pairs they replay; and how many of these there are.
 
     Args:
-        sources, targets: the examples, where each side is read.
+        shuffled: sources get the targets of other examples, so a single replayed one is left out.
+        whole: keep the trunks of the replayed ones, instead of the part that their pairs need.
+    """
+    replayed = [example.replayed for example in examples if example.replayed is not None]
+    if shuffled and len(replayed) < 2:
+        replayed = []
+    shortened = [example._replace(labels=()) if whole else example.without_labels() for example in replayed]
+    return [*examples, *shortened], len(shortened)
+
+
+class Compared(NamedTuple):
+    """What is compared in a batch: both sides of all P pairs, the pairs' weights and groups, (P,) each, and how many of
+    the pairs, the last ones, are replayed."""
+
+    sources: StateReads
+    targets: StateReads
+    weights: torch.Tensor | None
+    groups: torch.Tensor | None
+    replayed: int
+
+
+def compared(sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int = 0) -> Compared:
+    """What is compared in a batch.
+
+    Args:
+        sources, targets: the examples, where each side is read; of the targets alone, those that have pairs.
         shuffle: whether each source gets the target of another example; without another there are no pairs.
         aligned: see `shuffled_order`.
+        replayed: how many of the examples, the last ones, are replayed. They are shuffled among themselves.
     """
+    counts = [len(example.pairs) for example, _ in sources]
+    replayed_pairs = sum(counts[len(counts) - replayed :])
     order = None
     if shuffle:
-        order = shuffled_order([len(example.pairs) for example, _ in sources], aligned)
+        order = shuffled_order(counts[: len(counts) - replayed], aligned)
         if order is None:
-            sources = targets = ()
+            sources, targets, replayed_pairs = (), (), 0
+        elif replayed:
+            last = shuffled_order(counts[len(counts) - replayed :], aligned)
+            assert last is not None, "two or more are replayed"
+            order = np.concatenate([order, len(order) + last])
     source_reads = [(pair.source, at) for example, at in sources for pair in example.pairs]
     target_reads = [(pair.target, at) for example, at in targets for pair in example.pairs]
     pairs = [pair for example, _ in sources for pair in example.pairs]
@@ -363,7 +399,7 @@ def compared(
         weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float32)
     if any(pair.group for pair in pairs):
         groups = torch.tensor([pair.group for pair in pairs])
-    return state_reads(source_reads), state_reads(target_reads, order), weights, groups
+    return Compared(state_reads(source_reads), state_reads(target_reads, order), weights, groups, replayed_pairs)
 
 
 def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarray | None = None) -> StateReads:

@@ -22,6 +22,7 @@ from stepjepa.inspect.html import page_data, page_html, write_page
 from stepjepa.inspect.layout import NamedSpan, RowForm, row_record, token_text
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.options import EMA, FROZEN, SELF
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.failures import library
@@ -290,7 +291,8 @@ def _notes(method: JEPAOptions, example: Example, sampled: Example, seed: int, i
     if method.forward == "two_pass":
         yield "forward two_pass: in training every segment is a row of its own, after what it sees of the trunk"
     if objective.separate_targets and sampled.pairs:
-        encoder = " by the EMA encoder" if method.target_encoder == "ema" else ""
+        encoders = {SELF: "", EMA: " by the EMA encoder", FROZEN: " by the model at the start of the run"}
+        encoder = encoders.get(method.target_encoder, f" by {method.target_encoder}")
         yield f"targets get no gradient: they are encoded{encoder} in a pass of their own, not in this row"
 
 

@@ -1,5 +1,5 @@
 """What training adds to a causal LM: predictor tokens (names, ids, order and rows), a head, the objective's modules, and the
-EMA target encoder.
+target encoder.
 
 The ids of the K predictor tokens are V .. V+K-1, where V is the number of rows of the model's input embedding. Their rows
 are a module of their own; the embedding is never resized. In a batch's forward, a hook on the embedding puts them in where
@@ -7,8 +7,9 @@ those ids are. Rows, head and modules are one submodule of the model, so that op
 as they treat any weight. The model's state dict leaves them out: `save_pretrained` writes what the plain model has.
 Checkpoints and the export write them next to it, to `PREDICTORS_FILE`.
 
-The target encoder is ``shadow <- m * shadow + (1 - m) * weight`` after every optimizer step, with m along half a cosine over
-the training (BYOL, arXiv:2006.07733, Section 3.2; I-JEPA, arXiv:2301.08243).
+The EMA target encoder is ``shadow <- m * shadow + (1 - m) * weight`` after every optimizer step, with m along half a cosine
+over the training (BYOL, arXiv:2006.07733, Section 3.2; I-JEPA, arXiv:2301.08243). The frozen one keeps the weights of the
+start. A model of its own may encode the targets instead.
 
 Shapes: R rows of a batch, T tokens, K predictors, G groups, D width, P pairs.
 """
@@ -171,26 +172,29 @@ class PredictorHead(nn.Module):
     The method's own predictor is the model itself with K predictor tokens; a head is what other JEPAs have there (I-JEPA,
     arXiv:2301.08243; BYOL, arXiv:2006.07733). ``linear``: a D x D matrix without bias that starts as the identity, so that
     training starts from no head at all. ``mlp``: D -> 2 D -> D with GELU in between, initialised as torch does. Of several
-    `groups` each has a network of its own, in `layers` one after the other.
+    `groups` each has a network of its own, in `layers` one after the other. Where the targets' states have another width
+    (`target_width`), it maps to that, and a linear one starts as torch does.
     """
 
-    def __init__(self, kind: str, width: int, seed: int, groups: int = 1):
+    def __init__(self, kind: str, width: int, seed: int, groups: int = 1, target_width: int | None = None):
         super().__init__()
+        self.target_width = target_width or width
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             networks = [self._network(kind, width) for _ in range(groups)]
         self.layers = networks[0] if groups == 1 else nn.ModuleList(networks)
 
-    @staticmethod
-    def _network(kind: str, width: int) -> nn.Sequential:
+    def _network(self, kind: str, width: int) -> nn.Sequential:
         if kind == "mlp":
-            return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        linear = nn.Linear(width, width, bias=False)
-        nn.init.eye_(linear.weight)
+            into, out = nn.Linear(width, 2 * width), nn.Linear(2 * width, self.target_width)
+            return nn.Sequential(into, nn.GELU(), out)
+        linear = nn.Linear(width, self.target_width, bias=False)
+        if self.target_width == width:
+            nn.init.eye_(linear.weight)
         return nn.Sequential(linear)
 
     def forward(self, source_PD: torch.Tensor, groups_P: torch.Tensor | None = None) -> torch.Tensor:
-        """(P, D) float32 of states (P, D) whose groups are `groups_P` (P,) int64, None for the first.
+        """(P, D) float32, D of the targets, of states (P, D) whose groups are `groups_P` (P,) int64, None for the first.
 
         Every network computes every state, a small part of a step: so nothing waits for the device to pick out a group, and
         each has a gradient in every batch, as DDP expects it.
@@ -263,13 +267,15 @@ def add_extras(
     seed: int = 0,
     objective: nn.Module | None = None,
     groups: Sequence[int] = (1,),
+    target_width: int | None = None,
 ) -> None:
     """Give a causal LM predictor rows and a head of kind `head`, both of these groups, and its objective's modules, on its
     device; the ones that it had are dropped."""
     release(inner)
     network = None
     if head != "none":
-        network = PredictorHead(head, inner.get_output_embeddings().weight.shape[1], seed, len(groups))
+        width = inner.get_output_embeddings().weight.shape[1]
+        network = PredictorHead(head, width, seed, len(groups), target_width)
     if predictors is not None or network is not None or objective is not None:
         extras = TrainedExtras(predictors, network, objective, groups)
         inner.add_module(_EXTRAS, extras.to(embedding_rows(inner).device))
@@ -301,7 +307,7 @@ def with_predictors(inner: PreTrainedModel, ids_RT: torch.Tensor) -> AbstractCon
     return nullcontext(ids_RT) if rows is None else rows.placed(inner.get_input_embeddings(), ids_RT)
 
 
-# The EMA target encoder
+# What encodes the targets
 
 
 def momentum_at(done: float, start: float, end: float) -> float:
@@ -315,10 +321,12 @@ class TargetEncoder:
     Args:
         model: a causal LM, or a PEFT model of one, when it is known which weights are trained and where they lie. Its
             predictor head and its objective's modules, which targets do not pass, have no shadow.
+        moves: whether `update` will be called.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, moves: bool = True):
         self._model, self._weights = model, dict[str, nn.Parameter]()
+        self._moves = moves
         self.shadow: dict[str, torch.Tensor] = {}
         self.begin()
         object.__setattr__(causal_lm(model), _ENCODER, self)
@@ -332,8 +340,9 @@ class TargetEncoder:
             if parameter.requires_grad and not is_extra(name, HEAD) and not is_extra(name, OBJECTIVE)
         }
         if any(weight is not self._weights.get(name) for name, weight in weights.items()):
-            # In float32: a step of 1 - m is lost in a shorter dtype.
-            self.shadow = {name: parameter.detach().float().clone() for name, parameter in weights.items()}
+            self.shadow = {name: parameter.detach().clone() for name, parameter in weights.items()}
+            if self._moves:  # in float32: a step of 1 - m is lost in a shorter dtype
+                self.shadow = {name: value.float() for name, value in self.shadow.items()}
         self._weights = weights
 
     @torch.no_grad()
@@ -344,16 +353,18 @@ class TargetEncoder:
             shadow.lerp_(local(weight.detach()).to(shadow), 1 - momentum)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within this context the model computes with the shadows. Only for passes without a graph, and before those with
-        one: what a graph has saved must not change under it."""
+    def in_place(self) -> Iterator[PreTrainedModel]:
+        """Within this context the model, which it yields, computes with the shadows.
+
+        Only for passes without a graph, and before those with one: what a graph has saved must not change under it.
+        """
         own = {
             name: local(weight.detach()).clone() if is_sharded(weight) else weight.data
             for name, weight in self._weights.items()
         }
         try:
             self._put(self.shadow)
-            yield
+            yield causal_lm(self._model)
         finally:
             self._put(own)
 
@@ -370,9 +381,33 @@ class TargetEncoder:
         torch.clear_autocast_cache()  # autocast keeps its copies by tensor object, whatever data that holds
 
 
-def target_encoder(inner: PreTrainedModel) -> TargetEncoder | None:
-    """The EMA target encoder of a causal LM, None where it has none."""
+class OtherEncoder:
+    """A model of its own that encodes the targets of a causal LM. It is not trained, sharded or saved.
+
+    Attributes:
+        shadow: the weights that a checkpoint has to keep: none.
+    """
+
+    def __init__(self, inner: PreTrainedModel, other: PreTrainedModel):
+        self.other = other.eval().requires_grad_(False)
+        self.shadow: dict[str, torch.Tensor] = {}
+        object.__setattr__(inner, _ENCODER, self)
+
+    @contextmanager
+    def in_place(self) -> Iterator[PreTrainedModel]:
+        """Within this context the model that it yields encodes targets."""
+        yield self.other
+
+
+def target_encoder(inner: PreTrainedModel) -> TargetEncoder | OtherEncoder | None:
+    """What encodes the targets of a causal LM, None where it does so itself."""
     return inner.__dict__.get(_ENCODER)
+
+
+def encoding_model(inner: PreTrainedModel) -> AbstractContextManager[PreTrainedModel]:
+    """Within this context the model that it yields encodes the targets of a causal LM."""
+    encoder = target_encoder(inner)
+    return nullcontext(inner) if encoder is None else encoder.in_place()
 
 
 # Files
@@ -418,7 +453,7 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             raise ConfigError(
                 f"{path}: holds other predictors than this run's (up to version 0.2 all horizons shared theirs); start over"
             ) from None
-    if encoder is not None:
+    if isinstance(encoder, TargetEncoder):
         encoder.begin()
         for name, value in load_file(Path(folder) / EMA_FILE).items():
             encoder.shadow[name].copy_(like(value, encoder.shadow[name]))
@@ -442,10 +477,12 @@ def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> str 
         tensors = (len(weights) - (rows is not None)) // len(groups)  # of a group's head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")
         width = embedding_rows(inner).shape[1]
+        last = ".2.weight" if kind == "mlp" else ".0.weight"
+        target_width = next((len(value) for name, value in weights.items() if name.endswith(last)), None)
         if rows is not None and rows.shape[1] != width:
             raise RuntimeError(f"its rows are {rows.shape[1]} wide, the model's {width}")
         predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))
-        add_extras(inner, predictors, kind or "none", groups=groups)
+        add_extras(inner, predictors, kind or "none", groups=groups, target_width=target_width)
         extras = trained_extras(inner)
         extras.load_state_dict(weights)
         check_finite(extras, str(path))

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
 from stepjepa.forest.visibility import packed_fields
 from stepjepa.losses.lm import chunk_rows
-from stepjepa.modeling.extras import trained_extras
+from stepjepa.modeling.extras import OtherEncoder, target_encoder, trained_extras
 from stepjepa.modeling.forward import run_backbone
 from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
@@ -77,7 +77,8 @@ class ModelCost:
     """What one token costs.
 
     Attributes:
-        train, forward: in the backbone, with a backward pass and without.
+        train: in the backbone, with a backward pass.
+        forward: without, in that of the model that encodes the targets.
         label: the LM head at a labelled position; `label_again` what is computed twice where the logits come in chunks.
         chunk: labelled positions of a batch beyond which they do.
         source: the predictor head at one source.
@@ -102,12 +103,12 @@ class ModelCost:
         embedding = embedding_rows(inner)
         device, ids = embedding.device, torch.arange(6, device=embedding.device)
 
-        def states(tokens: int, read: int) -> torch.Tensor:
+        def states(tokens: int, read: int, of: PreTrainedModel = inner) -> torch.Tensor:
             own = ids[None, :tokens] % len(embedding)
-            return run_backbone(inner, own, None, ids[None, :tokens], ids[:read])[0].flatten(0, 1)
+            return run_backbone(of, own, None, ids[None, :tokens], ids[:read])[0].flatten(0, 1)
 
-        def backbone() -> PassCost:
-            two, four, six, less = (count(partial(states, *sizes)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2)))
+        def backbone(of: PreTrainedModel = inner) -> PassCost:
+            two, four, six, less = (count(partial(states, *sizes, of)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2)))
             key, read = (two - 2 * four + six) / 8, (four - less) / 2
             return PassCost((four - two - 12 * key) / 2 - read, read, key)
 
@@ -129,6 +130,10 @@ class ModelCost:
                 train, whole = backbone(), label(4)
                 again = max(label(2) - whole, 0.0)  # a kernel that the counter does not see repeats nothing
                 source = 0.0 if predictor is None else count(lambda: predictor(given.detach().requires_grad_())) / 4
+            encoder = target_encoder(inner)
+            if isinstance(encoder, OtherEncoder):
+                with _spared(encoder.other), torch.no_grad():
+                    forward = backbone(encoder.other)
         own = () if objective is None else (partial(objective.flops, width=given.shape[1], vocabulary=head.vocabulary),)
         return cls(train, forward, whole, again, chunk_rows(vocabulary), source, *own)
 

@@ -24,7 +24,7 @@ from stepjepa.data.types import LM, Batch, ForestOutput, LossPart, Rows, StateRe
 from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.losses.gather import gather_rows
-from stepjepa.modeling.extras import target_encoder, trained_extras, with_predictors
+from stepjepa.modeling.extras import encoding_model, trained_extras, with_predictors
 from stepjepa.modeling.masks import AttentionMask, attention_masks, heeds_window
 from stepjepa.modeling.parts import (
     backbone,
@@ -156,13 +156,13 @@ def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[No
 def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | None:
     """Target vectors (P, D) that come from rows of their own, without a graph; None where there is no such pass.
 
-    They come from the EMA target encoder where the model has one, else from the model itself.
+    They come from the target encoder where the model has one, else from the model itself; D is that of what encodes them.
     """
     if batch.target_rows is None:
         return None
-    encoder, layer = target_encoder(model), batch.targets.layer
-    with torch.no_grad(), nullcontext() if encoder is None else encoder.in_place():
-        states = layer_states(model, batch.target_rows, {layer})[layer]
+    layer = batch.targets.layer
+    with torch.no_grad(), encoding_model(model) as encoder:
+        states = layer_states(encoder, batch.target_rows, {layer})[layer]
         return None if batch.idle else read_vectors(states, batch.targets)
 
 

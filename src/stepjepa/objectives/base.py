@@ -28,6 +28,7 @@ from stepjepa.objectives.options import (
     LossOptions,
     PairOptions,
     PredictorOptions,
+    ReplayOptions,
     TargetOptions,
 )
 from stepjepa.objectives.pairs import PairBuilder
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
 _NAME = Names(LossOptions, PredictorOptions, TargetOptions)
-JEPA, REGULARIZER = _NAME.jepa_loss, _NAME.regularizer  # parts of the loss, as the log has them
+# Parts of the loss, as the log has them.
+JEPA, REGULARIZER, REPLAY = _NAME.jepa_loss, _NAME.regularizer, "replay_loss"
 
 
 class ModelView(NamedTuple):
@@ -278,11 +280,24 @@ class Objective:
     @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts of its loss, as the log has them."""
-        return (JEPA, *((REGULARIZER,) if self.options.regularizer != "none" else ()))
+        names = [JEPA]
+        if self.options.regularizer != "none":
+            names.append(REGULARIZER)
+        if self.replay_ratio:
+            names.append(REPLAY)
+        return tuple(names)
+
+    @property
+    def replay_ratio(self) -> float:
+        """Share of the examples that bring along the pairs of another one."""
+        return self.options.replay_ratio if ReplayOptions in self.reads else 0.0
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """What the parts of the loss are divided by, by name, known before the forward."""
-        return dict.fromkeys(self.part_names, float(batch.weight))
+        counts = dict.fromkeys(self.part_names, float(batch.weight))
+        if self.replay_ratio:
+            counts[REPLAY] = float(batch.replayed_weight)
+        return counts
 
     def modules(self, width: int, vocabulary: int) -> nn.Module | None:
         """What it trains beside the model, for states of `width` and a softmax over `vocabulary`; None for nothing.
@@ -331,15 +346,28 @@ class Objective:
             view: the model, as far as a loss may use it.
             step: optimizer step, from 0.
         """
-        losses = self.distances(output.source_states, output.target_states)
+        sides = output.source_states, output.target_states
+        # The replayed pairs come last.
+        source_PD, target_PD = (states[: batch.current] for states in sides)
+        weights_P = None if batch.weights is None else batch.weights[: batch.current]
         weight = batch.weight
-        jepa = losses.sum() if batch.weights is None else (losses * batch.weights).sum()
-        parts = {JEPA: LossPart(jepa, weight)}
+        parts = {JEPA: LossPart(self._weighted_sum(source_PD, target_PD, weights_P), weight)}
         if self.options.regularizer != "none":
             # Times the weight of all pairs, so that dividing by it gives the regularizer back.
-            value = self._regularizer(output.source_states, output.target_states, step)
+            value = self._regularizer(source_PD, target_PD, step)
             parts[REGULARIZER] = LossPart(value * weight, weight)
+        if self.replay_ratio:
+            source_PD, target_PD = (states[batch.current :] for states in sides)
+            weights_P = None if batch.weights is None else batch.weights[batch.current :]
+            total = self._weighted_sum(source_PD, target_PD, weights_P)
+            parts[REPLAY] = LossPart(total, batch.replayed_weight, self.options.replay_weight)
         return parts
+
+    def _weighted_sum(
+        self, source_PD: torch.Tensor, target_PD: torch.Tensor, weights_P: torch.Tensor | None
+    ) -> torch.Tensor:
+        losses_P = self.distances(source_PD, target_PD)
+        return losses_P.sum() if weights_P is None else (losses_P * weights_P).sum()
 
     def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
         """The loss of every pair, (P,) float32, by ``--jepa_loss``."""

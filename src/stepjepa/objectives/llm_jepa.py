@@ -23,7 +23,7 @@ from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults, PredictorOptions, TargetOptions
+from stepjepa.objectives.options import Defaults, PredictorOptions, ReplayOptions, TargetOptions
 from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class LLMJEPA(Objective):
     """
 
     name = "llm_jepa"
-    reads = (*Objective.reads, TargetOptions)
+    reads = (*Objective.reads, TargetOptions, ReplayOptions)
     forwards = ("packed", "two_pass", "inline")
     defaults = Defaults(predictor_order="descending")
     Options = LLMJEPAOptions

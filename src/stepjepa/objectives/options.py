@@ -16,7 +16,9 @@ from stepjepa.errors import ConfigError
 METHOD, LOSS, OUTPUT, AHEAD = "method", "loss", "output", "looking ahead"
 # Distances of pairs, by the names of `losses.distances`.
 LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
-_WITH_EMA = {"target_encoder": ("ema",)}
+# What encodes the targets, besides another model by its folder.
+SELF, EMA, FROZEN = TARGET_ENCODERS = ("self", "ema", "frozen")
+_WITH_EMA = {"target_encoder": (EMA,)}
 _WITH_INFONCE = {"jepa_loss": ("infonce",)}
 
 
@@ -37,7 +39,8 @@ class PairOptions(Topic):
 
     target_grad: bool | None = option(
         None,
-        "Gradient into the target views too. Default: true; false for split, next_latent and with an EMA encoder.",
+        "Gradient into the target views too. Default: true; false for split, next_latent and with a target_encoder other "
+        "than self.",
         METHOD,
     )
     jepa_ratio: float = option(
@@ -72,10 +75,13 @@ class PredictorOptions(Topic):
         METHOD,
         needs={"predictors": True},
     )
-    target_encoder: Literal["self", "ema"] = option(
+    target_encoder: str = option(
         "self",
-        "What encodes the targets: the model itself, or a moving average of its trained weights.",
+        "What encodes the targets: the model itself; a moving average of its trained weights (ema); the model as it was at "
+        "the start of the run (frozen); or another model with the same tokenizer, by its folder or Hub id.",
         METHOD,
+        choices=TARGET_ENCODERS,
+        folder=True,
     )
     last_token: int | None = option(
         None,
@@ -132,6 +138,29 @@ class EMAOptions(Topic):
     )
     ema_momentum_end: float = option(
         1.0, "Momentum at the end; half a cosine leads there.", METHOD, needs=_WITH_EMA, at_least=0, at_most=1
+    )
+
+
+@dataclass
+class ReplayOptions(Topic):
+    """Pairs of earlier examples that are trained again (ER-JEPA, arXiv:2609.36952): JEPA + replay_weight * replayed."""
+
+    replay_ratio: float = option(
+        0.0,
+        "Share of the examples that bring along the pairs of an example seen earlier in this run, computed again by the "
+        "current model.",
+        METHOD,
+        at_least=0,
+        at_most=1,
+    )
+    replay_weight: float = option(
+        1.0, "Weight of the replayed pairs' loss, relative to lbd.", LOSS, needs={"replay_ratio": True}, at_least=0
+    )
+    replay_from: Literal["earlier", "current"] = option(
+        "earlier",
+        "Where replayed pairs come from: earlier optimizer steps, or the same one, the control of equal compute.",
+        METHOD,
+        needs={"replay_ratio": True},
     )
 
 

@@ -17,7 +17,7 @@ from stepjepa.data.options import VIEWS, StepsOptions
 from stepjepa.data.types import Example, PairsFound, Span
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults, TargetOptions
+from stepjepa.objectives.options import Defaults, ReplayOptions, TargetOptions
 from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class StepJEPA(Objective):
 
     name = "step_jepa"
     needs_steps = True
-    reads = (*Objective.reads, TargetOptions)
+    reads = (*Objective.reads, TargetOptions, ReplayOptions)
     forwards = ("packed", "two_pass", "inline")
     defaults = Defaults(predictors=2)
     Options = StepJEPAOptions

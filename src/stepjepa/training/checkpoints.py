@@ -52,7 +52,7 @@ from stepjepa.training.run_folder import (
     on_main,
     remove_checkpoint,
 )
-from stepjepa.training.setup import ModelSetup
+from stepjepa.training.setup import ModelSetup, target_fingerprint
 from stepjepa.utils.failures import writing
 from stepjepa.utils.files import MANIFEST, listed_files, share, write_json, write_manifest
 from stepjepa.version import __version__
@@ -341,7 +341,7 @@ class CheckpointedTrainer(Trainer):
             settings = {f"peft.{name}": adapter[name] for name in names if name in adapter}
         values = public_values(self.args)
         settings |= {name: values[name] for name in fixed_on_resume() if name in values}
-        settings |= objective_of(self.args).code
+        settings |= objective_of(self.args).code | target_fingerprint(self.args)
         data = {name: one.fingerprint for name, one in self.data_reports.items() if not name.startswith("eval")}
         return ResumeRecord(plain_settings(settings), data, self.cut)
 

@@ -33,14 +33,18 @@ from stepjepa.objectives.llm_jepa import LLMJEPA, LLMJEPAOptions
 from stepjepa.objectives.multi_token import MultiTokenOptions
 from stepjepa.objectives.next_latent import NextLatentOptions
 from stepjepa.objectives.options import (
+    EMA,
+    FROZEN,
     LOSS,
     LOSSES,
     METHOD,
     OUTPUT,
+    SELF,
     EMAOptions,
     LossOptions,
     PairOptions,
     PredictorOptions,
+    ReplayOptions,
     TargetOptions,
 )
 from stepjepa.objectives.semantic_tube import TubeOptions
@@ -129,7 +133,7 @@ class ExampleOptions(
 
 
 @dataclass
-class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, ExampleOptions):
+class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, ReplayOptions, ExampleOptions):
     """All options of the method. Checked when a `JEPAConfig` is made."""
 
     gamma: float = option(1.0, "Weight of the LM loss.", LOSS, at_least=0)
@@ -148,7 +152,7 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
         for topic in topics:
             if "fill_in" in vars(topic):
                 topic.fill_in(self)
-        if self.target_encoder == "ema" and self.target_grad is None:
+        if self.target_encoder != SELF and self.target_grad is None:
             self.target_grad = False
         for name, value in vars(chosen.defaults).items():
             if getattr(self, name) is None:
@@ -159,13 +163,18 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Exampl
         for topic in topics:
             if "check" in vars(topic):
                 topic.check(self)
-        if self.target_encoder == "ema" and self.target_grad:
+        if self.target_encoder != SELF and self.target_grad:
             raise ConfigError(
-                f"{_NAME.target_encoder}=ema takes no gradient; leave {_NAME.target_grad} out or set it to false"
+                f"{_NAME.target_encoder}={self.target_encoder} takes no gradient; leave {_NAME.target_grad} out or set it "
+                "to false"
             )
         if self.streaming and self.same_flop:
             raise ConfigError(
                 f"{_NAME.same_flop} looks at batches before training, and streaming reads none; leave one of them out"
+            )
+        if self.streaming and self.replay_ratio:
+            raise ConfigError(
+                f"{_NAME.replay_ratio} reads rows of earlier steps again, and streaming keeps none; leave one of them out"
             )
         if self.objective_options and is_built_in(chosen):
             raise ConfigError(
@@ -208,7 +217,7 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
         if name in idle and name in changed
     ]
     unread += unread_options(options, changed - idle)
-    if options.control == "random" and options.target_encoder == "ema" and objective_of(options).makes_pairs:
+    if options.control == "random" and options.target_encoder != SELF and objective_of(options).makes_pairs:
         unread.append(Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used"))
     return unread
 
@@ -237,6 +246,9 @@ def summary(method: JEPAOptions) -> str:
     return ", ".join(part for part in parts if part)
 
 
+_ENCODED = {SELF: "no gradient into the target", EMA: "EMA target", FROZEN: "target by the model at the start"}
+
+
 def loss_line(args: JEPAOptions) -> str:
     """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
     objective = objective_of(args)
@@ -249,13 +261,16 @@ def loss_line(args: JEPAOptions) -> str:
         parts.append(f"lambda 0 after {args.jepa_until:.0%} of the steps")
     if args.jepa_ratio < 1:
         parts.append(f"pairs in {args.jepa_ratio:.0%} of the examples")
+    if objective.replay_ratio:
+        replayed = f"{args.replay_weight:g} * pairs of {args.replay_from} examples"
+        parts.append(f"{replayed} replayed by {args.replay_ratio:.0%}")
     if objective.takes_predictors:
         parts.append(f"K = {args.predictors}")
     parts += [*objective.readout, *objective.about]
     if args.predictor_head != "none":
         parts.append(f"{args.predictor_head} head")
     if not args.target_grad:
-        parts.append("EMA target" if args.target_encoder == "ema" else "no gradient into the target")
+        parts.append(_ENCODED.get(args.target_encoder, f"target by {args.target_encoder}"))
     if args.regularizer != "none":
         parts.append(f"{args.regularizer} ({args.regularizer_weight:g})")
     if args.control != "none":

@@ -17,7 +17,7 @@ from stepjepa.objectives.base import Objective
 
 FILLER = -1
 # What random numbers are for; objectives have numbers of their own (`Objective.stream`).
-_ORDER, _RATIO, _MIXED, WINDOW = 0, 1, 4, 5
+_ORDER, _RATIO, _MIXED, WINDOW, _REPLAY = 0, 1, 4, 5, 7
 
 
 def generator(seed: int, epoch: int, row: int, what: int, source: int = 0) -> np.random.Generator:
@@ -58,10 +58,11 @@ class ExampleDraw:
 
 class Draw(NamedTuple):
     """One example: a row, and how often it was drawn before (the epoch, where an epoch is every row once). Row `FILLER`
-    stands for nothing."""
+    stands for nothing. `replayed`: the example whose pairs are trained again with it."""
 
     epoch: int
     row: int
+    replayed: Draw | None = None
 
 
 class Mixture(NamedTuple):
@@ -99,7 +100,9 @@ class EpochSampler:
         lengths: (rows,) tokens of each row. Where given, the examples of an optimizer step are put in order of length, so
             that those of one micro-batch are alike and little of it is padding. Which examples a step sees does not change,
             nor do losses and gradients, which are divided by the counts of the optimizer step.
-        window: examples of an optimizer step over all processes; with `lengths`.
+        window: examples of an optimizer step over all processes; with `lengths` or `replay_ratio`.
+        replay_ratio: share of the examples that replay the pairs of one from an earlier optimizer step of the run.
+        replay_current: from the same optimizer step instead, where an earlier one is there.
 
     Attributes:
         epoch: whose examples are drawn next; the trainer sets it.
@@ -113,11 +116,20 @@ class EpochSampler:
         shuffle: bool = True,
         lengths: np.ndarray | None = None,
         window: int = 1,
+        replay_ratio: float = 0.0,
+        replay_current: bool = False,
     ):
         self.mixture = Mixture((mixture,), (mixture,)) if isinstance(mixture, int) else mixture
-        self.size, self.seed, self.shuffle, self.epoch = sum(self.mixture.counts), seed, shuffle, 0
+        self.size = sum(self.mixture.counts)
         self.padded = self.size + -self.size % max(multiple, 1)
-        self.lengths, self.window = lengths, window
+        self.seed = seed
+        self.shuffle = shuffle
+        self.lengths = lengths
+        self.window = window
+        self.replay_ratio = replay_ratio
+        self.replay_current = replay_current
+        self.epoch = 0
+        self._orders: dict[int, np.ndarray] = {}  # (2, size), passes and rows of an epoch's examples
 
     def __len__(self) -> int:
         return self.padded
@@ -127,11 +139,48 @@ class EpochSampler:
         passes, rows, order = self._examples(epoch)
         if self.lengths is not None:
             windows = np.arange(self.size) // self.window
-            order = order[np.lexsort((-self.lengths[rows[order]], windows))]  # longest first: memory shows at once
-        for index in order.tolist():
-            yield Draw(int(passes[index]), int(rows[index]))
+            lengths = self.lengths[rows[order]]
+            longest_first = np.lexsort((-lengths, windows))  # so that memory shows at once
+            order = order[longest_first]
+        replayed = self._replayed(epoch)
+        for place, index in enumerate(order.tolist()):
+            yield Draw(int(passes[index]), int(rows[index]), replayed.get(place))
         for _ in range(self.padded - self.size):
             yield Draw(epoch, FILLER)
+
+    def _replayed(self, epoch: int) -> dict[int, Draw]:
+        """What is replayed in an epoch, by the place of the example that brings it along.
+
+        The n examples that a run has drawn before an optimizer step are numbered through, and each of the step's examples
+        takes one of these numbers at random.
+        """
+        replayed: dict[int, Draw] = {}
+        if not self.replay_ratio:
+            return replayed
+        random = generator(self.seed, epoch, 0, _REPLAY)
+        chance_S, choice_S = random.random((2, self.size))
+        for place in np.flatnonzero(chance_S < self.replay_ratio).tolist():
+            step_begin = place // self.window * self.window
+            before = epoch * self.size + step_begin
+            if not before:  # the first step of the run
+                continue
+            if self.replay_current:
+                examples = min(self.window, self.size - step_begin)
+                number = before + int(choice_S[place] * examples)
+            else:
+                number = int(choice_S[place] * before)
+            replayed[place] = self._numbered(number)
+        return replayed
+
+    def _numbered(self, number: int) -> Draw:
+        """The example of this number in the run, before those of an optimizer step are put in order of length."""
+        epoch, place = divmod(number, self.size)
+        if epoch not in self._orders:
+            passes, rows, order = self._examples(epoch)
+            examples = np.stack([passes, rows])[:, order]
+            self._orders[epoch] = examples.astype(np.int32)
+        row_pass, row = self._orders[epoch][:, place].tolist()
+        return Draw(row_pass, row)
 
     def _examples(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Passes and rows of the examples of an epoch, (size,) each, and their order, (size,) indices."""
@@ -178,7 +227,7 @@ class DrawnExamples:
     ):
         self.store = store
         self.mixture = mixture or Mixture((len(store),), (len(store),))
-        self._draw = ExampleDraw(objective, seed, jepa_ratio)
+        self.objective, self._draw = objective, ExampleDraw(objective, seed, jepa_ratio)
         self._filler = Example(np.array([filler_id], dtype=np.int32), ())
 
     def __len__(self) -> int:
@@ -192,5 +241,11 @@ class DrawnExamples:
         return np.concatenate([store.lengths for store in stores])
 
     def __getitem__(self, draw: Draw) -> Example:
-        epoch, row = draw
-        return self._filler if row == FILLER else self._draw(self.store[row], epoch, row)
+        epoch, row, replayed = draw
+        if row == FILLER:
+            return self._filler
+        example = self._draw(self.store[row], epoch, row)
+        if replayed is None:
+            return example
+        earlier = self[replayed]
+        return example._replace(replayed=earlier) if earlier.pairs else example

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import collator_for
 from stepjepa.modeling.extras import (
+    OtherEncoder,
     PredictorRows,
     add_extras,
     known_predictors,
@@ -27,16 +29,18 @@ from stepjepa.modeling.extras import (
     release,
 )
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
-from stepjepa.modeling.load import is_preset, load_tokenizer, own_configs
+from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, max_positions, own_configs
 from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
-from stepjepa.modeling.parts import text_config, vocabulary_size
-from stepjepa.modeling.trial import choose_forward
+from stepjepa.modeling.parts import embedding_rows, text_config, vocabulary_size
+from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
+from stepjepa.objectives.options import TARGET_ENCODERS
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.datasets import Sources, StreamedExamples
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.sampling import DrawnExamples
+from stepjepa.utils.files import digest, model_parts
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -99,7 +103,7 @@ def set_up_model(
         warn_of_untrained(model, tokenizer, options.chat_template_kwargs)
     own_configs(inner)
     # Rows, head and modules are drawn by the seed alone, whatever was drawn before.
-    vocabulary, rows, objective = vocabulary_size(inner), None, objective_of(options)
+    vocabulary, rows, objective, other = vocabulary_size(inner), None, objective_of(options), None
     if objective.predictors:
         names = predictor_names(1 if options.same_predictor else objective.predictors, objective.groups)
         rows = PredictorRows.drawn(inner, len(names), seed, known_predictors(tokenizer, vocabulary, names))
@@ -110,9 +114,18 @@ def set_up_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             modules = objective.modules(width, vocabulary)
-        add_extras(inner, rows, options.predictor_head, seed, modules, objective.groups)
-        if objective.layer is not None:
-            known_layers(inner, objective.layer)
+        other = other_encoder(options, inner, tokenizer)
+        target_width = width if other is None else other.get_output_embeddings().weight.shape[1]
+        head = options.predictor_head
+        if target_width != width and head == "none":
+            head = "linear"
+            logger.warning(
+                "states of %s have %d dimensions: a linear head maps to them", options.target_encoder, target_width
+            )
+        add_extras(inner, rows, head, seed, modules, objective.groups, target_width)
+        for model_read in (inner, other):
+            if objective.layer is not None and model_read is not None:
+                known_layers(model_read, objective.layer)
     # The Trainer's own NEFTune scales by the length of a packed row, and would change targets.
     attach_forest_forward(model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None))
     predictor_ids = [] if rows is None else rows.ids
@@ -120,7 +133,57 @@ def set_up_model(
     asked = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
     compiled = bool(getattr(options, "torch_compile", False))  # which keeps its shapes, and so dense rows
     forward = choose_forward(model, asked, vocabulary, device, ids, keep=compiled)
+    if other is not None:
+        encodes = "two_pass" if forward == "two_pass" else "packed"
+        choose_forward(other, encodes, vocabulary_size(other), device, keep=compiled)
+        OtherEncoder(inner, other)
+    frozen = freeze_unreached(model, ids)
+    if frozen:
+        parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
+        logger.warning("%d parameters that no loss reaches are frozen, in %s", len(frozen), ", ".join(parts[:3]))
     return model, ModelSetup(vocabulary, predictor_ids, forward, objective)
+
+
+def other_encoder(
+    options: JEPAOptions, inner: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> PreTrainedModel | None:
+    """The model of its own that encodes the targets, in the dtype and on the device of the causal LM that is trained; None
+    where that one encodes them itself.
+
+    Raises:
+        ConfigError: it cannot be loaded, or reads other token ids or fewer positions.
+    """
+    name = options.target_encoder
+    if name in TARGET_ENCODERS:
+        return None
+    try:
+        own_tokenizer = load_tokenizer(name)
+        other = load_model(name, own_tokenizer, dtype=str(inner.dtype).removeprefix("torch."))
+    except ConfigError as error:
+        raise ConfigError(f"{_NAME.target_encoder}: {error}") from error
+    known, read = own_tokenizer.get_vocab(), {} if tokenizer is None else tokenizer.get_vocab()
+    differing = [token for token, index in read.items() if known.get(token) != index]
+    if differing:
+        raise ConfigError(
+            f"{_NAME.target_encoder} {name}: has another tokenizer ({len(differing)} tokens have other ids, such as "
+            f"{min(differing)!r}); give a model with the tokenizer of the trained one"
+        )
+    positions, limit = max_positions(other), max_positions(inner)
+    if positions is not None and (limit is None or limit > positions):
+        raise ConfigError(
+            f"{_NAME.target_encoder} {name}: has {positions} learned positions, fewer than the trained model; give another"
+        )
+    other.to(embedding_rows(inner).device)  # type: ignore[arg-type]
+    attach_forest_forward(other, vocabulary_size(other))
+    return other
+
+
+def target_fingerprint(options: JEPAOptions) -> dict[str, str]:
+    """A digest of the model in a folder that encodes the targets, by what it is; empty where there is none."""
+    folder = Path(options.target_encoder)
+    if options.target_encoder in TARGET_ENCODERS or not folder.is_dir():
+        return {}
+    return {"weights of the target encoder": digest(model_parts(folder))}
 
 
 def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataReport], options: JEPAOptions) -> None:

@@ -36,6 +36,7 @@ from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_positions
 from stepjepa.modeling.parts import gathered, has_experts, is_sharded, vocabulary_size
 from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.options import EMA, FROZEN
 from stepjepa.training.checkpoints import CheckpointedTrainer, StepEvents
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
@@ -64,7 +65,7 @@ ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 
 
 class TargetEncoderCallback(TrainerCallback):
-    """Moves the EMA target encoder after every optimizer step."""
+    """Starts the target encoder, and moves an EMA one after every optimizer step."""
 
     def __init__(self, encoder: TargetEncoder):
         self.encoder = encoder
@@ -75,6 +76,8 @@ class TargetEncoderCallback(TrainerCallback):
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
+        if args.target_encoder != EMA:
+            return
         done = (state.global_step + 1) / max(state.max_steps, 1)
         self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
 
@@ -199,8 +202,9 @@ class JEPATrainer(CheckpointedTrainer):
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
             self._set_up_sharding(trained)
-        if self.setup.objective.makes_pairs and args.target_encoder == "ema":
-            self.add_callback(TargetEncoderCallback(TargetEncoder(trained)))
+        if self.setup.objective.makes_pairs and args.target_encoder in (EMA, FROZEN):
+            encoder = TargetEncoder(trained, moves=args.target_encoder == EMA)
+            self.add_callback(TargetEncoderCallback(encoder))
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
@@ -281,6 +285,8 @@ class JEPATrainer(CheckpointedTrainer):
             shuffle=args.train_sampling_strategy != "sequential",
             lengths=dataset.lengths if by_length else None,
             window=examples * args.gradient_accumulation_steps,
+            replay_ratio=dataset.objective.replay_ratio,
+            replay_current=args.replay_from == "current",
         )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
