@@ -384,8 +384,10 @@ class StrictParser:
         for option in self.options.values():
             if name in option.choices:
                 return f"; did you mean --{option.name} {name}?"
-        off = [f"no_{option.name}" for option in self.options.values() if option.boolean and name.startswith("no_")]
-        return did_you_mean(name, [*self._names(), "help", "quiet", *off], "--{}")
+        known = [*self._names(), "help", "quiet"]
+        if name.startswith("no_"):
+            known += [f"no_{option.name}" for option in self.options.values() if option.boolean]
+        return did_you_mean(name, known, "--{}")
 
 
 def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:

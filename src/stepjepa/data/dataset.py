@@ -28,10 +28,13 @@ class ExampleStore(Sequence[Example]):
         records: list[bytes] = []
         lengths: list[int] = []
         for example in examples:
-            records.append(pickle.dumps(example, pickle.HIGHEST_PROTOCOL))
+            record = pickle.dumps(example, pickle.HIGHEST_PROTOCOL)
+            records.append(record)
             lengths.append(len(example.trunk))
-        edges = np.cumsum([0, *map(len, records)], dtype=np.int64)
-        return cls(np.frombuffer(b"".join(records), np.uint8), edges, np.array(lengths, np.int64))
+        sizes = [0, *map(len, records)]
+        edges = np.cumsum(sizes, dtype=np.int64)
+        joined = b"".join(records)
+        return cls(np.frombuffer(joined, np.uint8), edges, np.array(lengths, np.int64))
 
     @classmethod
     def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:

@@ -119,8 +119,10 @@ class RowSource:
         with reading(self.name), open(self.file, "rb") as file:
             first = file.read(_SAMPLED_BYTES)
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _SAMPLED_BYTES))
-            return digest([b"%d:" % size, first, file.read()])
+            last_begin = max(0, size - _SAMPLED_BYTES)
+            file.seek(last_begin)
+            last = file.read()
+        return digest([b"%d:" % size, first, last])
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """(number for `place`, row) of every row. Lines count from 1, rows from 0."""

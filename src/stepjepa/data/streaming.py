@@ -98,14 +98,18 @@ class RowStream:
     def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], bool, list[_Row]]]:
         """Rows, `size` at a time or fewer where a pass over all groups ends, with the cursors before and whether it does."""
         weights = self.weights or [1.0]
-        total, cursors = sum(weights), list(cursors)
+        total = sum(weights)
+        shares = [weight / total for weight in weights]
+        cursors = list(cursors)
         readers = [self._read(group, cursor) for group, cursor in zip(self.groups, cursors, strict=True)]
         while True:
-            before, rows, ended = tuple(cursors), list[_Row](), False
+            before = tuple(cursors)
+            rows: list[_Row] = []
+            ended = False
             while len(rows) < size and not ended:
                 drawn = sum(cursor.taken for cursor in cursors) + 1
                 # The group that is furthest below its share.
-                lags = [w / total * drawn - cursor.taken for w, cursor in zip(weights, cursors, strict=True)]
+                lags = [share * drawn - cursor.taken for share, cursor in zip(shares, cursors, strict=True)]
                 chosen = lags.index(max(lags))
                 row, cursors[chosen] = next(readers[chosen])
                 rows.append(row)

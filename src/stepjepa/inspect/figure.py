@@ -75,10 +75,12 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) ->
     Raises:
         ConfigError: the name ends in neither .png nor .svg, or the file cannot be written; an earlier one is unchanged.
     """
-    kind, memory = Path(path).suffix.lower(), io.BytesIO()
+    kind = Path(path).suffix.lower()
     if kind not in _METADATA:
         raise ConfigError(f"{path}: figures are written as .png or .svg")
-    with library("matplotlib", "analysis").rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
+    matplotlib = library("matplotlib", "analysis")
+    memory = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
         figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
     write_page(memory.getvalue(), path)
 

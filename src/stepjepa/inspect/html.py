@@ -124,6 +124,8 @@ def _colours() -> str:
     rules = [f":root {{ --k-predictor: light-dark({predictor.light}, {predictor.dark}); }}"]
     for name, kind in KINDS.items():
         fill = f"light-dark({kind.light}, {kind.dark})"
-        letters = f"light-dark({letter_colour(kind.light)}, {letter_colour(kind.dark)})"
+        on_light = letter_colour(kind.light)
+        on_dark = letter_colour(kind.dark)
+        letters = f"light-dark({on_light}, {on_dark})"
         rules.append(f".k-{name} {{ --k: {fill}; --on-k: {letters}; }}")
     return "\n".join([*rules, ""])

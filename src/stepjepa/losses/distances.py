@@ -151,8 +151,13 @@ def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Ten
     has_direction_P = torch.minimum(source_length_P, target_length_P).detach() > MIN_LENGTH
     # Where one has no direction, both are a constant one.
     keep_P1 = has_direction_P.unsqueeze(1)
-    source_unit_PD = F.normalize(torch.where(keep_P1, source_PD, 1.0), dim=-1)
-    target_unit_PD = F.normalize(torch.where(keep_P1, target_PD, 1.0), dim=-1)
-    apart_P = torch.linalg.vector_norm(source_unit_PD - target_unit_PD, dim=-1)
-    along_P = torch.linalg.vector_norm(source_unit_PD + target_unit_PD, dim=-1)
-    return torch.where(has_direction_P, 2 * torch.atan2(apart_P, along_P), torch.pi / 2)
+    source_PD = torch.where(keep_P1, source_PD, 1.0)
+    target_PD = torch.where(keep_P1, target_PD, 1.0)
+    source_unit_PD = F.normalize(source_PD, dim=-1)
+    target_unit_PD = F.normalize(target_PD, dim=-1)
+    difference_PD = source_unit_PD - target_unit_PD
+    sum_PD = source_unit_PD + target_unit_PD
+    apart_P = torch.linalg.vector_norm(difference_PD, dim=-1)
+    along_P = torch.linalg.vector_norm(sum_PD, dim=-1)
+    angle_P = 2 * torch.atan2(apart_P, along_P)
+    return torch.where(has_direction_P, angle_P, torch.pi / 2)

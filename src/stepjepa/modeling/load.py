@@ -306,7 +306,8 @@ def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
     floating = {name: value.detach() for name, value in weights.items() if value.is_floating_point()}
     if not floating:
         return []
-    device = next(iter(floating.values())).device
+    first = next(iter(floating.values()))
+    device = first.device
     # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
     sums = [value.sum(dtype=torch.float32).to(device) for value in floating.values()]
     finite = torch.stack(sums).isfinite().tolist()

@@ -76,9 +76,12 @@ class FutureSummary(TokenHeads):
             # Places behind the run have the number behind the vocabulary, whose column is dropped.
             bag = logits_CV.new_zeros(len(tokens_CA), vocabulary + 1)
             bag_CV = bag.scatter_(1, tokens_CA, 1.0)[:, :vocabulary]
-            losses_C = F.binary_cross_entropy_with_logits(logits_CV, bag_CV, reduction="none").sum(dim=1)
+            losses_CV = F.binary_cross_entropy_with_logits(logits_CV, bag_CV, reduction="none")
+            losses_C = losses_CV.sum(dim=1)
+            # An empty bag has no loss.
             entries_C = bag_CV.sum(dim=1)
-            return (losses_C * (entries_C > 0) / entries_C.clamp(min=1)).sum()
+            weights_C = (entries_C > 0) / entries_C.clamp(min=1)
+            return (losses_C * weights_C).sum()
 
         states_PD = output.source_states
         predicted_PD = view.modules(states_PD.float()).to(states_PD.dtype)

@@ -255,9 +255,12 @@ def _study(folder: Path, reader: Reader) -> ReportedStudy:
     study = ReportedStudy(folder)
     state = reader.object(folder / STATE)
     study.code = table(state, "identity", "code")
-    for block, about in table(state, "identity", "blocks").items():
-        for arm, settings in table(about, "arms").items():
-            study.arms[f"{block}/{arm}" if block else arm] = table(settings)
+    blocks = table(state, "identity", "blocks")
+    for block, about in blocks.items():
+        arms = table(about, "arms")
+        for arm, settings in arms.items():
+            name = f"{block}/{arm}" if block else arm
+            study.arms[name] = table(settings)
     reader.read(folder / "table.json", lambda content: _add_tables(study, parse_object(content)))
     return study
 
@@ -281,12 +284,14 @@ def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
 def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
     for plan in sorted(folder.rglob("plan.json")):
         path = plan.parent
-        label, model = path.relative_to(folder).as_posix(), path / "model"
+        label = path.relative_to(folder).as_posix()
+        model = path / "model"
         run = _run(label, model, reader) if model.is_dir() else ReportedRun(label, model)
         run.evaluations |= dict(_evaluations(path, reader))
         run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()
         if not run.history:  # restored from a record
-            losses, evaluations = run.trained.get("losses", []), run.trained.get("history", [])
+            losses = run.trained.get("losses", [])
+            evaluations = run.trained.get("history", [])
             run.history = _log({"log_history": [*losses, *evaluations]})
         yield run

@@ -77,7 +77,8 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
         f"{_LEVEL} interval": [interval_text(one, ".4g") for one in summaries],
     }
     if record.get("solved") is not None:  # not in the tables of version 0.2
-        bound = f"{'at least' if record['higher_is_better'] else 'at most'} {record['solved']:g}"
+        side = "at least" if record["higher_is_better"] else "at most"
+        bound = f"{side} {record['solved']:g}"
         columns[f"solved, {bound} [{_LEVEL}]"] = [_solved_cell(arm["solved"]) for arm in arms]
         columns["examples until then, median"] = [_examples_cell(arm["solved"]) for arm in arms]
     for kind, (title, p_title) in KINDS.items():

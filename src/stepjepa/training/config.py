@@ -287,8 +287,11 @@ def check_arguments(given: dict[str, Any]) -> None:
     for name, reason in _REFUSED.items():
         if given.get(name) is not None:
             raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
-    for name in given.keys() & (options_of(JEPAConfig).keys() | published(JEPAConfig).keys()):
-        (ours,) = by_our_names({name: given[name]}, JEPAConfig) or (name,)
+    options = options_of(JEPAConfig).keys()
+    spellings = published(JEPAConfig).keys()
+    for name in given.keys() & (options | spellings):
+        named = {name: given[name]}
+        (ours,) = by_our_names(named, JEPAConfig) or (name,)
         raise ConfigError(f"JEPATrainer takes no {name}: write JEPAConfig({ours}=...)")
 
 

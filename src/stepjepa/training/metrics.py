@@ -80,8 +80,10 @@ def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float)
     terms = []
     for name, part in parts.items():
         count = counts[name]
+        one = torch.ones_like(count)
+        divisor = torch.where(count > 0, count, one)
         scale = part.weight if name == LM else lbd * part.weight
-        terms.append(scale * part.sum / torch.where(count > 0, count, torch.ones_like(count)))
+        terms.append(scale * part.sum / divisor)
     return sum(terms[1:], start=terms[0])
 
 
@@ -179,13 +181,16 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
     Args:
         targets: (P, D) tensors.
     """
-    if sum(map(len, targets)) < 2:
+    pairs = sum(map(len, targets))
+    if pairs < 2:
         return {}
-    kept = torch.cat(targets)[:KEPT_TARGETS].cpu().double()
+    every_target = torch.cat(targets)
+    kept = every_target[:KEPT_TARGETS].cpu().double()
     states = F.normalize(kept, dim=-1)
     if not states.isfinite().all():
         return {"target_std": float("nan"), "effective_rank": float("nan")}
-    rank = effective_rank(torch.linalg.svdvals(states).numpy())
+    singular_values = torch.linalg.svdvals(states).numpy()
+    rank = effective_rank(singular_values)
     mean_square = states.std(dim=0).square().mean()
     spread = mean_square.sqrt() * states.shape[1] ** 0.5
     return {"target_std": float(spread), "effective_rank": rank}

@@ -335,8 +335,9 @@ class RunFolder:
         if limit is None or limit < 1:
             return
         steps = {folder.name: step for step, folder in self._numbered() if _is_complete(folder)}
-        best = read_json(checkpoint / _STATE).get("best_model_checkpoint") or ""
-        others = steps.keys() - {checkpoint.name, Path(best).name}
+        state = read_json(checkpoint / _STATE)
+        best = Path(state.get("best_model_checkpoint") or "")
+        others = steps.keys() - {checkpoint.name, best.name}
         newest = steps[checkpoint.name]
         by_age = sorted(others, key=lambda name: (steps[name] <= newest, steps[name]))
         surplus = max(len(steps) - limit, 0)
