@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from stepjepa.training.loss import total_loss
+from stepjepa.training.metrics import total_loss
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepjepa.data.encode import TokenChat
