@@ -107,6 +107,7 @@ def test_numbered(steps):
         # A label or a heading ends the last item even where other items have paragraphs.
         ("numbered", ["Step 1: Do x.\n\nBecause of y.\n\n", "Step 2: Do z.\n\n", "In conclusion, done."]),
         ("numbered", ["### Step 1\nA\n", "### Step 2\nB\n", "### Final Answer\nC"]),
+        ("numbered", ["### Step 1\nA\n\n#### B\nC\n\n", "### Step 2\nD\n\n#### E\nF\n\n", "#### Final Answer\nG"]),
         ("numbered", ["(1) x is 3.\n", "(2) By (1), x + 4 is 7."]),
         ("sentence", ["The sum is\nsmall. x = 3\n", "Hence 4\n", "- a\n", "- b\n\n", "And so on"]),
         ("sentence", ["At the point P. ", "Then J. K. Rowling, e.g. on p. 5, says so. ", "U.S. Army."]),

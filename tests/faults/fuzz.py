@@ -9,6 +9,7 @@ import contextlib
 import gc
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -383,6 +384,8 @@ def in_child(numbers: list[int], home: Path, temporary: Path) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
+    for handler in logging.getLogger("transformers").handlers:  # its stream may be that of a test that has ended
+        handler.setStream(sys.__stderr__)  # type: ignore[attr-defined]
     with open(temporary / "results.jsonl", "w") as results:
         for number in numbers:
             resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, resource.RLIM_INFINITY))

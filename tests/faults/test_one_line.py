@@ -3,15 +3,18 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from inspect import getsource
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from stepjepa.cli.main import main
 from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
@@ -24,6 +27,7 @@ from stepjepa.modeling.load import load_model
 from stepjepa.objectives.base import own_options
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.study.folder import StudyRunFolder
+from stepjepa.training import config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import parse_json
@@ -57,6 +61,13 @@ def test_a_metric_that_no_evaluation_gives_is_refused_at_the_start(tmp_path, tok
 
 
 # Objectives of the user's own whose options are broken
+
+
+def test_every_key_that_transformers_reads_is_known():
+    JEPAConfig(accelerator_config={"split_batches": False}, gradient_checkpointing_kwargs={"use_reentrant": False})
+    source = getsource(transformers.training_args) + getsource(transformers.trainer)
+    read = set(re.findall(r"(?<!xla_)fsdp_config(?:\.get\(|\.setdefault\(|\[)[\"'](\w+)[\"']", source))
+    assert len(read) > 10 and read <= set(config._FSDP)
 
 
 def fails(self):

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from stepjepa.data.blocks import answer_of
+from stepjepa.data.blocks import answer_of, holds_code
 from stepjepa.data.options import PrepareOptions
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_rows import Converter, RawExample, RawFormat, read_example, recognise
@@ -118,6 +118,12 @@ def test_a_comment_at_the_end_of_code_is_no_final_answer():
         number = read_example({"question": "q", "answer": "def f(x):\n    return x\n#### 72"}, form, options)
         assert number.final == "72"  # program-aided answers end like this
     assert recognise([{"question": "q", "answer": code}] * 3, PrepareOptions(), "rows").name == "columns"
+
+
+def test_prose_is_no_code():
+    loop = "For each box:\n  take one of them.\n\nThen add."
+    for text in (PROSE, loop, "x = 3\ny = 4", "If x > 3, then y = 2.\nelse y = 1", "Yes\nNo"):
+        assert not holds_code(text)
 
 
 def test_white_space_inside_a_step_stays():

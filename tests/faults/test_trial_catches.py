@@ -372,3 +372,8 @@ def test_adapters_are_trained_where_text_goes(family, targets):
     assert adapted and not any("vision" in name or "image" in name or "audio" in name for name in adapted)
     if targets == "all-linear":
         assert len([name for name, _ in model.named_parameters() if "lora_A" in name]) == len(adapted)
+
+
+def test_a_mixture_of_experts_is_not_frozen():
+    model, _, _ = ready(tiny_model("mixtral"))
+    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -20,7 +20,6 @@ from peft import (
     PromptTuningConfig,
 )
 from peft import get_peft_model as wrapped
-from stepjepa.training.summary import rate_line
 from transformers import AutoModelForCausalLM
 
 from stepjepa import export
@@ -29,6 +28,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.lora import token_rows, untrained_rows
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
+from stepjepa.training.run import rate_line
 from stepjepa.training.setup import set_up_model
 from support.models import tiny_model
 from support.rows import step_rows, write

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from stepjepa.training.loss import total_loss
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepjepa.data.encode import TokenChat
@@ -16,6 +15,7 @@ from stepjepa.losses import lm
 from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
 from stepjepa.objectives.next_latent import NextLatent
 from stepjepa.training.config import JEPAConfig
+from stepjepa.training.metrics import total_loss
 from stepjepa.training.options import JEPAOptions
 from support.objectives import (
     SEED,

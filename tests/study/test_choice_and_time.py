@@ -102,20 +102,25 @@ def test_a_study_whose_time_is_up(study_file, player, tmp_path, monkeypatch):
     assert study(StudyOptions(study_file, stop_after=5.0, **options), lines.append).failed
 
 
-def test_records_name_machine_and_commit(carry_out, player, tmp_path, monkeypatch):
+def test_records_name_machine_types_and_commit(carry_out, player, tmp_path, monkeypatch):
     kept, play = tmp_path / "kept.jsonl", player.__call__
+    record = {"device": "cpu", "machine": {"processor": "A processor"}, "git_commit": "abc"}
+    record["settings"] = {"dtype": "float32", "bf16": True}
     entry = {"step": 2, "lm_loss": 0.5, "grad_norm": 2.0}
 
     def with_record(log, argv, environment):
         play(log, argv, environment)
         if argv[0] == "train":
-            (log.parent / "model" / "run.json").write_text(json.dumps({"device": "cpu", "git_commit": "abc"}))
+            (log.parent / "model" / "run.json").write_text(json.dumps(record))
             written = {"steps": 4, "metrics": {}, "log_history": [{**entry, "loss": 1.0, "epoch": 1}]}
             (log.parent / "model" / "metrics.json").write_text(json.dumps(written))
 
     monkeypatch.setattr(stages, "run_process", with_record)
     carry_out("seeds=[1]", kept=str(kept))
+    record["device"] = "NVIDIA H100"
+    carry_out("seeds=[1, 2]", kept=str(kept))
     shutil.rmtree(tmp_path / "out")
-    for records in (lines_of(kept), [vars(one) for one in records_of(carry_out("seeds=[1]", kept=str(kept)))]):
-        assert {(one["machine"], one["commit"]) for one in records} == {("cpu", "abc")}
+    for records in (lines_of(kept), [vars(one) for one in records_of(carry_out("seeds=[1, 2]", kept=str(kept)))]):
+        assert {(one["seed"], one["machine"]) for one in records} == {(1, "A processor"), (2, "NVIDIA H100")}
+        assert {(one["dtype"], one["commit"]) for one in records} == {("float32 weights, bf16 autocast", "abc")}
         assert all(list(one["losses"]) == [entry] for one in records)

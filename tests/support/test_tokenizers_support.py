@@ -21,6 +21,11 @@ HARD = (
     "We'll CAN'T they'Re it\u2019s",
     "\x00\x7f\u2028\ufeffend",
 )
+DIALOGUE = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "12+5?"},
+    {"role": "assistant", "content": "12 + 5 = 17.\n\nSo 17."},
+]
 
 
 @cache
@@ -73,3 +78,13 @@ def test_llama3_ids_are_those_of_the_reference(shared_dir):
         assert ids == want["input_ids"]
     assert made.special_id(tokenizer, "<|eot_id|>") == 128009
     assert made.special_id(tokenizer, "<|reserved_special_token_247|>") == 128255
+
+
+@pytest.mark.parametrize("name", ["v1", "v3", "tekken"])
+@pytest.mark.parametrize("messages", [DIALOGUE, DIALOGUE[1:]], ids=["system", "no_system"])
+def test_mistral_chats_equal_the_original(name, messages):
+    source = original(name)
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+
+    want = source.encode_chat_completion(ChatCompletionRequest.from_openai(messages)).tokens
+    assert converted(name).apply_chat_template(messages, return_dict=False) == want

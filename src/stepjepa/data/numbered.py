@@ -221,8 +221,13 @@ def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
 
 def _outer(text: Text, item: Marker, end: int) -> list[Paragraph]:
     """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
-    parts = text.between(item.start + 1, end)
-    return [part for part in parts if part.width <= item.width + 1 and (part.prose or part.level)]
+    outer: list[Paragraph] = []
+    for part in text.between(item.start + 1, end):
+        # Headings below one that is a marker are its own, but for that of an answer.
+        own = 0 < item.level < part.level and not _LABEL.match(text.flat, part.start)
+        if part.width <= item.width + 1 and (part.prose or part.level) and not own:
+            outer.append(part)
+    return outer
 
 
 def _tail(text: Text, last: Marker, ending: int) -> list[int]:

@@ -16,7 +16,6 @@ from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError
 from stepjepa.study import folder as folders
 from stepjepa.study.folder import StudyRunFolder
-from stepjepa.study.reading import read_options
 from stepjepa.study.records import Item, KeptRuns, State, check_same, kept_runs, record_of, study_identity
 from stepjepa.study.results import Table, Tables, write_results
 from stepjepa.study.spec import (
@@ -76,6 +75,8 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         return StudyResult(tuple(recipe_lines()))
     if not options.file:
         raise ConfigError("no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)")
+    from stepjepa.study.reading import read_options  # loads torch, which the list above does not need
+
     read = read_options(options)
     for note in read.notes:
         say(f"note   {note}")
@@ -371,6 +372,8 @@ def demo(options: DemoOptions) -> DemoResult:
         ConfigError: the folder holds something else.
         StepJepaError: an arm failed.
     """
+    from stepjepa.study.reading import read_options
+
     study = read_options(options.study)
     terminal.say(f"{study.title}; the logs of training: {study.output_dir}/runs/*/seed-{options.seed}/train.log")
     carried = run_study(study, terminal.say, options.overwrite_output_dir)

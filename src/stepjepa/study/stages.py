@@ -116,8 +116,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
         record = {"steps": broken["step"], "diverged": broken["what"], "train_seconds": None}
     else:
         record = _training_record(run, begun)
-    about = read_record(run.model / RECORD) or {}
-    write_record(run.record("train"), {**record, "machine": about.get("device"), "commit": about.get("git_commit")})
+    write_record(run.record("train"), {**record, **_circumstances(run)})
 
 
 def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
@@ -138,6 +137,21 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
         "history": history,
         "losses": losses,
     }
+
+
+def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
+    """Where and as what a run was trained, see `CIRCUMSTANCES` of its folder; None for what its folder does not say."""
+    record = read_record(run.model / RECORD) or {}
+    settings = record.get("settings", {})
+    machine = record.get("device")
+    if machine == "cpu":
+        machine = record.get("machine", {}).get("processor") or machine
+    dtype = None
+    if settings.get("dtype"):
+        dtype = f"{settings['dtype']} weights"
+        if settings.get(_NAME.bf16):
+            dtype += ", bf16 autocast"
+    return {"machine": machine, "dtype": dtype, "commit": record.get("git_commit")}
 
 
 # Processes

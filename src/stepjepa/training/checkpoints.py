@@ -404,6 +404,26 @@ class CheckpointedTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         self._meter.since += time.perf_counter() - begin
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse weights that are not those of the model, which the Trainer only warns of. Tied weights are saved once under
+        one of their names, and are not missing.
+
+        Raises:
+            ConfigError: tensors are missing, or not the model's.
+        """
+        model = cast(torch.nn.Module, self.model)
+        tensors = dict(model.named_parameters(remove_duplicate=False))
+        absent = set(load_result.missing_keys)
+        loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
+        missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
+        problems = {
+            "lacks": missing,
+            "has a tensor that is not the model's:": load_result.unexpected_keys,
+        }
+        for problem, names in problems.items():
+            if names:
+                raise ConfigError(f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one")
+
     # What is not finite
 
     def _check_finite(self) -> None:

@@ -84,7 +84,7 @@ class MethodOptions(Topic):
 class OutputOptions(Topic):
     """What is counted and written."""
 
-    track_flop: bool = option(False, "Estimate the floating point operations of every step.", OUTPUT, resume=True)
+    track_flop: bool = option(False, "Count the floating point operations of every step.", OUTPUT, resume=True)
     merge_lora: bool | None = option(
         None,
         "Write LoRA merged into the model (true) or as an adapter (false). Default: an adapter, but merged where the "
