@@ -229,7 +229,7 @@ def doctor() -> None:
     """stepjepa doctor
 
     What this machine can do, to run first and to add to a bug report: versions and devices; for every attention and
-    dtype whether it is exact, the time and memory of a training step; the flags to take. Nothing is kept.
+    dtype the time and memory of a training step; the flags to take. Nothing is kept.
 
     example: stepjepa doctor --model_name mini --data train.jsonl
     """
