@@ -116,7 +116,7 @@ def test_the_base_of_a_run_is_loaded_as_it_was_trained(stand_in, monkeypatch, pl
     )
     file = str(place / "rows.jsonl")
     evaluate(model_name=str(done.output_dir), test_file=file, metric=["answer_nll"])
-    analyze(file=file, models=[str(done.output_dir)], output_dir=str(tmp_path / "analysis"), layers=["-1"])
+    analyze(file=file, models=[str(done.output_dir)], output_dir=str(tmp_path / "analysis"), layers=[-1])
     assert [one.bnb_4bit_compute_dtype for one in asked] == [torch.bfloat16] * 2
     words = ["export", str(done.output_dir), str(tmp_path / "merged"), "--merge_lora", "true"]
     assert main(words) == 2
@@ -141,7 +141,7 @@ def test_three_steps_and_the_adapter_loads(place, tmp_path, bits):
     assert all(one.abs().max() > 0 for name, one in model.named_parameters() if "lora_B" in name), "all of it moved"
     result = evaluate(model_name=str(done.output_dir), test_file=file, metric=["answer_nll"])
     assert result.value("answer_nll") == pytest.approx(done.metrics["eval_lm_loss"], rel=1e-3)
-    numbers = analyze(file=file, models=[str(done.output_dir)], output_dir=str(tmp_path / "analysis"), layers=["-1"])
+    numbers = analyze(file=file, models=[str(done.output_dir)], output_dir=str(tmp_path / "analysis"), layers=[-1])
     assert str(numbers)
     adapter = AutoModelForCausalLM.from_pretrained(done.output_dir)  # on the base as it was saved
     ids = AutoTokenizer.from_pretrained(done.output_dir)("1 2", return_tensors="pt")
