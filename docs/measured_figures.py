@@ -68,7 +68,7 @@ class HeldOut(TrainerCallback):
         training = trainer.model.training
         trainer.model.eval()
         with torch.no_grad():
-            states = trainer.model(**batch)
+            states = trainer.model(batch=batch)
         trainer.model.train(training)
         source, target = states.source_states.float(), states.target_states.float()  # (P, D)
         self.found.append(
