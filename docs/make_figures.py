@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
 from stepjepa.data.template import ChatRenderer
-from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, draw_strip, strip_height
-from stepjepa.inspect.layout import RowForm, row_records, token_text
+from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET
+from stepjepa.inspect.layout import RowForm, row_record, token_text
 from stepjepa.inspect.record import KINDS, RowRecord
 from stepjepa.inspect.view import trunk_spans
 from stepjepa.modeling.extras import predictor_names
@@ -43,11 +44,11 @@ LEGEND = (
     ("answer (LM loss)", "answer"),
     ("end of step 1", "source_end"),
     ("step 2, where it stands", "original"),
-    ("predictors: behind step 1, unseen by the rest", "predictor"),
+    ("predictors: after step 1, unseen by the rest", "predictor"),
     ("step 2 alone: the target", "target"),
 )
 FORWARDS = (
-    ("packed", "one row, one pass: predictors and target hang beside the chat"),
+    ("packed", "one row, one pass: predictors and target are segments next to the chat"),
     ("two_pass", "the chat; then source with predictors, and target, each in a row of its own"),
     ("inline", "one pass over one sequence: predictors and isolated step 2 inside the chat"),
 )
@@ -65,7 +66,7 @@ def tokenizer() -> Any:
     return train_tokenizer([*texts, *[QUESTION, ANSWER, *SHORT] * 200], 512)
 
 
-def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[str] = (QUESTION, ANSWER)) -> RowRecord:
+def record(inline: bool = False, labels: str = "assistant", texts: Sequence[str] = (QUESTION, ANSWER)) -> RowRecord:
     """One chat as training lays it out, K = 2, first pair."""
     renderer, splitter = ChatRenderer(tokenizer()), make_splitter("separator")
     method = objective_of(JEPAOptions(objective="step_jepa", predictors=2))
@@ -74,12 +75,40 @@ def record(forward: str = "packed", labels: str = "assistant", texts: Sequence[s
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)
     encoder = make_encoder(RowSource([row]), tokenizer(), renderer, options)
-    spans = [trunk_spans(encoder, read_chat(row, renderer, options))]
+    spans = trunk_spans(encoder, read_chat(row, renderer, options))
     size = len(tokenizer())
-    (found,) = row_records(
-        [store[0]], RowForm((size, size + 1), tuple(predictor_names(2)), size, forward), token_text(tokenizer()), spans
-    )
-    return found
+    names = dict(enumerate(predictor_names(2), size))
+    return row_record(store[0], RowForm((size, size + 1), names, inline), token_text(tokenizer()), spans)
+
+
+@dataclass
+class Lane:
+    """A row of tokens, or the segments of one kind: its name, the first position, and the kinds of the L tokens."""
+
+    name: str
+    start: int
+    kinds: list[str]
+
+
+def lanes_of(forward: str) -> tuple[list[Lane], np.ndarray]:
+    """The chat under a forward: its lanes, and (L, L) bool, True where the token of the row sees the token of the column."""
+    row = record(inline=forward == "inline")
+    if forward == "inline":
+        return [Lane("chat", 0, list(row.kinds))], row.visible
+    starts = [start for start, _ in row.sections if not row.names[start].startswith("trunk")]
+    branch, target = starts
+    trunk = Lane("trunk", 0, list(row.kinds[:branch]))
+    predictors = Lane("branches", int(row.positions[branch]), list(row.kinds[branch:target]))
+    copy = Lane("targets", int(row.positions[target]), list(row.kinds[target:]))
+    if forward == "packed":
+        return [trunk, predictors, copy], row.visible
+
+    # Each segment is a row: what it sees of the trunk, then its own tokens.
+    source = Lane("source", 0, ["source"] * predictors.start + predictors.kinds)
+    rows = [Lane("chat", 0, trunk.kinds), source, Lane("target", copy.start, copy.kinds)]
+    row_of = np.repeat(range(3), [len(lane.kinds) for lane in rows])  # (L,)
+    order = np.arange(len(row_of))
+    return rows, (row_of[:, None] == row_of) & (order[:, None] >= order)
 
 
 def forest_figure() -> Figure:
@@ -105,8 +134,8 @@ def forest_figure() -> Figure:
         for label, kind in zip(tick_labels, row.kinds, strict=True):
             label.set_bbox({"facecolor": COLOURS[kind], "edgecolor": "none", "pad": 0.6, "alpha": 0.45})
     axis.spines[:].set_visible(False)
-    pair = row.pairs[0]
-    for index, name, colour in ((pair.source.index, "source", SOURCE), (pair.target.index, "target", TARGET)):
+    source, target = row.pairs[0].arrow
+    for index, name, colour in ((source, "source", SOURCE), (target, "target", TARGET)):
         axis.annotate(
             name, (size, index + 0.5), (size + 1.5, index + 0.5), annotation_clip=False, va="center", fontsize=10,
             fontweight="bold", color=colour, arrowprops={"arrowstyle": "->", "color": colour},
@@ -117,41 +146,72 @@ def forest_figure() -> Figure:
 
 
 def forwards_figure() -> Figure:
-    """The same chat under the three forwards: where tokens stand, and who sees whom."""
-    rows = [(name, words, record(name)) for name, words in FORWARDS]
-    heights = [max(strip_height(row), 2.3) + 0.75 for _, _, row in rows]
-    total = sum(heights) + 0.55
+    """The same chat under the three forwards: where tokens are by position, and who sees whom."""
+    tall = 3.0  # inches a forward
+    total = tall * len(FORWARDS) + 0.7
     figure = Figure(figsize=(WIDTH, total), dpi=100, facecolor=PAPER)
-    top = 0.1
-    for (name, words, row), height in zip(rows, heights, strict=True):
+    for number, (name, words) in enumerate(FORWARDS):
+        lanes, visible = lanes_of(name)
+        top = 0.1 + number * tall
         figure.text(0.02, 1 - top / total, f"{name}: {words}", va="top", fontsize=11, color=INK)
-        tall = strip_height(row)
-        strip = figure.add_axes((0.95 / WIDTH, 1 - (top + 0.35 + tall) / total, 4.2 / WIDTH, tall / total))
-        strip.spines[:].set_visible(False)
-        strip.set_xticks([])
-        strip.set_yticks([])
-        draw_strip(strip, row)
-        mask = figure.add_axes((5.5 / WIDTH, 1 - (top + 0.4 + 2.3) / total, 2.3 / WIDTH, 2.3 / total))
-        draw_mask(mask, row)
-        top += height
+        strip = figure.add_axes((0.95 / WIDTH, 1 - (top + 2.32) / total, 4.2 / WIDTH, 1.65 / total))
+        draw_lanes(strip, lanes)
+        mask = figure.add_axes((5.5 / WIDTH, 1 - (top + 2.75) / total, 2.2 / WIDTH, 2.2 / total))
+        draw_mask(mask, lanes, visible)
     kinds = (*LEGEND, ("question and step 1, once more", "source"))
     handles = [patches.Patch(facecolor=COLOURS[kind], label=text) for text, kind in kinds]
     figure.legend(handles=handles, loc="lower center", ncols=3, fontsize=9, frameon=False)
     return figure
 
 
-def draw_mask(axis: Any, row: RowRecord) -> None:
+def readouts(lanes: Sequence[Lane]) -> list[tuple[int, int, str]]:
+    """(lane, token in it, colour) of the last predictor and of the last token of the target."""
+    places = []
+    for kinds, colour in ((("predictor",), SOURCE), (("target", "isolated"), TARGET)):
+        places += [
+            (number, max(index for index, kind in enumerate(lane.kinds) if kind in kinds), colour)
+            for number, lane in enumerate(lanes)
+            if set(kinds) & set(lane.kinds)
+        ]
+    return places
+
+
+def draw_lanes(axis: Any, lanes: Sequence[Lane]) -> None:
+    """Every lane by position, triangles at the readouts, and an arrow from the source to the target."""
+    for number, lane in enumerate(lanes):
+        cells = [(lane.start + index, 1) for index in range(len(lane.kinds))]
+        colours = [COLOURS[kind] for kind in lane.kinds]
+        axis.broken_barh(cells, (number, 0.45), facecolors=colours, edgecolor="white", linewidth=0.6)
+        axis.text(-0.8, number + 0.22, lane.name, fontsize=9, ha="right", va="center", color=INK)
+    ends = []
+    for number, index, colour in readouts(lanes):
+        ends.append((lanes[number].start + index + 0.5, number - 0.12))
+        axis.plot(*ends[-1], marker="v", markersize=5, color=colour, clip_on=False)
+    style = {"arrowstyle": "-|>", "color": FAINT, "connectionstyle": "arc3,rad=-0.25", "shrinkA": 4, "shrinkB": 5}
+    axis.annotate("", ends[1], xytext=ends[0], arrowprops=style, annotation_clip=False)
+    axis.set_xlim(0, max(lane.start + len(lane.kinds) for lane in lanes))
+    axis.set_ylim(3, -0.3)
+    axis.set_yticks([])
+    axis.xaxis.tick_top()
+    axis.set_xlabel("position", fontsize=9, color=FAINT, loc="left")
+    axis.xaxis.set_label_position("top")
+    axis.tick_params(labelsize=9, labelcolor=FAINT, color=FAINT)
+    axis.spines[:].set_visible(False)
+
+
+def draw_mask(axis: Any, lanes: Sequence[Lane], visible: np.ndarray) -> None:
     """The matrix alone: down who looks, across who is seen, in the colour of what is seen."""
-    size = len(row)
-    seen = np.array([to_rgb(COLOURS[kind]) for kind in row.kinds])  # (L, 3)
-    picture = np.where(row.visible[:, :, None], seen[None], 1.0)  # (L, L, 3)
+    size = len(visible)
+    starts = np.cumsum([0, *(len(lane.kinds) for lane in lanes)])
+    seen = np.array([to_rgb(COLOURS[kind]) for lane in lanes for kind in lane.kinds])  # (L, 3)
+    picture = np.where(visible[:, :, None], seen[None], 1.0)  # (L, L, 3)
     axis.imshow(picture, extent=(0, size, size, 0), interpolation="nearest")
-    for pair in row.pairs:
-        for index, colour in ((pair.source.index, SOURCE), (pair.target.index, TARGET)):
-            axis.annotate(
-                "", (size, index + 0.5), (size * 1.08, index + 0.5), annotation_clip=False,
-                arrowprops={"arrowstyle": "-|>", "color": colour},
-            )  # fmt: skip
+    for number, index, colour in readouts(lanes):
+        place = starts[number] + index + 0.5
+        axis.annotate(
+            "", (size, place), (size * 1.08, place), annotation_clip=False,
+            arrowprops={"arrowstyle": "-|>", "color": colour},
+        )  # fmt: skip
     axis.set_xticks([])
     axis.set_yticks([])
     axis.spines[:].set_color(FAINT)

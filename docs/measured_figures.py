@@ -68,7 +68,7 @@ class HeldOut(TrainerCallback):
         training = trainer.model.training
         trainer.model.eval()
         with torch.no_grad():
-            states = trainer.model(**batch)
+            states = trainer.model(batch=batch)
         trainer.model.train(training)
         source, target = states.source_states.float(), states.target_states.float()  # (P, D)
         self.found.append(
@@ -93,7 +93,7 @@ def collapse_figure() -> Any:
         trainer.train()
         print(f"{name}: {watch.found[-1]}", flush=True)
         steps = [point["step"] for point in watch.found]
-        style = {"label": name, "linewidth": 1.7, "markersize": 4, "markevery": (i, 4), **look(i)._asdict()}
+        style = {"label": name, "linewidth": 1.7, "markersize": 4, "markevery": (i, 4), **look(i)}
         axes[0].plot(steps, [point["rank"] for point in watch.found], **style)
         axes[1].plot(steps, [point["matched"] for point in watch.found], **style)
         axes[2].plot(steps, [point["matched"] - point["shuffled"] for point in watch.found], **style)
@@ -122,7 +122,7 @@ def loss_scale_figure() -> Any:
             trainer.train()
             norms.append(next(entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry))
         print(f"{scale}: {norms}", flush=True)
-        axis.plot(ACCUMULATIONS, norms, label=f"loss_scale {scale}", linewidth=1.8, markersize=6, **look(i)._asdict())
+        axis.plot(ACCUMULATIONS, norms, label=f"loss_scale {scale}", linewidth=1.8, markersize=6, **look(i))
     axis.set_xlabel("gradient_accumulation_steps (8 examples in all)")
     axis.set_ylabel("gradient norm, first step")
     axis.set_xticks(ACCUMULATIONS)
