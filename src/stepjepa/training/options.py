@@ -416,6 +416,11 @@ class TrainerOptions:
     )
 
 
+@dataclass
+class LoopOptions(JEPAOptions, TrainerOptions):
+    """The options of the method in a loop without a Trainer, which has a seed of the others."""
+
+
 def inherited_names() -> set[str]:
     """The fields of `transformers.TrainingArguments`, from its source: to import it takes seconds."""
     spec = find_spec("transformers")
