@@ -61,8 +61,8 @@ class Encoder:
 
     Args:
         tokenizer: a fast one, with a chat template.
-        model: that will be trained. Without it rows are not cut to the positions that it has, and their own token ids are not
-            compared with its vocabulary.
+        model: that will be trained. Without it rows are not cut to the positions that it has, and token ids that rows hold
+            are not compared with its vocabulary.
         options: those of the method by name, as ``stepjepa train`` takes them, and ``seed``.
 
     Attributes:

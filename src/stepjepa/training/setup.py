@@ -85,8 +85,8 @@ def setup_of(model: nn.Module) -> ModelSetup:
 
 
 def detach_setup(model: nn.Module) -> None:
-    """Undo `set_up_model`, but for the weights that were trained: forward, attention and frozen parameters are as before, and
-    predictor rows, head and target encoder are gone. The configuration is an equal one."""
+    """Undo `set_up_model`, but for the weights that were trained. Forward, attention and the parameters that take a gradient
+    are as before; predictor rows, head and target encoder are gone; the configuration is an equal one."""
     inner = causal_lm(model)
     release(inner)
     detach_forest_forward(inner)
