@@ -11,8 +11,8 @@
         parts.loss(output, encoder.lbd(step, steps), counts).backward()
     optimizer.step()
 
-`JEPATrainer` calls the functions that these parts call. They stand above the training package, as `stepjepa.api` does,
-because those functions also read a run's options, and what a run and a loop share must have one owner.
+These parts stand above the training package, as `stepjepa.api` does, and the Trainer does not import them: what a step of it
+and a step of a loop share (set-up, collator, counts, loss, target encoder) is in functions of that package, which both call.
 """
 
 from __future__ import annotations
