@@ -16,6 +16,8 @@ from support.loops import CASES, SPREAD, STEPS, WINDOW, example, model_for, rows
 from support.models import tiny_model
 from support.sharding import launch
 
+HORIZONS = {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2}
+
 
 def assert_same_bits(weights, expected):
     assert weights.keys() == expected.keys()
@@ -231,6 +233,7 @@ def test_lambda_follows_its_schedule(tokenizer):
         ({"objective": "step_jep"}, "did you mean step_jepa"),
         ({"predictor": 2}, "unknown option 'predictor'.*predictors"),
         ({"predictors": -1}, "predictors is -1"),
+        ({**HORIZONS, "predictors": 0}, "predictors=0 reads one state for 2 horizons"),
         ({"learning_rate": 1e-3}, "learning_rate is for JEPATrainer"),
         ({"grad_accum": 2}, "gradient_accumulation_steps is for JEPATrainer"),
         ({"streaming": True}, "streaming is for JEPATrainer"),
