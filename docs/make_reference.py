@@ -24,6 +24,7 @@ FIRST = ("data", "forest", "losses", "modeling", "training", "evaluation", "anal
 NOT_API = ("cli", "recipes")
 TOP = (
     "stepjepa.api",
+    "stepjepa.parts",
     "stepjepa.training.config",
     "stepjepa.training.trainer",
     "stepjepa.inspect.view",

@@ -23,6 +23,7 @@ LOWER = {
     "forest": "config data",
     "modeling": "config data objectives forest losses",  # the LM loss is computed inside the wrapped module's call
     "training": "config data objectives forest modeling losses",
+    "parts": "config data objectives modeling training",  # the functions that the Trainer calls, for a loop of your own
     "inspect": "config data objectives forest modeling training",
     "generation": "config data modeling",
     "evaluation": "config data objectives modeling generation",

@@ -12,7 +12,9 @@ import os
 import shlex
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from stepjepa.config.spellings import checked_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,8 +51,6 @@ __all__ = [
     "train",
 ]
 
-T = TypeVar("T")
-
 # Functions that are public as they are, and their modules.
 _HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view", "report": "stepjepa.report.run"}
 
@@ -59,17 +59,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
-
-
-def _options(kind: type[T], values: dict[str, Any]) -> T:
-    """An options dataclass out of values by name, checked before anything heavy is imported."""
-    from stepjepa.config.parser import build
-    from stepjepa.config.spellings import by_our_names
-
-    (options,) = build((kind,), by_our_names(values, kind))
-    if hasattr(options, "check"):
-        options.check()
-    return options
 
 
 def train(**options: Any) -> TrainResult:
@@ -203,7 +192,7 @@ def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str
 
     name = Names(ExportOptions)
     paths = {name.checkpoint: os.fspath(checkpoint), name.output_dir: os.fspath(output_dir)}
-    checked = _options(ExportOptions, {**options, **paths})
+    checked = checked_options(ExportOptions, {**options, **paths})
     from stepjepa.modeling.export import export_checkpoint
 
     return export_checkpoint(checked)
@@ -221,7 +210,7 @@ def evaluate(**options: Any) -> EvaluationResult:
     """
     from stepjepa.evaluation.options import EvaluateOptions
 
-    checked = _options(EvaluateOptions, options)
+    checked = checked_options(EvaluateOptions, options)
     if checked.harness is not None:
         from stepjepa.evaluation.harness import evaluate_harness
 
@@ -271,7 +260,7 @@ def generate(**options: Any) -> GenerationResult:
     """
     from stepjepa.generation.options import GenerateOptions
 
-    checked = _options(GenerateOptions, options)
+    checked = checked_options(GenerateOptions, options)
     from stepjepa.generation.solve import generate as run
 
     return run(checked)
@@ -288,7 +277,7 @@ def doctor(**options: Any) -> Diagnosis:
     """
     from stepjepa.training.options import DoctorOptions
 
-    checked = _options(DoctorOptions, options)
+    checked = checked_options(DoctorOptions, options)
     from stepjepa.training.doctor import doctor as run
 
     return run(checked)
@@ -308,7 +297,7 @@ def analyze(**options: Any) -> AnalysisResult:
     from stepjepa.utils.failures import explaining
 
     name = Names(AnalyzeOptions)
-    checked = _options(AnalyzeOptions, options)
+    checked = checked_options(AnalyzeOptions, options)
     from stepjepa.analysis.run import analyze as run
 
     with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
@@ -329,7 +318,7 @@ def prepare(data: object = None, **options: Any) -> PrepareResult:
     from stepjepa.data.options import PrepareOptions
     from stepjepa.data.prepare import prepare as run
 
-    return run(_options(PrepareOptions, options), data)
+    return run(checked_options(PrepareOptions, options), data)
 
 
 def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyResult:
@@ -346,7 +335,7 @@ def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyRe
     from stepjepa.study.spec import StudyOptions
 
     named = {} if file is None else {"file": os.fspath(file)}
-    checked = _options(StudyOptions, {**named, **options})
+    checked = checked_options(StudyOptions, {**named, **options})
     from stepjepa.study.run import study as run
 
     return run(checked)
@@ -364,7 +353,7 @@ def demo(**options: Any) -> DemoResult:
     """
     from stepjepa.study.spec import DemoOptions
 
-    checked = _options(DemoOptions, options)
+    checked = checked_options(DemoOptions, options)
     from stepjepa.report.run import report
     from stepjepa.study.run import demo as run
 

@@ -7,12 +7,13 @@ would be left to a suggestion by its letters, and that may be an option of anoth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import Alias, Answer, Setting, Share, StrictParser, alias_settings, merged
+from stepjepa.config.parser import Alias, Answer, Setting, Share, StrictParser, alias_settings, build, merged
 from stepjepa.config.yaml_file import representable
 
+T = TypeVar("T")
 # ``--linear`` chose the semantic tube and its mode in one.
 _TUBE_MODES = {"random_span": "span", "e2e": "e2e", "mean": "mean", "curvature": "curvature"}
 
@@ -319,6 +320,18 @@ def by_our_names(given: Mapping[str, Any], *dataclass_types: type) -> dict[str, 
         else:
             settings.append(Setting(name, value, name, alias=False))
     return {name: one.value for name, one in merged(settings).items()}
+
+
+def checked_options(kind: type[T], given: Mapping[str, Any]) -> T:
+    """An options dataclass out of values by name, checked before anything heavy is imported.
+
+    Raises:
+        ConfigError: an unknown name, or a value that cannot be used.
+    """
+    (options,) = build((kind,), by_our_names(given, kind))
+    if hasattr(options, "check"):
+        options.check()
+    return options  # type: ignore[no-any-return]
 
 
 def _as_written(value: object) -> object:

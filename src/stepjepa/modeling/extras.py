@@ -45,7 +45,7 @@ from stepjepa.modeling.parts import (
     whole,
     whole_weights,
 )
-from stepjepa.objectives.options import PredictorOptions
+from stepjepa.objectives.options import EMA, FROZEN, EMAOptions, PredictorOptions
 from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
@@ -326,7 +326,7 @@ class TargetEncoder:
 
     def __init__(self, model: nn.Module, moves: bool = True):
         self._model, self._weights = model, dict[str, nn.Parameter]()
-        self._moves = moves
+        self.moves = moves
         self.shadow: dict[str, torch.Tensor] = {}
         self.begin()
         object.__setattr__(causal_lm(model), _ENCODER, self)
@@ -341,7 +341,7 @@ class TargetEncoder:
         }
         if any(weight is not self._weights.get(name) for name, weight in weights.items()):
             self.shadow = {name: parameter.detach().clone() for name, parameter in weights.items()}
-            if self._moves:  # in float32: a step of 1 - m is lost in a shorter dtype
+            if self.moves:  # in float32: a step of 1 - m is lost in a shorter dtype
                 self.shadow = {name: value.float() for name, value in self.shadow.items()}
         self._weights = weights
 
@@ -397,6 +397,27 @@ class OtherEncoder:
     def in_place(self) -> Iterator[PreTrainedModel]:
         """Within this context the model that it yields encodes targets."""
         yield self.other
+
+
+def begin_targets(model: nn.Module, kind: str) -> None:
+    """Let a model's own weights of now encode its targets from then on, where `kind` of target encoder is ``ema`` or
+    ``frozen``. Called again, it starts once more where the weights are others than before."""
+    encoder = target_encoder(causal_lm(model))
+    if isinstance(encoder, TargetEncoder):
+        encoder.begin()
+    elif kind in (EMA, FROZEN):
+        TargetEncoder(model, moves=kind == EMA)
+
+
+def move_targets(model: nn.Module, options: EMAOptions, done: float) -> None:
+    """Move the moving average that encodes a model's targets after an optimizer step, if there is one.
+
+    Args:
+        done: share of the training, in [0, 1].
+    """
+    encoder = target_encoder(causal_lm(model))
+    if isinstance(encoder, TargetEncoder) and encoder.moves:
+        encoder.update(momentum_at(done, options.ema_momentum, options.ema_momentum_end))
 
 
 def target_encoder(inner: PreTrainedModel) -> TargetEncoder | OtherEncoder | None:

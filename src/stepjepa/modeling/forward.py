@@ -88,6 +88,16 @@ def attach_forest_forward(
     inner.forward = types.MethodType(forward, inner)
 
 
+def detach_forest_forward(inner: PreTrainedModel) -> None:
+    """Give a causal LM the forward back that it had before `attach_forest_forward`."""
+    own = vars(inner).pop("_own_forward", None)
+    if own is None:
+        return
+    del inner.forward
+    if own != inner.forward:  # another library had replaced that of the class
+        inner.forward = own
+
+
 def _forest_forward(
     model: PreTrainedModel,
     vocabulary: int,

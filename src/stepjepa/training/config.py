@@ -169,11 +169,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         sizes = (_NAME.per_device_train_batch_size, _NAME.per_device_eval_batch_size)
         single = [name for name in sizes if getattr(self, name) == 1]
         objective = objective_of(self)
-        if len(objective.groups) > 1 and not objective.predictors and self.predictor_head == "none":
-            raise ConfigError(
-                f"{_NAME.predictors}=0 reads one state for {len(objective.groups)} horizons; give {_NAME.predictors} or a "
-                f"{_NAME.predictor_head}, of which each horizon has its own"
-            )
+        self.check_horizons(objective)
         if not objective.makes_pairs or not single:
             return
         alone = self.world_size == 1 and not objective.several_pairs

@@ -26,6 +26,7 @@ from stepjepa.data.types import LM, NOT_LABELLED, Batch, ForestOutput, LossParts
 from stepjepa.modeling.card import effective_rank
 from stepjepa.modeling.load import broken_weights
 from stepjepa.modeling.parts import local
+from stepjepa.objectives.base import Objective
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.terminal import is_quiet, say
 
@@ -66,6 +67,18 @@ def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelera
     device = accelerator.device
     totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
     return accelerator.reduce(totals, reduction="sum").tolist()
+
+
+def window_counts(
+    objective: Objective, batches: Sequence[Batch], device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """What each part of the loss is divided by, () float64 by its name (float32 where the device has no other): the labels
+    and pairs of some micro-batches of this process."""
+    counts = [{LM: batch.label_ids.numel(), **objective.counts(batch)} for batch in batches]
+    device = torch.device(device)
+    dtype = precise_dtype(device)
+    names = (LM, *objective.part_names)
+    return {name: torch.tensor(sum(one[name] for one in counts), dtype=dtype, device=device) for name in names}
 
 
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:

@@ -187,6 +187,18 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Replay
                 f"{_NAME.gamma} is 0 and no JEPA loss is left, so nothing would be trained; raise one of them"
             )
 
+    def check_horizons(self, objective: Objective) -> None:
+        """Refuse to train one state for several horizons; commands that only lay examples out have no head.
+
+        Raises:
+            ConfigError: see above.
+        """
+        if len(objective.groups) > 1 and not objective.predictors and self.predictor_head == "none":
+            raise ConfigError(
+                f"{_NAME.predictors}=0 reads one state for {len(objective.groups)} horizons; give {_NAME.predictors} or a "
+                f"{_NAME.predictor_head}, of which each horizon has its own"
+            )
+
     def _name_own(self) -> None:
         """Put the name of an objective or a loss in the place of one that Python code gave, and its options next to it."""
         given, distance = self.objective, self.jepa_loss
@@ -414,6 +426,16 @@ class TrainerOptions:
     report_to: None | str | list[str] = option(
         "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
     )
+
+
+@dataclass
+class LoopOptions(JEPAOptions, TrainerOptions):
+    """The options of the method in a loop without a Trainer; of the Trainer's it reads the seed."""
+
+    def check(self) -> None:
+        """As `JEPAOptions.check`; raises ConfigError."""
+        super().check()
+        self.check_horizons(objective_of(self))
 
 
 def inherited_names() -> set[str]:

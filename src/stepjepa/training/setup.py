@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from stepjepa.config.option import Names
 from stepjepa.data.dataset import ExampleStore
@@ -28,10 +29,10 @@ from stepjepa.modeling.extras import (
     predictor_names,
     release,
 )
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, known_layers
+from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, max_positions, own_configs
 from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
-from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
+from stepjepa.modeling.masks import SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import embedding_rows, text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAConfig)
 Collator = Callable[[list[Example]], Batch]
+_SETUP, _ATTENTION = "_stepjepa_setup", "_stepjepa_attention_before"  # on the model
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,41 @@ class ModelSetup:
         predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated).
         forward: ``packed``, ``two_pass`` or ``inline``.
         objective: of the run.
+        frozen: names of the parameters that were frozen because no loss reaches them.
     """
 
     vocabulary: int
     predictor_ids: list[int]
     forward: str
     objective: Objective
+    frozen: tuple[str, ...] = ()
+
+
+def setup_of(model: nn.Module) -> ModelSetup:
+    """What `set_up_model` did to a model.
+
+    Raises:
+        ConfigError: nothing.
+    """
+    setup = vars(causal_lm(model)).get(_SETUP)
+    if setup is None:
+        raise ConfigError("the model takes no batches yet: attach an objective to it with stepjepa.parts.attach")
+    return setup  # type: ignore[no-any-return]
+
+
+def detach_setup(model: nn.Module) -> None:
+    """Undo `set_up_model`, but for the weights that were trained. Forward, attention and the parameters that take a gradient
+    are as before; predictor rows, head and target encoder are gone; the configuration is an equal one."""
+    inner = causal_lm(model)
+    release(inner)
+    detach_forest_forward(inner)
+    attention = vars(inner).pop(_ATTENTION, None)
+    if attention is not None:
+        use_attention(inner, attention)
+    setup: ModelSetup | None = vars(inner).pop(_SETUP, None)
+    for name, parameter in model.named_parameters():
+        if setup is not None and name in setup.frozen:
+            parameter.requires_grad_(True)
 
 
 def set_up_model(
@@ -88,9 +119,7 @@ def set_up_model(
         ConfigError: the model cannot compute the forward that was asked for.
     """
     inner: Any = causal_lm(model)
-    release(inner)
-    if text_config(inner.config)._attn_implementation in OWN:
-        use_attention(inner, "sdpa")
+    detach_setup(model)
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
             raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
@@ -102,6 +131,7 @@ def set_up_model(
     if inner is not model and tokenizer is not None:
         warn_of_untrained(model, tokenizer, options.chat_template_kwargs)
     own_configs(inner)
+    vars(inner)[_ATTENTION] = text_config(inner.config)._attn_implementation
     # Rows, head and modules are drawn by the seed alone, whatever was drawn before.
     vocabulary, rows, objective, other = vocabulary_size(inner), None, objective_of(options), None
     if objective.predictors:
@@ -141,7 +171,9 @@ def set_up_model(
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
         logger.warning("%d parameters that no loss reaches are frozen, in %s", len(frozen), ", ".join(parts[:3]))
-    return model, ModelSetup(vocabulary, predictor_ids, forward, objective)
+    setup = ModelSetup(vocabulary, predictor_ids, forward, objective, tuple(frozen))
+    vars(inner)[_SETUP] = setup
+    return model, setup
 
 
 def other_encoder(

@@ -30,13 +30,12 @@ from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.export import check_keeps_predictors
-from stepjepa.modeling.extras import TargetEncoder, momentum_at, trained_extras
+from stepjepa.modeling.extras import begin_targets, move_targets, trained_extras
 from stepjepa.modeling.flops import ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_positions
 from stepjepa.modeling.parts import gathered, has_experts, is_sharded, vocabulary_size
 from stepjepa.objectives.base import objective_of
-from stepjepa.objectives.options import EMA, FROZEN
 from stepjepa.training.checkpoints import CheckpointedTrainer, StepEvents
 from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
@@ -48,8 +47,8 @@ from stepjepa.training.metrics import (
     evaluation_names,
     lbd_at,
     over_processes,
-    precise_dtype,
     total_loss,
+    window_counts,
 )
 from stepjepa.training.options import RunOptions
 from stepjepa.training.sampling import DrawnExamples, EpochSampler
@@ -67,19 +66,14 @@ ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 class TargetEncoderCallback(TrainerCallback):
     """Starts the target encoder, and moves an EMA one after every optimizer step."""
 
-    def __init__(self, encoder: TargetEncoder):
-        self.encoder = encoder
-
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
         """See `TrainerCallback`."""
-        self.encoder.begin()
+        begin_targets(model, args.target_encoder)
 
-    def on_optimizer_step(self, args, state, control, **kwargs):
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):
         """See `TrainerCallback`."""
-        if args.target_encoder != EMA:
-            return
         done = (state.global_step + 1) / max(state.max_steps, 1)
-        self.encoder.update(momentum_at(done, args.ema_momentum, args.ema_momentum_end))
+        move_targets(model, args, done)
 
 
 class JEPATrainer(CheckpointedTrainer):
@@ -202,9 +196,9 @@ class JEPATrainer(CheckpointedTrainer):
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
             self._set_up_sharding(trained)
-        if self.setup.objective.makes_pairs and args.target_encoder in (EMA, FROZEN):
-            encoder = TargetEncoder(trained, moves=args.target_encoder == EMA)
-            self.add_callback(TargetEncoderCallback(encoder))
+        if self.setup.objective.makes_pairs:
+            begin_targets(trained, args.target_encoder)
+            self.add_callback(TargetEncoderCallback())
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
@@ -319,9 +313,8 @@ class JEPATrainer(CheckpointedTrainer):
 
     def _counts(self, batches: Sequence[Batch]) -> torch.Tensor:
         """What each part of the loss is divided by, (parts,), of micro-batches of this process."""
-        counts = [{LM: batch.label_ids.numel(), **self.setup.objective.counts(batch)} for batch in batches]
-        sums = [sum(one[name] for one in counts) for name in self._meter.names]
-        return torch.tensor(sums, device=self.args.device, dtype=precise_dtype(self.args.device))
+        counts = window_counts(self.setup.objective, batches, self.args.device)
+        return torch.stack([counts[name] for name in self._meter.names])
 
     def _step_counts(self, batches: Sequence[Batch]) -> torch.Tensor:
         """What each part of the loss is divided by, (parts,): of all micro-batches of one optimizer step on all

@@ -1,0 +1,247 @@
+"""The parts of training with a JEPA objective, for a loop of your own.
+
+    encoder = parts.Encoder(tokenizer, model, objective="step_jepa", predictors=2)
+    data = encoder.read("train.jsonl")                     # encoder.report: what was skipped, and why
+    model = parts.attach(model, encoder)                   # before DDP, FSDP or an optimizer gets the model
+    collate = parts.Collator(encoder, model)
+    window = [collate(encoder(data, epoch)[:8])]           # the micro-batches of one optimizer step
+    counts = parts.counts(encoder, window)                 # summed over the processes, where there are several
+    for batch in window:
+        output = parts.forward(model, batch, step)         # a `ForestOutput`, computed in the model's (wrapped) forward
+        parts.loss(output, encoder.lbd(step, steps), counts).backward()
+    optimizer.step()
+
+These parts stand above the training package, as `stepjepa.api` does, and the Trainer does not import them: what a step of it
+and a step of a loop share (set-up, collator, counts, loss, target encoder) is in functions of that package, which both call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+
+from stepjepa.config.option import Names, options_of
+from stepjepa.config.spellings import by_our_names, checked_options
+from stepjepa.data.options import ReadingOptions
+from stepjepa.data.report import DataReport
+from stepjepa.data.types import Batch, Example, ForestOutput
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.extras import begin_targets, move_targets, target_encoder
+from stepjepa.modeling.load import check_vocabulary, max_positions
+from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, text_config, vocabulary_size
+from stepjepa.objectives.base import objective_of
+from stepjepa.objectives.options import ReplayOptions
+from stepjepa.training.datasets import chat_tokenizer, encode
+from stepjepa.training.metrics import lbd_at, precise_dtype, total_loss, window_counts
+from stepjepa.training.options import LoopOptions, OutputOptions, TrainerOptions
+from stepjepa.training.sampling import Draw, DrawnExamples
+from stepjepa.training.setup import detach_setup, make_collator, set_up_model, setup_of
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["Collator", "Encoder", "attach", "counts", "detach", "forward", "loss", "move_target_encoder"]
+
+_NAME = Names(LoopOptions)
+# Options that only a Trainer reads: its own, those of what it writes, and those of the order of examples.
+_TRAINERS = {_NAME.loss_scale, _NAME.same_flop}
+for _topic in (TrainerOptions, OutputOptions, ReadingOptions, ReplayOptions):
+    _TRAINERS.update(options_of(_topic))
+_TRAINERS -= {_NAME.seed, _NAME.dataset_num_proc}
+
+
+class Encoder:
+    """Turns rows into examples.
+
+    Args:
+        tokenizer: a fast one, with a chat template.
+        model: that will be trained. Without it rows are not cut to the positions that it has, and token ids that rows hold
+            are not compared with its vocabulary.
+        options: those of the method by name, as ``stepjepa train`` takes them, and ``seed``.
+
+    Attributes:
+        options: the checked ones.
+        report: what was read last, with the rows that were skipped and why; None before.
+
+    Raises:
+        ConfigError: an option that does not exist, that only the Trainer reads, or with a value that cannot be used.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model: PreTrainedModel | PeftModel | None = None,
+        **options: Any,
+    ):
+        for name in by_our_names(options, LoopOptions):
+            if name in _TRAINERS:
+                raise ConfigError(f"{name} is for JEPATrainer, and a loop of your own decides it; leave it out")
+        self.options = checked_options(LoopOptions, options)
+        self.tokenizer = chat_tokenizer(tokenizer, self.options)
+        self.pad_id = self.tokenizer.pad_token_id or 0
+        self.positions = None if model is None else max_positions(causal_lm(model))
+        self.vocabulary = None if model is None else vocabulary_size(causal_lm(model))
+        self.report: DataReport | None = None
+
+    def read(self, rows: object) -> DrawnExamples:
+        """Rows, tokenised once, to draw examples from in every epoch.
+
+        Args:
+            rows: what `JEPATrainer` takes as a data set: a path, a list of rows (``{"messages": [...]}``), a
+                `datasets.Dataset`, the name of a Hub data set.
+
+        Raises:
+            DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
+        """
+        options = self.options
+        store, self.report = encode(rows, self.tokenizer, options, self.positions, vocabulary=self.vocabulary)
+        return DrawnExamples(store, objective_of(options), options.seed, options.jepa_ratio, self.pad_id)
+
+    def __call__(self, rows: object, epoch: int = 0) -> list[Example]:
+        """The examples of an epoch in the order of the rows.
+
+        Args:
+            rows: what `read` takes, or what it has returned.
+            epoch: from 0; it seeds what an objective samples, such as pairs, and which examples train without theirs.
+
+        Raises:
+            DataError: as `read`.
+        """
+        data = rows if isinstance(rows, DrawnExamples) else self.read(rows)
+        return [data[Draw(epoch, row)] for row in range(len(data))]
+
+    def lbd(self, step: int = 0, steps: int = 1) -> float:
+        """lambda at optimizer step `step` (from 0) of `steps`, with the warm-up and schedule of the options."""
+        return lbd_at(self.options, step, steps)
+
+
+class Collator:
+    """Lays examples out in the rows of one forward pass, as the model takes them.
+
+    Args:
+        encoder: of the examples.
+        model: with the encoder attached; already sharded, where FSDP shards it. The ids of predictor tokens begin after its
+            vocabulary, its attention decides on the layout, and the trial of `attach` on the forward.
+
+    Raises:
+        ConfigError: the model has no encoder attached, or another one.
+    """
+
+    def __init__(self, encoder: Encoder, model: nn.Module):
+        inner = causal_lm(extract_model_from_parallel(model))
+        setup = setup_of(inner)
+        if setup.objective.options != encoder.options:
+            raise ConfigError("the model was attached with another Encoder: attach it with this one")
+        attention = text_config(inner.config)._attn_implementation
+        device = embedding_rows(inner).device.type
+        collator: Any = make_collator(setup, encoder.options, encoder.pad_id, attention, device)
+        # Every process gathers weights as often as the others do.
+        self._collator = replace(collator, every_pass=any(map(is_sharded, inner.parameters())))
+
+    def __call__(self, examples: Sequence[Example]) -> Batch:
+        """The batch of some examples, on the CPU; `Batch.to` moves it."""
+        return self._collator(examples)  # type: ignore[no-any-return]
+
+
+def attach(
+    model: PreTrainedModel | PeftModel, encoder: Encoder, peft_config: LoraConfig | None = None
+) -> PreTrainedModel | PeftModel:
+    """Let a model take batches: `JEPATrainer` says what this adds to it and what stays as it is.
+
+    Call it before DDP, FSDP or an optimizer gets the model. What was attached before is dropped.
+
+    Args:
+        model: a causal LM, or a PEFT model of one.
+        encoder: whose options it is trained with.
+        peft_config: for an adapter on the model; the model that is returned is PEFT's, around the same frozen weights.
+
+    Returns:
+        The model to train; with `peft_config` another one.
+
+    Raises:
+        ConfigError: the model cannot compute the objective, or does not fit the tokenizer.
+    """
+    inner = causal_lm(model)
+    check_vocabulary(encoder.tokenizer, vocabulary_size(inner), "the model")
+    positions = max_positions(inner)
+    if positions != encoder.positions:
+        raise ConfigError(
+            f"the model has {positions or 'no'} learned positions, and the rows were not cut to them: make the Encoder "
+            "with this model, as Encoder(tokenizer, model, ...)"
+        )
+    options, device = encoder.options, embedding_rows(inner).device.type
+    attached, _ = set_up_model(model, options, options.seed, device, peft_config, encoder.tokenizer)
+    return attached  # type: ignore[no-any-return]
+
+
+def detach(model: nn.Module) -> nn.Module:
+    """Take off a model what `attach` has added; a wrapper of DDP or of `torch.compile` comes off too.
+
+    Returns:
+        The plain model with the trained weights: its forward, attention, configuration, state dict and the parameters that
+        take a gradient are as before. A PEFT model stays one.
+    """
+    plain = extract_model_from_parallel(model)
+    detach_setup(plain)
+    return plain  # type: ignore[no-any-return]
+
+
+def forward(model: nn.Module, batch: Batch, step: int = 0) -> ForestOutput:
+    """All sums of the loss and the states of both views, computed inside the model's (wrapped) forward.
+
+    Args:
+        model: with an encoder attached, and whatever wraps it.
+        batch: on the model's device.
+        step: optimizer step, from 0; it seeds what is random in the loss.
+
+    Raises:
+        ConfigError: the model has no encoder attached.
+    """
+    plain = extract_model_from_parallel(model)
+    objective = setup_of(plain).objective
+    if objective.makes_pairs and target_encoder(causal_lm(plain)) is None:
+        begin_targets(plain, objective.options.target_encoder)  # of weights that are sharded by now
+    return model(batch=batch, step=step)  # type: ignore[no-any-return]
+
+
+def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
+    """What each part of the loss is divided by, () float64 by its name: the labels and pairs of the micro-batches of one
+    optimizer step in this process, on their device.
+
+    Several processes sum them up, with ``torch.distributed.all_reduce`` of each or ``accelerator.reduce`` of all, before
+    the first `loss` of the step.
+    """
+    return window_counts(objective_of(encoder.options), batches, batches[0].label_ids.device)
+
+
+def loss(output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+    """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the optimizer step: () with its graph.
+
+    DDP and FSDP average gradients over the processes: multiply it by their number, where `counts` are those of all.
+
+    Args:
+        output: of `forward`.
+        lbd: lambda of this step, see `Encoder.lbd`; gamma is an option of the encoder.
+        counts: see `counts`; None for those of this batch alone.
+    """
+    if counts is None:
+        device = output.lm_loss_sum.device
+        dtype = precise_dtype(device)
+        counts = {name: torch.as_tensor(part.count, dtype=dtype, device=device) for name, part in output.parts.items()}
+    return total_loss(output.parts, counts, lbd)
+
+
+def move_target_encoder(model: nn.Module, done: float) -> None:
+    """Call it after every optimizer step with ``target_encoder="ema"``; without one it does nothing.
+
+    Args:
+        done: share of the training that is done, in [0, 1].
+    """
+    plain = extract_model_from_parallel(model)
+    move_targets(plain, setup_of(plain).objective.options, done)
