@@ -23,8 +23,7 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
-from stepjepa.errors import ConfigError
-from stepjepa.utils.failures import library
+from stepjepa.errors import ConfigError, library
 from stepjepa.utils.files import write_whole
 
 NOTES = Path(__file__).resolve().parents[1] / "docs" / "paper.md"

@@ -75,10 +75,10 @@ def train(**options: Any) -> TrainResult:
     from stepjepa.config.option import Names
     from stepjepa.config.parser import build, command_line
     from stepjepa.config.spellings import by_our_names
+    from stepjepa.errors import explaining
     from stepjepa.training.config import JEPAConfig
     from stepjepa.training.options import RunOptions
     from stepjepa.training.run import AGAIN, run_notes, run_training
-    from stepjepa.utils.failures import explaining
     from stepjepa.utils.terminal import is_main_process, say
 
     name = Names(JEPAConfig, RunOptions)
@@ -294,7 +294,7 @@ def analyze(**options: Any) -> AnalysisResult:
     """
     from stepjepa.analysis.options import AnalyzeOptions
     from stepjepa.config.option import Names
-    from stepjepa.utils.failures import explaining
+    from stepjepa.errors import explaining
 
     name = Names(AnalyzeOptions)
     checked = checked_options(AnalyzeOptions, options)

@@ -1,4 +1,4 @@
-"""Errors that the user can mend.
+"""Errors that the user can mend, and what a full disk, a lack of memory or a library that is not installed becomes.
 
 Their message is all that the command line prints, so it says what is wrong, where (file, line, row, flag),
 and what to do about it.
@@ -6,7 +6,12 @@ and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -60,3 +65,108 @@ def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowEr
         return call(*arguments)
     except RowError as error:
         return error
+
+
+# Failures of the system
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# safetensors and tokenizers raise errors of their own with the system's number in the text; torch.save says only that its
+# writer failed.
+_FULL_TEXTS = (
+    *(f"os error {number}" for number in _FULL),
+    "PytorchStreamWriter failed writing",
+    "unexpected pos ",
+    "iostream error",
+)
+_MEMORY_TEXTS = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "out of memory",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def why_not_written(error: BaseException) -> str | None:
+    """``No space left on device`` or the like for an error of a full disk, quota or file size limit; None for any other."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno in _FULL else None
+    text = str(error)
+    if not any(part in text for part in _FULL_TEXTS):
+        return None
+    named = (os.strerror(number) for number in _FULL if f"os error {number}" in text)
+    return next(named, "the disk is full, or a quota is used up")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on a device."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    failed = isinstance(error, RuntimeError) and any(part in str(error) for part in _MEMORY_TEXTS)
+    return failed or isinstance(error, MemoryError)
+
+
+@contextmanager
+def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
+    """Within this context, a full disk is a `RunError`: what could not be written, why, and what to do then."""
+    try:
+        yield
+    except Exception as error:
+        reason = why_not_written(error)
+        if reason is None:
+            raise
+        raise RunError(f"{os.fspath(what)}: could not be written ({reason}); free some space, then {then}") from error
+
+
+@contextmanager
+def explaining(lower: str, then: str) -> Iterator[None]:
+    """Within this context, a full disk and a lack of memory are a `RunError` of one line.
+
+    Args:
+        lower: what to lower for less memory.
+        then: how the command is resumed afterwards.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        with writing(getattr(error, "filename", None) or "a file", then):
+            if not is_out_of_memory(error):
+                raise
+        raise RunError(f"out of memory ({_allocation(error)}); lower {lower}, then {then}") from error
+
+
+def _allocation(error: Exception) -> str:
+    """What an error says of the allocation that failed."""
+    if isinstance(error, OSError):  # whose text names a file
+        return str(error.strerror)
+    return said(error, lines=1)[:200] if str(error).strip() else "an allocation failed"
+
+
+@contextmanager
+def saying_out_of_memory(message: str) -> Iterator[None]:
+    """Within this context, a lack of memory is an error with this message.
+
+    Raises:
+        ConfigError: see above.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(message) from None
+
+
+def library(name: str, extra: str) -> ModuleType:
+    """The module `name`, which only some commands need and which comes with ``pip install 'stepjepa[extra]'``.
+
+    Raises:
+        ConfigError: it, or something that it needs, is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        raise ConfigError(
+            f"this needs {missing}, which is not installed; install it with: pip install 'stepjepa[{extra}]'"
+        ) from None

@@ -19,7 +19,7 @@ import transformers
 from stepjepa.cli.main import main
 from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
 from stepjepa.data.template import ChatRenderer
-from stepjepa.errors import ConfigError, DataError, RunError
+from stepjepa.errors import ConfigError, DataError, RunError, explaining
 from stepjepa.evaluation.score import earlier_result
 from stepjepa.generation.output import reading_record
 from stepjepa.modeling import load
@@ -29,7 +29,6 @@ from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.study.folder import StudyRunFolder
 from stepjepa.training import config
 from stepjepa.training.config import JEPAConfig
-from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import parse_json
 from support.rows import step_rows
 from support.runs import copy_of

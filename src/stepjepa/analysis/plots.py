@@ -16,9 +16,9 @@ import numpy as np
 from stepjepa.analysis.geometry import singular_values
 from stepjepa.analysis.numbers import GeometryComparison
 from stepjepa.analysis.states import FINAL, States
+from stepjepa.errors import library
 from stepjepa.inspect.figure import COLOURS, WIDTH, series_style
 from stepjepa.inspect.figure import save_figure as save_figure  # of every figure
-from stepjepa.utils.failures import library
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -37,7 +37,7 @@ from stepjepa.data.options import ColumnOptions, TemplateOptions
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.tokens import kept_predictors
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, library
 from stepjepa.evaluation.questions import read_record
 from stepjepa.forest.collate import collator_for
 from stepjepa.generation.place import Place, find_model, load_place, load_place_tokenizer
@@ -49,7 +49,6 @@ from stepjepa.objectives.base import objective_of, trained_pairs
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.run_folder import RunFolder
-from stepjepa.utils.failures import library
 from stepjepa.utils.files import check_writable, write_json
 from stepjepa.utils.terminal import Bar, show_log
 from stepjepa.utils.text import PAGE, folded, labels_of, slug

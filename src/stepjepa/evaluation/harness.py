@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from stepjepa.config.option import Names
 from stepjepa.config.values import did_you_mean
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError, said
+from stepjepa.errors import ConfigError, library, said
 from stepjepa.evaluation import files
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.score import EvaluationResult, earlier_result
@@ -24,7 +24,6 @@ from stepjepa.evaluation.statistics import normal
 from stepjepa.generation.local import config_set_aside
 from stepjepa.generation.output import digest_of, reading_record
 from stepjepa.generation.place import load_place
-from stepjepa.utils.failures import library
 from stepjepa.utils.terminal import Bar
 
 _NAME = Names(EvaluateOptions)

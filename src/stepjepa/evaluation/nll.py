@@ -21,6 +21,7 @@ from stepjepa.data.encode import EncodeOptions, RowEncoder
 from stepjepa.data.report import DataReport
 from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.data.types import Example
+from stepjepa.errors import saying_out_of_memory
 from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, MODEL_METRICS, NLL
 from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.evaluation.statistics import mean
@@ -29,7 +30,6 @@ from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import output_head, vocabulary_size
-from stepjepa.utils.failures import saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)
 NO_LIMIT = 2**30

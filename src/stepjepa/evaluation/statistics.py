@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from stepjepa.utils.failures import library
+from stepjepa.errors import library
 
 CONFIDENCE = 0.95
 # So many questions must one model alone answer right before McNemar's exact test can give p < 0.05.

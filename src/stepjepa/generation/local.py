@@ -26,12 +26,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError, said
+from stepjepa.errors import ConfigError, library, said, saying_out_of_memory
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
-from stepjepa.utils.failures import library, saying_out_of_memory
 
 _NAME = Names(GeneratorOptions)
 _MODEL = f"--{_NAME.model_name}"

@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
 from stepjepa.data.options import SYSTEM_PROMPT, ColumnOptions, PromptOptions, TemplateOptions
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, library
 from stepjepa.modeling.options import LoadingOptions
-from stepjepa.utils.failures import library
 
 QUESTION = "{question}"
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from stepjepa.config.option import Names
 from stepjepa.data.report import recorded_ending
 from stepjepa.data.tokens import Prompter
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, saying_out_of_memory
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator, VllmGenerator
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Generator
@@ -30,7 +30,6 @@ from stepjepa.modeling.load import (
     load_tokenizer,
 )
 from stepjepa.modeling.lora import quantization
-from stepjepa.utils.failures import saying_out_of_memory
 from stepjepa.utils.files import read_object
 
 _NAME = Names(GeneratorOptions)

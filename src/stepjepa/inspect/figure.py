@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, library
 from stepjepa.inspect.html import write_page
 from stepjepa.inspect.record import KINDS, RowRecord, evenly
-from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:

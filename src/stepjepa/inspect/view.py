@@ -17,7 +17,7 @@ from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_e
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.tokens import token_span
 from stepjepa.data.types import Example
-from stepjepa.errors import ConfigError, DataError, no_rows
+from stepjepa.errors import ConfigError, DataError, library, no_rows
 from stepjepa.inspect.html import page_data, page_html, write_page
 from stepjepa.inspect.layout import NamedSpan, RowForm, row_record, token_text
 from stepjepa.inspect.record import RowRecord
@@ -25,7 +25,6 @@ from stepjepa.objectives.base import objective_of
 from stepjepa.objectives.options import EMA, FROZEN, SELF
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
-from stepjepa.utils.failures import library
 from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:

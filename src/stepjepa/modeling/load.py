@@ -33,11 +33,10 @@ from transformers import (
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
 from stepjepa.data.tokens import template_marks
-from stepjepa.errors import ConfigError, RunError, StepJepaError, said
+from stepjepa.errors import ConfigError, RunError, StepJepaError, is_out_of_memory, library, said
 from stepjepa.modeling.lora import prepared
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import text_config, vocabulary_size
-from stepjepa.utils.failures import is_out_of_memory, library
 
 if TYPE_CHECKING:
     from peft import PeftModel

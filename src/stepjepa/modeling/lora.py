@@ -18,10 +18,9 @@ from transformers import BitsAndBytesConfig
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
 from stepjepa.data.tokens import answer_end, template_marks
-from stepjepa.errors import ConfigError, said
+from stepjepa.errors import ConfigError, library, said
 from stepjepa.modeling.options import LoRAOptions
 from stepjepa.modeling.parts import causal_lm, embedding_rows, idle_layers, name_of, plain_module, vocabulary_size
-from stepjepa.utils.failures import library
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.errors import ConfigError, StepJepaError, explaining, library
 from stepjepa.study import folder as folders
 from stepjepa.study.folder import StudyRunFolder
 from stepjepa.study.records import Item, KeptRuns, State, check_same, kept_runs, record_of, study_identity
@@ -35,7 +35,6 @@ from stepjepa.study.stages import Executor, executor_of
 from stepjepa.study.tree import recipe_lines
 from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
-from stepjepa.utils.failures import explaining, library
 from stepjepa.utils.files import LOCK, locked
 from stepjepa.utils.text import PAGE, text_table, wrapped, written
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import DataError
+from stepjepa.errors import DataError, explaining
 from stepjepa.study.folder import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Scoring, Values
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.failures import explaining
 from stepjepa.utils.files import write_json, write_whole
 from stepjepa.utils.terminal import print_text
 

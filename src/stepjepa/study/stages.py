@@ -23,13 +23,12 @@ from typing import Any, Protocol, cast
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM
-from stepjepa.errors import ConfigError, StepJepaError, said
+from stepjepa.errors import ConfigError, StepJepaError, library, said
 from stepjepa.objectives.base import JEPA
 from stepjepa.study.folder import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Study
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
-from stepjepa.utils.failures import library
 from stepjepa.utils.files import LOCK, locked, no_links
 from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.terminal import print_error

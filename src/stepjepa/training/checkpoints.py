@@ -30,7 +30,7 @@ from transformers.trainer_utils import TrainOutput
 from stepjepa.config.option import Names, options_of, public_values
 from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
-from stepjepa.errors import ConfigError, RunError, said
+from stepjepa.errors import ConfigError, RunError, said, writing
 from stepjepa.modeling.card import CARD, Records, base_model, is_hub_id
 from stepjepa.modeling.export import export_model, write_generation_config
 from stepjepa.modeling.extras import PREDICTORS_FILE, is_extra, load_extras, save_extras
@@ -53,7 +53,6 @@ from stepjepa.training.run_folder import (
     remove_checkpoint,
 )
 from stepjepa.training.setup import ModelSetup, target_fingerprint
-from stepjepa.utils.failures import writing
 from stepjepa.utils.files import MANIFEST, listed_files, share, write_json, write_manifest
 from stepjepa.version import __version__
 

@@ -24,7 +24,7 @@ from stepjepa.config.option import Names, unread_options
 from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.steps import names_steps
-from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.errors import ConfigError, StepJepaError, writing
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
 from stepjepa.modeling.lora import lora_config, quantization, token_rows
@@ -36,7 +36,6 @@ from stepjepa.training.metrics import clock, short
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
-from stepjepa.utils.failures import writing
 from stepjepa.utils.files import read_object, write_json
 from stepjepa.utils.terminal import is_main_process, say
 from stepjepa.utils.text import counted

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from stepjepa.config.option import Names
-from stepjepa.errors import ConfigError, RunError, StepJepaError, said
+from stepjepa.errors import ConfigError, RunError, StepJepaError, is_out_of_memory, said
 from stepjepa.modeling.card import CARD, is_card
 from stepjepa.training.options import JEPAOptions, TrainerOptions
-from stepjepa.utils.failures import is_out_of_memory
 from stepjepa.utils.files import (
     LOCK,
     MANIFEST,

@@ -23,8 +23,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from stepjepa.errors import ConfigError, DataError, RunError, StepJepaError, said
-from stepjepa.utils.failures import library
+from stepjepa.errors import ConfigError, DataError, RunError, StepJepaError, library, said
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
