@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from stepjepa.config.gone import replacement
 from stepjepa.config.option import check_fields, option, options_of
-from stepjepa.config.values import did_you_mean, load_named, replacement
+from stepjepa.config.values import did_you_mean, load_named
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.columns import column_value, listed_columns
 from stepjepa.data.options import text_of
