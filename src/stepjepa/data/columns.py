@@ -174,6 +174,7 @@ TRAINED = "trained"  # False in a checked message that is context alone
 TOOL = "tool"  # the role of a tool's result
 TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"  # in a message of the assistant; the second one is the older
 TOOL_KEYS = ("name", "tool_call_id")  # in a tool's result
+CALL, RESULT = "tool call", "tool result"  # names of messages
 SYSTEM_COLUMNS = ("system", "system_prompt")
 HISTORY, TOOLS, TEMPLATE_KWARGS = "history", "tools", "chat_template_kwargs"
 REJECTED = "rejected"
@@ -244,8 +245,8 @@ def trained_answers(messages: Sequence[dict[str, Any]]) -> list[bool]:
 def turn_name(message: Mapping[str, Any]) -> str:
     """What a checked message is: its role, or a tool's call or result."""
     if message["role"] == TOOL:
-        return "tool result"
-    return "tool call" if TOOL_CALLS in message else message["role"]
+        return RESULT
+    return CALL if TOOL_CALLS in message else message["role"]
 
 
 def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -165,7 +165,7 @@ class ChatRenderer:
             RowError: it refuses them.
         """
         calling = any(TOOL_CALLS in message for message in messages)
-        given = map(with_text_arguments, messages) if calling and self._arguments_are_texts else messages
+        given = map(_with_texts, messages) if calling and self._arguments_are_texts else messages
         return self._write(list(given), add_generation_prompt)
 
     def _write(self, messages: list[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
@@ -245,7 +245,7 @@ class ChatRenderer:
         call = {"type": "function", "function": {"name": "f", "arguments": {"a": _mark(1)}}}
         calling = {"role": "assistant", "content": "", TOOL_CALLS: [call]}
         user = {"role": "user", "content": _mark(0)}
-        as_object, as_text = (attempted(self._write, [user, one]) for one in (calling, with_text_arguments(calling)))
+        as_object, as_text = (attempted(self._write, [user, one]) for one in (calling, _with_texts(calling)))
         return isinstance(as_object, RowError) and _mark(1) in str(as_text)
 
     @cached_property
@@ -529,7 +529,7 @@ def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> 
     return {**message, TOOL_CALLS: calls}
 
 
-def with_text_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message with the arguments of its tool calls, where it has some, as texts of JSON."""
     if TOOL_CALLS not in message:
         return message

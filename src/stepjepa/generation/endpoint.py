@@ -14,8 +14,7 @@ from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import TOOLS, TRAINED
-from stepjepa.data.template import with_text_arguments
+from stepjepa.data.columns import TRAINED
 from stepjepa.errors import ConfigError
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.output import Reply, Request, mended
@@ -163,12 +162,10 @@ class EndpointGenerator:
             _NAME.top_p: options.top_p,
             _NAME.temperature: request.temperature,
             _NAME.seed: request.seed,
-            TOOLS: request.template_kwargs.get(TOOLS),
             **(options.extra_body or {}),
         }
         body = {name: value for name, value in fields.items() if value is not None}
-        given = map(with_text_arguments, request.messages)  # as the protocol has them
-        messages = [{key: one[key] for key in one if key != TRAINED} for one in given]
+        messages = [{key: one[key] for key in one if key != TRAINED} for one in request.messages]
         try:
             answer = await client.chat_completion(messages, model=options.model_name, extra_body=body)
             return _reply_in(answer, request.row)

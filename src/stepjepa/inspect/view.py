@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.parser import build
-from stepjepa.data.columns import TOOL, is_stream
+from stepjepa.data.columns import CALL, RESULT, TOOL, is_stream
 from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.tokens import token_span
@@ -314,15 +314,15 @@ def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]
         encoder: that makes the chat's example.
         chat: rendered, with its steps; without steps the answers are named.
     """
-    _, last = encoder.tokenised(chat)
+    ids, last = encoder.tokenised(chat)
     several = len(chat.answers) > 1
     answers = 0
     spans: list[NamedSpan] = []
     for message in chat.shown.spans:
         length = message.end - message.start
-        named = {"tool result" if message.role == TOOL else message.role: (0, length)}
+        named = {RESULT if message.role == TOOL else message.role: (0, length)}
         if message.close is not None:
-            named["tool call"] = (length, message.close - message.start)
+            named[CALL] = (length, message.close - message.start)
         elif message.role == "assistant":
             answers += 1
             answer = f"answer {answers}" if several else "answer"
@@ -333,6 +333,8 @@ def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]
                 named = {f"{before}step {number}": (step[0], step[1]) for number, step in steps}
         for name, (start, end) in named.items():
             first, stop = token_span(last, message.start + start, message.start + end)
+            if name == CALL and int(ids[stop - 1]) in encoder.marks:
+                stop -= 1  # the end of turn, which has no name after answers either
             if first < stop:
                 spans.append(NamedSpan(name, first, stop))
     return tuple(spans)
