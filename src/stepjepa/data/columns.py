@@ -286,7 +286,7 @@ def template_kwargs_of(row: object) -> dict[str, Any]:
         raise RowError(
             "bad_template_kwargs", f"{TEMPLATE_KWARGS!r} must be an object, and {TOOLS!r} a list of functions"
         )
-    arguments = dict(kwargs or {})
+    arguments = dict(kwargs) if isinstance(kwargs, Mapping) else {}
     if tools:
         arguments[TOOLS] = without_nulls(tools)
     return arguments
@@ -378,7 +378,7 @@ def _is_text(value: object) -> bool:
     return False
 
 
-def parsed(value: Any) -> Any:
+def parsed(value: object) -> object:
     """A value that a table stores as a text of JSON; the text where it is none."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError):
@@ -386,7 +386,7 @@ def parsed(value: Any) -> Any:
     return value
 
 
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: object) -> object:
     """A value without the keys that a table has filled up with null."""
     if isinstance(value, Mapping):
         return {key: without_nulls(one) for key, one in value.items() if one is not None}

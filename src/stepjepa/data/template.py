@@ -78,7 +78,7 @@ def with_template(
     return tokenizer
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> str:
+def template_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] | None = None) -> str:
     """The text of the tokenizer's chat template, of several the one for chats with tools where there are some; ConfigError
     where it has or uses none."""
     name = getattr(tokenizer, "name_or_path", "") or "this model"
