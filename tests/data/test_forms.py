@@ -80,15 +80,10 @@ def test_contexts_and_mixed_rows():
     assert row_to_messages({"messages": filled, "images": [], "image": None}) == CHAT
 
 
-CALL = [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]
-
-
 @pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
-        ({"messages": [*CHAT, {"role": "tool", "content": "5"}]}, "tool_message", "message 3 has role 'tool'"),
-        ({"conversations": [{"from": "observation", "value": "5"}]}, "tool_message", "has role 'observation'"),
-        ({"messages": [{**CHAT[1], "tool_calls": CALL}]}, "tool_message", "message 1 holds 'tool_calls'; chats with"),
+        ({"conversations": [{"from": "observation", "value": "5"}]}, "no_assistant_message", "no answer to learn"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}, CHAT[1]]},
             "not_text_alone",
@@ -166,12 +161,15 @@ def test_check_and_prepare(name, home, capsys):
 
 def test_prepare_chats(tmp_path):
     own = [{"from": "system", "value": "Think."}, *SHARED]
-    rows = [{"conversations": one} for one in (own, SHARED, [*SHARED, *SHARED], [*SHARED, {"from": "observation"}])]
+    rows = [
+        {"conversations": one}
+        for one in (own, SHARED, [*SHARED, *SHARED], [*SHARED, {"from": "observation", "value": "5"}])
+    ]
     done = stepjepa.prepare(rows, output_file=str(tmp_path / "out.jsonl"), system_prompt="S")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     first, second = [json.loads(line)["messages"][0]["content"] for line in lines]
     assert (first, second, done.format) == ("Think.", "S", "columns")
-    assert done.rows_skipped == {"several_turns": 1, "tool_message": 1}
+    assert done.rows_skipped == {"several_turns": 2}
     assert "several turns (first: list row 2: the chat is not" in str(done)
 
 

@@ -279,12 +279,6 @@ def test_evaluation_asks_with_the_template_arguments_of_a_row():
     assert (second.text, second.chat[-1]["content"]) == (Q, "Twelve.")
 
 
-def test_rows_with_calls_of_tools_are_still_refused():
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "legs", "arguments": {}}}]}
-    with pytest.raises(RowError, match="chats with tools cannot be trained on"):
-        row_to_messages({"messages": [USER, call], "tools": TOOLS})
-
-
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_file_of_one_array(tmp_path, name, indent):

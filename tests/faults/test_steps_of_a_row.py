@@ -110,7 +110,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         assert trained.pairs == sum(total) - len(rows) == found.pairs_all, case
         for row, example in zip(rows, store, strict=True):
             chat = read_chat(row, renderer, settings)  # as inspect reads it
-            (span,) = chat.answer_spans
+            (span,) = chat.shown.turns
             texts = [chat.rendered.text[span.start + a : span.start + b] for a, b in chat.steps.spans[0]]
             assert [text.strip() for text in texts] == row["steps"] and "".join(texts) == row["messages"][-1]["content"]
             assert [text.strip() for text in targets(bpe_tokenizer, example)] == row["steps"][1:], case

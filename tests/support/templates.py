@@ -198,3 +198,78 @@ FORMATS: dict[str, ChatFormat] = {
     "plain_no_eot": ChatFormat(PLAIN_NO_EOT, None, None, (), False),
     "dated": ChatFormat(DATED, "<|im_end|>", "<|im_end|>", _CHATML, False),
 }
+
+# Templates that know tools.
+
+# Hermes 2 and 3: results have the name of their function, and come under the role `tool`.
+HERMES_TOOLS = r"""
+{%- if tools -%}
+{{ '<|im_start|>system\nYou may call these functions: <tools>' ~ tools | tojson ~ '</tools><|im_end|>\n' }}
+{%- endif -%}
+{%- for m in messages -%}
+{{- '<|im_start|>' ~ m.role -}}
+{%- if m.role == 'tool' -%}
+{%- if m.name is not defined -%}{{ raise_exception("A tool's response needs a name") }}{%- endif -%}
+{{ '\n<tool_response>\n{"name": "' ~ m.name ~ '", "content": ' ~ m.content | tojson ~ '}\n</tool_response><|im_end|>\n' }}
+{%- elif m.tool_calls is defined -%}
+{%- for call in m.tool_calls -%}
+{{ '\n<tool_call>\n{"arguments": ' ~ call.function.arguments | tojson ~ ', "name": "' ~ call.function.name ~ '"}' }}
+{{- '\n</tool_call>' }}
+{%- endfor -%}
+{{ '<|im_end|>\n' }}
+{%- else -%}
+{{ '\n' ~ m.content ~ '<|im_end|>\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+""".strip()
+
+_MISTRAL_TOOL_TURNS = r"""
+{{- bos_token -}}
+{%- set asked = namespace(last=none) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set asked.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' -%}
+{%- if tools and loop.index0 == asked.last -%}
+{{ '[AVAILABLE_TOOLS] ' ~ tools | tojson ~ '[/AVAILABLE_TOOLS]' }}
+{%- endif -%}
+{{ '[INST] ' ~ m.content ~ '[/INST]' }}
+{%- elif m.tool_calls is defined -%}
+CALLS
+{%- elif m.role == 'tool' -%}
+RESULT
+{%- else -%}
+{{ ' ' ~ m.content ~ eos_token }}
+{%- endif -%}
+{%- endfor -%}
+""".strip()
+
+# Mistral v3: the tools stand before the last question, calls are one list, and identifiers have nine characters.
+MISTRAL_V3_TOOLS = _MISTRAL_TOOL_TURNS.replace(
+    "CALLS",
+    r"""
+{{- '[TOOL_CALLS] [' }}
+{%- for call in m.tool_calls -%}
+{%- if call.id is not defined or call.id | length != 9 -%}{{ raise_exception('Nine characters, please') }}{%- endif -%}
+{{ (call.function | tojson)[:-1] ~ ', "id": "' ~ call.id ~ '"}' ~ ('' if loop.last else ', ') }}
+{%- endfor -%}
+{{ ']' ~ eos_token }}
+""".strip(),
+).replace(
+    "RESULT",
+    """{{ '[TOOL_RESULTS] {"content": ' ~ m.content ~ ', "call_id": "' ~ m.tool_call_id ~ '"}[/TOOL_RESULTS]' }}""",
+)
+
+# Mistral v11 and later: each call by itself, its name and its arguments.
+MISTRAL_V11_TOOLS = _MISTRAL_TOOL_TURNS.replace(
+    "CALLS",
+    r"""
+{{- m.content }}
+{%- for call in m.tool_calls -%}
+{{ '[TOOL_CALLS]' ~ call.function.name ~ '[ARGS]' ~ call.function.arguments | tojson }}
+{%- endfor -%}
+{{ eos_token }}
+""".strip(),
+).replace("RESULT", "{{ '[TOOL_RESULTS]' ~ m.content ~ '[/TOOL_RESULTS]' }}")
+
+TOOL_TEMPLATES = {"hermes": HERMES_TOOLS, "mistral_v3": MISTRAL_V3_TOOLS, "mistral_v11": MISTRAL_V11_TOOLS}

@@ -5,6 +5,7 @@ A row's chat is a column of messages, or one question and its answer in two colu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,13 @@ from stepjepa.data.columns import (
     ANSWER_COLUMNS,
     CHAT_COLUMNS,
     CHOSEN,
+    FUNCTION_CALL,
     QUESTION_COLUMNS,
     REASONING,
     REASONING_KEYS,
+    TOOL,
+    TOOL_CALLS,
+    TOOL_KEYS,
     TRAINED,
     as_list,
     as_object,
@@ -26,9 +31,12 @@ from stepjepa.data.columns import (
     form_of,
     history_of,
     listed_columns,
+    parsed,
     squad_answer,
     switched_on,
     system_of,
+    turn_name,
+    without_nulls,
 )
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.errors import RowError
@@ -37,9 +45,9 @@ from stepjepa.utils.text import lone_surrogate
 _NAME = Names(ColumnOptions)
 ROLES = ("system", "user", "assistant")
 _WORDS = (("role", "from"), ("content", "value"))  # the second ones are ShareGPT's, as these roles are
-_SHAREGPT = {"human": "user", "gpt": "assistant"}
-_TOOL_ROLES = ("tool", "function", "function_call", "observation")
-_CALLS = ("tool_calls", "function_call")  # in a message of the assistant
+_SHAREGPT = {"human": "user", "gpt": "assistant", FUNCTION_CALL: "assistant"}
+_OTHER_ROLES = {**_SHAREGPT, **dict.fromkeys(("ipython", "function", "observation"), TOOL)}
+_CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}  # columns next to a chat
 _TEXT_ALONE = "models are trained on text alone; leave such rows out, or train on their text without"
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
@@ -70,7 +78,7 @@ def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, st
     """The system message (or None), the question and the answer of a checked chat; RowError where it has more turns."""
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     turns = messages if system is None else messages[1:]
-    if [turn["role"] for turn in turns] != ["user", "assistant"]:
+    if [turn_name(turn) for turn in turns] != ["user", "assistant"]:
         raise RowError("several_turns", "the chat is not one question and its answer; stepjepa train reads it as it is")
     return system, turns[0]["content"], turns[1]["content"]
 
@@ -117,14 +125,16 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
 
 def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
     """Check one chat, of the column `name`, and return it as a list of ``{"role", "content"}``. The thinking that a
-    message of the assistant holds next to its content is under `REASONING`; messages that a row switches off have a
-    further ``trained``, which is false.
+    message of the assistant holds next to its content is under `REASONING`, its tool calls under `TOOL_CALLS` in OpenAI's
+    form, with the arguments as an object where they can be read as one; messages that a row switches off have a further
+    ``trained``, which is false.
 
-    Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``.
+    Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``. A tool's result
+    has the role `TOOL`, and its `TOOL_KEYS`.
 
     Raises:
-        RowError: not a list of messages, an unknown role, a tool's call or result, content that is no text, no assistant
-            message.
+        RowError: not a list of messages, an unknown role, a tool call without a name, content that is no text, no
+            assistant message.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RowError("no_messages", f"{name!r} is not a non-empty list; give [{{'role': ..., 'content': ...}}, ...]")
@@ -135,14 +145,17 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         role, content = message.get("role"), message.get("content")
         if role is None or content is None:
             role, content = (message.get(b) if message.get(a) is None else message[a] for a, b in _WORDS)
-        role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
-        called = next((f"holds {key!r}" for key in _CALLS if message.get(key)), None)
-        if called or role in _TOOL_ROLES:
-            what = f"message {number} {called or f'has role {role!r}'}; chats with tools cannot be trained on"
-            raise RowError("tool_message", f"{what}: leave such rows out, or write calls and results as plain messages")
-        if role not in ROLES:
-            raise RowError("unknown_role", f"message {number} has role {role!r}; known roles: {', '.join(ROLES)}")
+        held = message
+        if role == FUNCTION_CALL:  # a turn of ShareGPT's whose content is the call
+            held, content = {TOOL_CALLS: None, FUNCTION_CALL: content or [{}]}, ""
+        role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
+        if role not in (*ROLES, TOOL):
+            known = ", ".join((*ROLES, TOOL))
+            raise RowError("unknown_role", f"message {number} has role {role!r}; known roles: {known}")
         where = f"message {number} ({role})"
+        calls = _tool_calls(held, where) if role == "assistant" else []
+        if calls and content is None:
+            content = ""
         if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
             content = _joined(content, where)
         if not isinstance(content, str):
@@ -153,6 +166,10 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         thinking = _reasoning(message, where) if role == "assistant" else ""
         if thinking:
             one[REASONING] = thinking
+        if calls:
+            one[TOOL_CALLS] = calls
+        if role == TOOL:
+            one |= {key: message[key] for key in TOOL_KEYS if isinstance(message.get(key), str)}
         if not switched_on(message, where):
             one[TRAINED] = False
         checked.append(one)
@@ -167,6 +184,40 @@ def _reasoning(message: Mapping[str, Any], where: str) -> str:
     thinking = next((text for text in held if isinstance(text, str) and text.strip()), "")
     _refuse_half_characters(thinking, where)
     return thinking
+
+
+def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """The tool calls of a message of the assistant, in OpenAI's form; none where it calls none."""
+    calls = as_list(message.get(TOOL_CALLS))
+    if not calls:
+        older = parsed(message.get(FUNCTION_CALL))
+        calls = [older] if isinstance(older, Mapping) else older
+    if not calls:
+        return []
+    if not isinstance(calls, list):
+        raise RowError("bad_tool_call", f"{where} has tool calls that are no list; give {_CALL_FORM}")
+    read = [_tool_call(call, where) for call in calls]
+    _refuse_half_characters(json.dumps(read, ensure_ascii=False, default=str), where)
+    return read
+
+
+def _tool_call(call: object, where: str) -> dict[str, Any]:
+    """One tool call. What a table has filled up with null is left out of its arguments."""
+    outer = call if isinstance(call, Mapping) else {}
+    function = outer.get("function", outer)
+    function = function if isinstance(function, Mapping) else {}
+    name, given = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name.strip():
+        raise RowError("bad_tool_call", f"{where} has a tool call without a function's name; give {_CALL_FORM}")
+    as_object_of_text = parsed(given)
+    arguments = as_object_of_text if isinstance(as_object_of_text, Mapping) else given
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        arguments = {}
+    if not isinstance(arguments, (str, Mapping)):
+        kind = type(arguments).__name__
+        raise RowError("bad_tool_call", f"{where} calls {name} with arguments of type {kind}; they must be an object")
+    identity = {"id": outer["id"]} if isinstance(outer.get("id"), str) else {}
+    return {**identity, "type": "function", "function": {"name": name, "arguments": without_nulls(arguments)}}
 
 
 def _refuse_half_characters(text: str, where: str) -> None:

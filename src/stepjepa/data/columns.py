@@ -171,13 +171,17 @@ def asked_in(row: Mapping[str, object], form: Form) -> object:
 # What else a row says
 
 TRAINED = "trained"  # False in a checked message that is context alone
+TOOL = "tool"  # the role of a tool's result
+TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"  # in a message of the assistant; the second one is the older
+TOOL_KEYS = ("name", "tool_call_id")  # in a tool's result
+CALL, RESULT = "tool call", "tool result"  # names of messages
 SYSTEM_COLUMNS = ("system", "system_prompt")
 HISTORY, TOOLS, TEMPLATE_KWARGS = "history", "tools", "chat_template_kwargs"
 REJECTED = "rejected"
 MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # of token ids: 1 where a token is labelled
 # Keys of a message that say whether it is trained: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's and others.
 _SWITCHES = (TRAINED, "weight", "train", "training", "loss", "loss_mask", "trainable")
-_MESSAGE_KEYS = {"role", "content", "from", "value", "tool_calls", "function_call", *REASONING_KEYS, *_SWITCHES}
+_MESSAGE_KEYS = {"role", "content", "from", "value", *REASONING_KEYS, *_SWITCHES, TOOL_CALLS, FUNCTION_CALL, *TOOL_KEYS}
 # Columns that other parts of the library read.
 _READ_ELSEWHERE = {STEPS_COLUMN, TOTAL_COLUMN, "ground_truth", TOOLS, TEMPLATE_KWARGS, CHOSEN, REJECTED}
 # Columns that describe a row; a sentence in one of them is no text to train on.
@@ -218,9 +222,31 @@ def is_trained(message: Mapping[str, Any]) -> bool:
     return message.get(TRAINED, True)
 
 
-def trained_answers(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Whether each answer of a checked chat is trained."""
+def trained_turns(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Whether each message of the assistant in a checked chat is trained."""
     return [is_trained(message) for message in messages if message["role"] == "assistant"]
+
+
+def is_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a checked message is an answer, which has steps and views: one of the assistant that calls no tool."""
+    return message["role"] == "assistant" and TOOL_CALLS not in message
+
+
+def answers_in(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of a checked chat; none where the assistant calls tools alone."""
+    return [message for message in messages if is_answer(message)]
+
+
+def trained_answers(messages: Sequence[dict[str, Any]]) -> list[bool]:
+    """Whether each answer of a checked chat is trained."""
+    return [is_trained(message) for message in answers_in(messages)]
+
+
+def turn_name(message: Mapping[str, Any]) -> str:
+    """What a checked message is: its role, or a tool's call or result."""
+    if message["role"] == TOOL:
+        return RESULT
+    return CALL if TOOL_CALLS in message else message["role"]
 
 
 def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -238,7 +264,7 @@ def system_of(row: Mapping[str, Any]) -> str | None:
 def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The turns before the question of a row, which are pairs of a question and its answer; none in any other form, which is
     left over."""
-    held = _parsed(row.get(HISTORY))
+    held = parsed(row.get(HISTORY))
     if not isinstance(held, (list, tuple)):
         return []
     if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in held):
@@ -255,14 +281,14 @@ def template_kwargs_of(row: object) -> dict[str, Any]:
     """
     if not isinstance(row, Mapping):
         return {}
-    kwargs, tools = (_parsed(row.get(name)) for name in (TEMPLATE_KWARGS, TOOLS))
+    kwargs, tools = (parsed(row.get(name)) for name in (TEMPLATE_KWARGS, TOOLS))
     if not isinstance(kwargs or {}, Mapping) or not isinstance(tools or [], list):
         raise RowError(
             "bad_template_kwargs", f"{TEMPLATE_KWARGS!r} must be an object, and {TOOLS!r} a list of functions"
         )
-    arguments = dict(kwargs or {})
+    arguments = dict(kwargs) if isinstance(kwargs, Mapping) else {}
     if tools:
-        arguments[TOOLS] = _without_nulls(tools)
+        arguments[TOOLS] = without_nulls(tools)
     return arguments
 
 
@@ -287,7 +313,7 @@ def dialogue(value: object) -> object:
 
 def as_list(held: Any) -> Any:
     """Undo two ways in which a table stores a list: as text of JSON (CSV), and as an object of lists."""
-    held = _parsed(held)
+    held = parsed(held)
     if isinstance(held, Mapping):
         lists = list(held.values())
         if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
@@ -352,7 +378,7 @@ def _is_text(value: object) -> bool:
     return False
 
 
-def _parsed(value: Any) -> Any:
+def parsed(value: object) -> object:
     """A value that a table stores as a text of JSON; the text where it is none."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError):
@@ -360,8 +386,8 @@ def _parsed(value: Any) -> Any:
     return value
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: object) -> object:
     """A value without the keys that a table has filled up with null."""
     if isinstance(value, Mapping):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value

@@ -15,8 +15,10 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import (
+    TOOL,
     LeftOver,
     answer_column,
+    answers_in,
     as_object,
     is_stream,
     is_trained,
@@ -26,7 +28,7 @@ from stepjepa.data.columns import (
     listed_steps,
     target_text,
     template_kwargs_of,
-    trained_answers,
+    trained_turns,
 )
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import DataOptions, ReadingOptions
@@ -146,7 +148,8 @@ class CheckedChat(NamedTuple):
 
     Attributes:
         messages: checked, see `data.chat.check_messages`.
-        answers: the texts of its answers; once it is rendered as the template writes them, which may leave out a part.
+        answers: the texts of its answers, those of messages that call tools aside; once it is rendered as the template
+            writes them, which may leave out a part.
         steps: those of the answers, or why there are none; None where they were not asked for.
         target: the text of the column of target views, or why there is none; None without such a column.
         template_kwargs: what the chat template gets for this row.
@@ -176,15 +179,15 @@ class CheckedChat(NamedTuple):
         messages = row_to_messages(given, options.system_prompt, options.columns)
         if options.train_on == "last":
             messages = last_trained(messages)
-        if not any(trained_answers(messages)):
+        if not any(trained_turns(messages)):
             raise RowError("switched_off", "every answer that could be trained is switched off (weight 0 or the like)")
 
-        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        answers = [message["content"] for message in answers_in(messages)]
         template_kwargs = template_kwargs_of(row)
         rendered = None
         if renderer is not None:  # what the model gets, which may be less than the row holds
             rendered = renderer.using(template_kwargs).render(messages)
-            answers = [rendered.text[span.start : span.end] for span in rendered.spans if span.role == "assistant"]
+            answers = [rendered.text[span.start : span.end] for span in rendered.turns if span.close is None]
         column = None if options.objective is None else options.objective.target_column
         return cls(
             messages,
@@ -203,16 +206,13 @@ class CheckedChat(NamedTuple):
         return self.rendered
 
     @property
-    def answer_spans(self) -> list[MessageSpan]:
-        """Where the answers are in the rendered text."""
-        return [span for span in self.shown.spans if span.role == "assistant"]
-
-    @property
     def context_spans(self) -> list[MessageSpan]:
-        """Where the messages are that are not trained; a system message that the template does not show has no span."""
+        """Where the messages are that are not trained, results of tools among them; a system message that the template does
+        not show has no span."""
         shown = self.shown.spans
         messages = self.messages[-len(shown) :]
-        return [span for span, message in zip(shown, messages, strict=True) if not is_trained(message)]
+        pairs = zip(shown, messages, strict=True)
+        return [span for span, message in pairs if span.role == TOOL or not is_trained(message)]
 
     @property
     def step_spans(self) -> list[list[CharSpan]] | None:
@@ -324,7 +324,7 @@ class RowEncoder:
         """What of a chat is tokenised. Where an EOS takes the place of what the template writes after the last answer, that
         is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
         rendered = chat.shown
-        return rendered.text[: rendered.spans[-1].end] if self._appends_eos(rendered) else rendered.text
+        return rendered.text[: rendered.spans[-1].stop] if self._appends_eos(rendered) else rendered.text
 
     def tokenised(self, chat: CheckedChat) -> TokenisedText:
         """The tokens of a rendered chat, of which its example holds the first ones, and their last characters."""
@@ -337,7 +337,7 @@ class RowEncoder:
         places = list(chat.shown.begins)
         if not self.template_ends_turns:
             # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
-            places += [span.end for span in chat.answer_spans if span.start < span.end]
+            places += [span.stop for span in chat.shown.turns if span.start < span.stop]
         return encode_apart(self.tokenizer, self._text_of(chat), tokens, places)
 
     def _text(self, row: StreamRow, report: DataReport) -> list[Example]:
@@ -378,9 +378,11 @@ class RowEncoder:
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
         starts = [bisect_left(last, begin) for begin in begins]
         written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
-        trained = trained_answers(chat.messages)
+        trained = trained_turns(chat.messages)
         context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
         context += [token_span(last, span.start, span.end) for span in chat.context_spans]
+        are_answers = [span.close is None for span in chat.shown.turns]
+        viewed = [turn for turn, *shown in zip(turns, trained, are_answers, strict=True) if all(shown)]
         turns = list(compress(turns, trained))
         answers = [
             span
@@ -407,17 +409,20 @@ class RowEncoder:
             view_pairs = PairsFound(reason=chat.target.reason)
             report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
         elif objective is not None:
-            viewed = turns if chat.target is None else turns[-1:]
+            viewed = viewed if chat.target is None else viewed[-1:]
             view_pairs = objective.pairs_of(
                 TokenChat(ids, trunk, viewed, chat.messages, self.tokenizer, self.chats, chat.target, labels)
             )
+            if not viewed and view_pairs.reason:
+                view_pairs = view_pairs._replace(reason="no_answer_in_text")
         if self.options.needs_steps and isinstance(chat.steps, RowSteps):
             report.steps.count(place, chat.steps)
         report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
         report.system_folded += chat.shown.folded_system
         report.see_system_prompt(chat.messages)
         report.see_left_over(chat.rest)
-        unread = (name for name in chat.template_kwargs if not self.chats.reads(name))
+        renderer = self.chats.using(chat.template_kwargs)
+        unread = (name for name in chat.template_kwargs if not renderer.reads(name))
         report.unread.update(f"argument {name!r} of the chat template" for name in unread)
         return [self._paired(Example(trunk, labels, view_pairs.segments), view_pairs, report)]
 
@@ -471,17 +476,22 @@ class RowEncoder:
         chat, turns, eos = row.shown, list[Turn](), self.eos
         steps_found = row.step_spans if self.options.needs_steps else None
         user: tuple[Span | None, int] = (None, 0)
+        answers = 0
         end_id = None
         what = ""
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
         for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)
-            after = ids[content.stop : begins].tolist()
-            mark = next((place for place, index in enumerate(after, content.stop) if index in self.marks), None)
+            written = content.stop
+            closing = range(written, begins)
+            if span.close is not None:  # what ends the turn is the last token of the calls
+                written = bisect_left(last, span.close)
+                closing = range(written - 1, written)
+            mark = next((place for place in closing if int(ids[place]) in self.marks), None)
             if mark is not None and span.role == "assistant" and not self.template_ends_turns:
                 # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
                 mark = mark if ids[mark] == eos else None
-            close = content.stop if mark is None else mark + 1
+            close = written if mark is None else mark + 1
             if span.role == "user":
                 user = (content, close)
             if span.role != "assistant":
@@ -491,7 +501,10 @@ class RowEncoder:
             elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
-            spans_of_steps = [] if steps_found is None else steps_found[len(turns)]
+            spans_of_steps: list[CharSpan] = []
+            if span.close is None:
+                spans_of_steps = [] if steps_found is None else steps_found[answers]
+                answers += 1
             steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in spans_of_steps])
             turns.append(Turn(*user, content, close, steps))
         if end_id is not None and report.end_token is None:

@@ -28,11 +28,22 @@ _QUOTED = 60  # characters of a text that a message quotes
 
 
 class MessageSpan(NamedTuple):
-    """Where a message's content is in the rendered text: characters [start, end)."""
+    """Where a message's content is in the rendered text: characters [start, end).
+
+    Attributes:
+        close: of a message with tool calls, where its calls and its end of turn end; None for other messages. Where the
+            template writes no content of such a message, the model begins to write at `start`.
+    """
 
     role: str
     start: int
     end: int
+    close: int | None = None
+
+    @property
+    def stop(self) -> int:
+        """The end of what the message says: of its content, or of its calls."""
+        return self.end if self.close is None else self.close
 
 
 class Opening(NamedTuple):
@@ -42,7 +53,8 @@ class Opening(NamedTuple):
         written: what the template writes between the common text and the answer's text.
         extra: how the generation prompt goes on after the common text; empty where the chat has that text too.
         quoted: the last characters of the common text.
-        apart: whether the two differ before the end of the last message; then `written` and `extra` are empty.
+        apart: whether the two differ before the end of the last message. Then `written` and `extra` compare what follows
+            that message, and are empty where this is not known.
     """
 
     written: str = ""
@@ -101,7 +113,7 @@ class RenderedChat(NamedTuple):
         text: what the template wrote.
         spans: one span per message, in order; a system message that the template does not show has none.
         folded_system: whether the system message had to be put into the first user message.
-        openings: one per answer, in order; None where the template has no generation prompt for it.
+        openings: one per message of the assistant, in order; None where the template has no generation prompt for it.
         characters_left_out: of the answers and their thinking, white space not counted; `left_out` is the first such text.
     """
 
@@ -113,8 +125,13 @@ class RenderedChat(NamedTuple):
     left_out: str = ""
 
     @property
+    def turns(self) -> list[MessageSpan]:
+        """The spans of the assistant's messages."""
+        return [span for span in self.spans if span.role == "assistant"]
+
+    @property
     def begins(self) -> list[int]:
-        """For each answer the character where what the model writes begins: the answer's first, or one before it."""
-        answers = [span.start for span in self.spans if span.role == "assistant"]
-        pairs = zip(answers, self.openings, strict=True)
-        return [start - len(opening.written) if opening else start for start, opening in pairs]
+        """For each message of the assistant the character where what the model writes begins: the first of its content, or
+        one before it."""
+        pairs = zip(self.turns, self.openings, strict=True)
+        return [span.start - len(opening.written) if opening else span.start for span, opening in pairs]

@@ -38,6 +38,7 @@ _REASONS = {
     "second_pair": "forward=inline holds one pair an example",
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "no_user_message": "no user message before the answer",
+    "no_answer_in_text": "the assistant calls tools alone",
     "no_reference": "nothing that a metric could compare with",
     "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",

@@ -24,7 +24,7 @@ import regex
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import CharSpan, Text, text_of
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.columns import TOTAL_COLUMN, column_value, listed_steps
+from stepjepa.data.columns import TOTAL_COLUMN, answers_in, column_value, listed_steps
 from stepjepa.data.numbered import numbered
 from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, StepsOptions
 from stepjepa.errors import ConfigError, RowError, attempted
@@ -326,7 +326,7 @@ def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -
     split = rules.splitter.spans
     unread = None
     listed = column_value(row, rules.column) if rules.column else None
-    if rules.required or listed not in (None, []):
+    if answers and (rules.required or listed not in (None, [])):
         try:
             own = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
         except RowError as error:
@@ -416,7 +416,7 @@ def rules_for(
         messages = attempted(row_to_messages, row, None, columns)
         if isinstance(messages, RowError):
             continue
-        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        answers = [message["content"] for message in answers_in(messages)]
         known += answers
         if not steps_of(row, answers[-1:], rules).own:
             without_steps += answers

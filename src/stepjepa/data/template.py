@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ROLES
-from stepjepa.data.columns import REASONING, REASONING_KEYS, TRAINED
+from stepjepa.data.columns import REASONING, REASONING_KEYS, TOOL_CALLS, TOOLS, TRAINED
 from stepjepa.data.options import TemplateOptions
 from stepjepa.data.rendered import MessageSpan, Opening, RenderedChat, left_out, opening_of, quoted, switch_words
 from stepjepa.errors import ConfigError, RowError, attempted, said
@@ -78,11 +78,12 @@ def with_template(
     return tokenizer
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of the tokenizer's chat template; ConfigError where it has or uses none."""
+def template_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] | None = None) -> str:
+    """The text of the tokenizer's chat template, of several the one for chats with tools where there are some; ConfigError
+    where it has or uses none."""
     name = getattr(tokenizer, "name_or_path", "") or "this model"
     try:
-        return tokenizer.get_chat_template()
+        return tokenizer.get_chat_template(tools=tools)
     except NotImplementedError:  # mistral-common's
         raise ConfigError(
             f"the tokenizer of {name} ({type(tokenizer).__name__}) uses no chat template and reads control tokens in a text "
@@ -124,7 +125,7 @@ class ChatRenderer:
         self._tokenizer: Any = tokenizer
         self.given = dict(template_kwargs or {})
         self._of_rows: dict[str, ChatRenderer] = {}
-        self._template = template_of(tokenizer)
+        self._template = template_of(tokenizer, self.given.get(TOOLS))
         self.kwargs = {"date_string": DEFAULT_DATE, **self.given}
         if "strftime_now" in self._template:  # write `DEFAULT_DATE` in place of today's date
             day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
@@ -163,11 +164,17 @@ class ChatRenderer:
             ConfigError: the template does not end.
             RowError: it refuses them.
         """
-        written = sum(len(str(message.get("content", ""))) for message in messages)
+        calling = any(TOOL_CALLS in message for message in messages)
+        given = map(_with_texts, messages) if calling and self._arguments_are_texts else messages
+        return self._write(list(given), add_generation_prompt)
+
+    def _write(self, messages: list[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
+        """As `apply`, with the arguments of tool calls as this template takes them."""
+        written = sum(len(str(value)) for message in messages for value in message.values())
         with _limits(TEMPLATE_BYTES + _BYTES_A_CHARACTER * written, len(messages)):
             try:
                 return self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
                 )
             except (ConfigError, MemoryError):
                 raise
@@ -233,6 +240,15 @@ class ChatRenderer:
         return REASONING
 
     @cached_property
+    def _arguments_are_texts(self) -> bool:
+        """Whether the template takes the arguments of a tool call as a text of JSON alone, as DeepSeek's does."""
+        call = {"type": "function", "function": {"name": "f", "arguments": {"a": _mark(1)}}}
+        calling = {"role": "assistant", "content": "", TOOL_CALLS: [call]}
+        user = {"role": "user", "content": _mark(0)}
+        as_object, as_text = (attempted(self._write, [user, one]) for one in (calling, _with_texts(calling)))
+        return isinstance(as_object, RowError) and _mark(1) in str(as_text)
+
+    @cached_property
     def usual_opening(self) -> Opening:
         """The opening of an answer without thinking to a single question."""
         chat = [{"role": "user", "content": _mark(0)}, {"role": "assistant", "content": _mark(1)}]
@@ -252,14 +268,31 @@ class ChatRenderer:
                 continue  # a system message that is not shown
             span = spans[place]
             if message["role"] == "assistant":
-                prompt = self._try(chat[:index], add_generation_prompt=True)
-                opening = opening_of(text, span.start, last_message, prompt) if prompt else None
+                opening = self._opening(text, chat[:index], span.start, last_message)
                 if opening is not None and end and end in opening.written:  # a model that writes it stops
                     opening = Opening(quoted=opening.quoted, apart=True)
                 openings.append(opening)
             place += 1
-            last_message = span.end
+            last_message = span.stop
         return tuple(openings)
+
+    def _opening(self, text: str, asked: Sequence[Mapping[str, str]], answer: int, last_message: int) -> Opening | None:
+        """The opening of what begins at the character `answer` and answers the messages `asked`, the last of which ends at
+        `last_message`; None without a generation prompt."""
+        prompt = self._try(asked, add_generation_prompt=True)
+        if not prompt:
+            return None
+        opening = opening_of(text, answer, last_message, prompt)
+        if not opening.apart or TOOL_CALLS in asked[-1]:
+            return opening
+        # The prompt has earlier messages in another form (with their thinking, with the tools elsewhere); after the last
+        # one the two are compared.
+        marked = [*asked[:-1], {**asked[-1], "content": _mark(0)}]
+        _, *after = self._try(marked, add_generation_prompt=True).split(_mark(0))
+        if len(after) != 1:
+            return opening
+        after_last = opening_of(text, answer, last_message, text[:last_message] + after[0])
+        return after_last._replace(quoted=opening.quoted, apart=True)
 
     def _usual_openings(
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
@@ -348,6 +381,12 @@ class ChatRenderer:
             mark = f"@{mark}@"
         spans: list[MessageSpan] = []
         for index, message in enumerate(chat):
+            calls = None
+            if TOOL_CALLS in message:
+                calls = self._calls(text, chat, index, spans[-1].stop if spans else 0)
+            if calls is not None and not message["content"].strip():
+                spans.append(calls)
+                continue
             marked = [*chat[:index], {**message, "content": mark}, *chat[index + 1 :]]
             before, *after = self._try(marked).split(mark)
             located = len(after) == 1 and text.endswith(after[0])
@@ -358,12 +397,55 @@ class ChatRenderer:
                 before, located = text[: begins or 0], begins is not None
             located = located and text.startswith(before) and len(before) + len(after[0]) <= len(text)
             if located and spans:
-                located = spans[-1].end <= len(before)
+                located = spans[-1].stop <= len(before)
+            end = len(text) - len("".join(after))
+            if located and calls is not None:  # a text after the results of its calls cannot be told from an answer
+                located = calls.start <= len(before) and end <= calls.stop
             if located:
-                spans.append(MessageSpan(message["role"], len(before), len(text) - len(after[0])))
+                spans.append(MessageSpan(message["role"], len(before), end, calls and calls.close))
+            elif calls is not None and not after:  # the template writes the calls alone
+                spans.append(calls)
             elif message["role"] != "system":  # nothing is read from a system message's span
                 raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
         return spans
+
+    def _calls(self, text: str, chat: Sequence[Mapping[str, Any]], index: int, last_message: int) -> MessageSpan:
+        """The span of a message that calls tools, without its content.
+
+        The calls lie between the first and the last character that change with their arguments. What the template writes
+        after them is theirs as far as it also writes it where nothing follows. They begin where the model is asked for
+        them.
+
+        Args:
+            last_message: where the message before it ends.
+
+        Raises:
+            RowError: the template does not write all calls, or it is not known where the model is asked for them.
+        """
+        message = chat[index]
+        marks = [_mark(number) for number in range(len(message[TOOL_CALLS]))]
+        given = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
+        arguments = [mark if isinstance(one, str) else {mark: mark} for one, mark in zip(given, marks, strict=True)]
+        marked = _with_arguments(message, arguments)
+        other = self._try([*chat[:index], marked, *chat[index + 1 :]])
+        unwritten = [number for number, mark in enumerate(marks, 1) if mark not in other]
+        if unwritten:
+            raise RowError(
+                "template_refused",
+                f"the chat template does not write tool call {unwritten[0]} of message {index + 1}; give one that does "
+                f"with --{_NAME.chat_template}, or leave such rows out",
+            )
+        alone, alone_marked = (self._try([*chat[:index], one]) for one in (message, marked))
+        tail = _common_end(text, other)
+        turn_end = commonprefix([tail, _common_end(alone, alone_marked)])
+        close = len(text) - len(tail) + len(turn_end.rstrip())
+
+        first = len(commonprefix([text, other]))
+        opening = self._opening(text, chat[:index], first, last_message)
+        if opening is None or not opening.written or not alone:
+            raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
+        begin = first - len(opening.written)
+        return MessageSpan(message["role"], begin, begin, close)
 
     def _not_found(self, text: str, chat: Sequence[Mapping[str, str]], index: int) -> str:
         """Why a message is not located, and what to do."""
@@ -436,6 +518,29 @@ def _unusable(words: str) -> ConfigError:
 
 def _mark(index: int) -> str:
     return f"@@stepjepa:{index}@@"
+
+
+def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> dict[str, Any]:
+    """A message whose tool calls have other arguments."""
+    calls = []
+    for call, given in zip(message[TOOL_CALLS], arguments, strict=True):
+        function = {**call["function"], "arguments": given}
+        calls.append({**call, "function": function})
+    return {**message, TOOL_CALLS: calls}
+
+
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with the arguments of its tool calls, where it has some, as texts of JSON."""
+    if TOOL_CALLS not in message:
+        return message
+    given = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
+    texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in given]
+    return _with_arguments(message, texts)
+
+
+def _common_end(first: str, second: str) -> str:
+    """The longest text that both end with."""
+    return commonprefix([first[::-1], second[::-1]])[::-1]
 
 
 def _serves(name: str, rendered: RenderedChat) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.columns import is_trained, template_kwargs_of
+from stepjepa.data.columns import is_answer, is_trained, template_kwargs_of
 from stepjepa.data.options import PairColumns, text_of
 from stepjepa.data.report import RowCounts
 from stepjepa.data.sources import RowSource
@@ -182,7 +182,12 @@ def read_questions(
 
 
 def _last_answer(messages: list[dict[str, str]]) -> int:
-    """The position of the last answer in a checked chat, which has one: of the last one that is trained, where one is."""
-    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    """The position of the last answer in a checked chat, of the last one that is trained where one is; RowError where the
+    assistant calls tools alone."""
+    answers = [number for number, message in enumerate(messages) if is_answer(message)]
+    if not answers:
+        raise RowError(
+            "no_answer_in_text", "the assistant calls tools alone, so there is no text to compare an answer with"
+        )
     trained = [number for number in answers if is_trained(messages[number])]
     return max(trained or answers)

@@ -5,6 +5,7 @@ What a tokenizer makes of the data set is in `check`.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -16,7 +17,7 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
-from stepjepa.data.columns import is_stream, left_over, trained_answers
+from stepjepa.data.columns import TOOL_CALLS, is_stream, left_over, trained_answers, turn_name
 from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
 from stepjepa.data.options import PairColumns
 from stepjepa.data.prepare_rows import question_key, question_of
@@ -50,7 +51,7 @@ class RowSample:
     Attributes:
         place: of the row.
         roles: of its messages, in order; () for plain text.
-        texts: "User", "Assistant" -> the first such text, "Text" -> that of plain text; 400 characters of it.
+        texts: "User", "Tool call", "Assistant" -> the first such text, "Text" -> that of plain text; 400 characters of it.
         steps: steps of the first answer.
     """
 
@@ -274,17 +275,19 @@ class _Counter:
         texts.steps.count(place, chat.steps)
         trained = trained_answers(chat.messages)
         steps = [len(spans) for spans in compress(chat.steps.spans, trained)]
-        texts.step_counts[max(steps)] += 1
+        texts.step_counts[max(steps, default=0)] += 1
         texts.pairs_first += sum(count >= 2 for count in steps)
         texts.pairs_all += sum(count - 1 for count in steps if count)
 
-        roles = tuple(message["role"] for message in chat.messages)
+        roles = tuple(turn_name(message) for message in chat.messages)
         texts.role_orders[", ".join(roles)] += 1
         if not texts.samples:
-            first_answer = next(compress(chat.answers, trained))
             asked = [message["content"] for message in chat.messages if message["role"] == "user"]
-            shown = {"User": _cut(asked[0])} if asked else {}
-            texts.samples = [RowSample(place, roles, {**shown, "Assistant": _cut(first_answer)}, steps[0])]
+            calls = [json.dumps(message[TOOL_CALLS]) for message in chat.messages if TOOL_CALLS in message]
+            answers = list(compress(chat.answers, trained))
+            held = {"User": asked, "Tool call": calls, "Assistant": answers}
+            shown = {name: _cut(of_name[0]) for name, of_name in held.items() if of_name}
+            texts.samples = [RowSample(place, roles, shown, sum(steps[:1]))]
         question = _hashed(question_of(chat.messages))
         texts.rows_with_question += question is not None
         return question

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.parser import build
-from stepjepa.data.columns import is_stream
+from stepjepa.data.columns import CALL, RESULT, TOOL, is_stream
 from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder, read_chat
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.tokens import token_span
@@ -305,29 +305,35 @@ def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[Named
 def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]:
     """Where a chat's messages, and the answers' steps, are among its tokens; the template's own tokens have no span.
 
-    Names are the roles, and "step 1" .. for an answer's steps ("answer 2, step 1" where there are several answers).
+    Names are the roles, "tool call" and "tool result", and "step 1" .. for an answer's steps ("answer 2, step 1" where there
+    are several answers).
     Empty stretches are left out.
 
     Args:
         encoder: that makes the chat's example.
         chat: rendered, with its steps; without steps the answers are named.
     """
-    _, last = encoder.tokenised(chat)
-    several = len(chat.answer_spans) > 1
+    ids, last = encoder.tokenised(chat)
+    several = len(chat.answers) > 1
     answers = 0
     spans: list[NamedSpan] = []
     for message in chat.shown.spans:
-        named = {message.role: (0, message.end - message.start)}
-        if message.role == "assistant":
+        length = message.end - message.start
+        named = {RESULT if message.role == TOOL else message.role: (0, length)}
+        if message.close is not None:
+            named[CALL] = (length, message.close - message.start)
+        elif message.role == "assistant":
             answers += 1
             answer = f"answer {answers}" if several else "answer"
-            named = {answer: (0, message.end - message.start)}
+            named = {answer: (0, length)}
             if chat.step_spans is not None:
                 before = f"{answer}, " if several else ""
                 steps = enumerate(chat.step_spans[answers - 1], 1)
                 named = {f"{before}step {number}": (step[0], step[1]) for number, step in steps}
         for name, (start, end) in named.items():
             first, stop = token_span(last, message.start + start, message.start + end)
+            if name == CALL and int(ids[stop - 1]) in encoder.marks:
+                stop -= 1  # the end of turn, which has no name after answers either
             if first < stop:
                 spans.append(NamedSpan(name, first, stop))
     return tuple(spans)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from stepjepa.config.option import Names, Topic, option
-from stepjepa.data.columns import is_trained
+from stepjepa.data.columns import answers_in, is_answer, is_trained
 from stepjepa.data.options import VIEWS
 from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
@@ -135,11 +135,11 @@ class LLMJEPA(Objective):
         builder = self.builder(chat.ids)
         reason = "no_user_message"
         user: Message | None = None
-        answers = [message for message in chat.messages if message["role"] == "assistant"]
+        answers = answers_in(chat.messages)
         for message in chat.messages:
             if message["role"] == "user":
                 user = message
-            if message["role"] != "assistant" or user is None or not is_trained(message):
+            if not is_answer(message) or user is None or not is_trained(message):
                 continue
             answer = message
             if chat.target is not None:  # the text of a column stands for the last answer

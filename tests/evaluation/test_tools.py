@@ -1,0 +1,53 @@
+"""Questions of rows with tools: asked with all that stands before the last answer, calls and results included."""
+
+import pytest
+
+from stepjepa.data.encode import encode_dataset
+from stepjepa.data.sources import RowSource
+from stepjepa.data.template import ChatRenderer
+from stepjepa.data.tokens import Prompter
+from stepjepa.evaluation.nll import AnswerLikelihood
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
+from support.encoding import settings_of
+from support.models import tiny_model
+from support.tool_rows import ANSWER, CHATS, ONE, QUESTION, TWO_CALLS, call, result, row, tool_tokenizer
+
+OWN = SystemPrompt(None, True, "")
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "qwen2_5", "qwen3", "gptoss", "hermes", "mistral_v3", "mistral_v11"])
+def test_the_prompt_is_what_the_answer_was_trained_after(name):
+    tokenizer = tool_tokenizer(name)
+    rows = [row(ONE), row(TWO_CALLS), row([*TWO_CALLS, *TWO_CALLS[:2]])]
+    asked = read_questions(RowSource(rows), OWN)
+    store, _ = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of("regular", max_length=4096))
+    for question, example, place in zip(asked.questions, store, (1, 2, 2), strict=True):
+        assert (question.text, question.ground_truth) == (QUESTION, ANSWER)
+        ids = Prompter(tokenizer).ids(question.prompt, question.template_kwargs)
+        if "mistral" not in name or place == len(example.labels) - 1:  # whose tools stand before the last question
+            assert ids == example.trunk[: example.labels[place].start].tolist()
+        assert "degrees" in tokenizer.decode(ids) and "Oslo" in tokenizer.decode(ids)
+
+
+def test_answers_that_are_calls_alone():
+    asked = read_questions(RowSource([row(ONE[:2]), row(CHATS["two turns"]), row([*ONE, *ONE[:2]])]), OWN)
+    assert asked.rows_skipped == {"no_answer_in_text": 1} and len(asked.questions) == 2
+    assert "the assistant calls tools alone" in asked.first_skipped["no_answer_in_text"]
+    assert [one.ground_truth for one in asked.questions] == ["No.", ANSWER]
+    assert asked.questions[0].text == "And in Rome?"
+    # A message with text next to its call is no answer.
+    (one,) = read_questions(RowSource([row([*ONE, call(content="Again."), result()])]), OWN).questions
+    assert one.ground_truth == ANSWER
+
+
+def test_the_likelihood_is_of_what_the_assistant_writes():
+    tokenizer = tool_tokenizer("qwen2_5")
+    rows = [row(TWO_CALLS)]
+    questions = read_questions(RowSource(rows), OWN)
+    model = tiny_model("llama", vocab_size=len(tokenizer))
+    likelihood = AnswerLikelihood(questions, Prompter(tokenizer), model, 1, max_length=4096)
+    store, _ = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of("regular", max_length=4096))
+    assert likelihood.examples[0].trunk.tolist() == store[0].trunk.tolist()
+    ((loss,),) = likelihood.compute()
+    # Of every message of the assistant, calls included, as of every answer of a chat with several.
+    assert loss.tokens == sum(stop - start for start, stop in store[0].labels) and loss.end_tokens == 3
