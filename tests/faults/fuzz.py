@@ -364,7 +364,12 @@ def run_cases(numbers: range, home: Path) -> tuple[Counter[str], list[str]]:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
             child = os.fork()
             if child == 0:
-                in_child(left[:CHUNK], home, Path(temporary))
+                status = 70
+                try:
+                    in_child(left[:CHUNK], home, Path(temporary))
+                    status = 0
+                finally:  # whatever it raised must not go on in a copy of the test's process
+                    os._exit(status)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             lines = (Path(temporary) / "results.jsonl").read_text().splitlines()
         for number, (kind, argv, status, trouble) in zip(left, map(json.loads, lines), strict=False):
@@ -379,13 +384,14 @@ def run_cases(numbers: range, home: Path) -> tuple[Counter[str], list[str]]:
 
 
 def in_child(numbers: list[int], home: Path, temporary: Path) -> None:
-    """Run cases within their limits, write a line on each, and end the process."""
+    """Run cases within their limits, and write a line on each."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    for handler in logging.getLogger("transformers").handlers:  # its stream may be that of a test that has ended
-        handler.setStream(sys.__stderr__)  # type: ignore[attr-defined]
+    for handler in logging.getLogger("transformers").handlers:
+        if isinstance(handler, logging.StreamHandler):  # whose stream may be that of a test that has ended
+            handler.setStream(sys.__stderr__)
     with open(temporary / "results.jsonl", "w") as results:
         for number in numbers:
             resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + SECONDS, resource.RLIM_INFINITY))
@@ -394,7 +400,6 @@ def in_child(numbers: list[int], home: Path, temporary: Path) -> None:
             folder.mkdir()
             print(json.dumps(run_case(number, home, folder)), file=results, flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
 
 
 def main_of_fuzz(argv: list[str] | None = None) -> int:
