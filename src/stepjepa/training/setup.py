@@ -32,7 +32,7 @@ from stepjepa.modeling.extras import (
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, max_positions, own_configs
 from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
-from stepjepa.modeling.masks import SEGMENTS, row_multiple, use_attention
+from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
 from stepjepa.modeling.parts import embedding_rows, text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
@@ -120,6 +120,8 @@ def set_up_model(
     """
     inner: Any = causal_lm(model)
     detach_setup(model)
+    if text_config(inner.config)._attn_implementation in OWN:  # made of the configuration of a model in training
+        use_attention(inner, "sdpa")
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
             raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
