@@ -92,8 +92,13 @@ def left_out(content: str, shown: str) -> tuple[int, str]:
     if missing <= 0:
         return 0, ""
     begin = len(commonprefix([content, shown]))
-    end = len(commonprefix([content[begin:][::-1], shown[begin:][::-1]]))
+    end = len(common_end(content[begin:], shown[begin:]))
     return missing, content[begin : len(content) - end]
+
+
+def common_end(first: str, second: str) -> str:
+    """The longest text that both end with."""
+    return commonprefix([first[::-1], second[::-1]])[::-1]
 
 
 def quoted(text: str) -> str:

@@ -61,11 +61,6 @@ class StepSplitter:
         elif not self.separator:
             raise ConfigError(f"{_NAME.step_separator} is empty; give the string that stands between two steps")
 
-    @property
-    def reads_separator(self) -> bool:
-        """Whether `separator` decides where it cuts."""
-        return self.name in ("separator", "auto", "regex")
-
     def spans(self, text: str) -> list[CharSpan]:
         """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text. ConfigError where
         the pattern of ``regex`` takes too long for it."""

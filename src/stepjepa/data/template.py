@@ -27,7 +27,16 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import ROLES
 from stepjepa.data.columns import REASONING, REASONING_KEYS, TOOL_CALLS, TOOLS, TRAINED
 from stepjepa.data.options import TemplateOptions
-from stepjepa.data.rendered import MessageSpan, Opening, RenderedChat, left_out, opening_of, quoted, switch_words
+from stepjepa.data.rendered import (
+    MessageSpan,
+    Opening,
+    RenderedChat,
+    common_end,
+    left_out,
+    opening_of,
+    quoted,
+    switch_words,
+)
 from stepjepa.errors import ConfigError, RowError, attempted, said
 
 if TYPE_CHECKING:
@@ -436,8 +445,8 @@ class ChatRenderer:
                 f"with --{_NAME.chat_template}, or leave such rows out",
             )
         alone, alone_marked = (self._try([*chat[:index], one]) for one in (message, marked))
-        tail = _common_end(text, other)
-        turn_end = commonprefix([tail, _common_end(alone, alone_marked)])
+        tail = common_end(text, other)
+        turn_end = commonprefix([tail, common_end(alone, alone_marked)])
         close = len(text) - len(tail) + len(turn_end.rstrip())
 
         first = len(commonprefix([text, other]))
@@ -536,11 +545,6 @@ def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     given = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
     texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in given]
     return _with_arguments(message, texts)
-
-
-def _common_end(first: str, second: str) -> str:
-    """The longest text that both end with."""
-    return commonprefix([first[::-1], second[::-1]])[::-1]
 
 
 def _serves(name: str, rendered: RenderedChat) -> bool:

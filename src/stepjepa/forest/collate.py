@@ -381,14 +381,16 @@ def compared(sources: Placed, targets: Placed, shuffle: bool, aligned: bool, rep
         replayed: how many of the examples, the last ones, are replayed. They are shuffled among themselves.
     """
     counts = [len(example.pairs) for example, _ in sources]
-    replayed_pairs = sum(counts[len(counts) - replayed :])
+    current = len(counts) - replayed
+    replayed_counts = counts[current:]
+    replayed_pairs = sum(replayed_counts)
     order = None
     if shuffle:
-        order = shuffled_order(counts[: len(counts) - replayed], aligned)
+        order = shuffled_order(counts[:current], aligned)
         if order is None:
             sources, targets, replayed_pairs = (), (), 0
         elif replayed:
-            last = shuffled_order(counts[len(counts) - replayed :], aligned)
+            last = shuffled_order(replayed_counts, aligned)
             assert last is not None, "two or more are replayed"
             order = np.concatenate([order, len(order) + last])
     source_reads = [(pair.source, at) for example, at in sources for pair in example.pairs]

@@ -227,7 +227,7 @@ class DrawnExamples:
     ):
         self.store = store
         self.mixture = mixture or Mixture((len(store),), (len(store),))
-        self.objective, self._draw = objective, ExampleDraw(objective, seed, jepa_ratio)
+        self._draw = ExampleDraw(objective, seed, jepa_ratio)
         self._filler = Example(np.array([filler_id], dtype=np.int32), ())
 
     def __len__(self) -> int:

@@ -279,7 +279,7 @@ class JEPATrainer(CheckpointedTrainer):
             shuffle=args.train_sampling_strategy != "sequential",
             lengths=dataset.lengths if by_length else None,
             window=examples * args.gradient_accumulation_steps,
-            replay_ratio=dataset.objective.replay_ratio,
+            replay_ratio=self.setup.objective.replay_ratio,
             replay_current=args.replay_from == "current",
         )
 
@@ -375,7 +375,10 @@ class JEPATrainer(CheckpointedTrainer):
         """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
         if not self.args.track_flop:
             return 0.0
-        return sum(batch_flops(inputs, self._cost).values())
+        return self._flops(inputs)
+
+    def _flops(self, batch: Batch) -> float:
+        return sum(batch_flops(batch, self._cost).values())
 
     @cached_property
     def equal_compute(self) -> tuple[int, float]:
@@ -389,8 +392,8 @@ class JEPATrainer(CheckpointedTrainer):
             examples = [dataset[draw] for draw in islice(draws, self.args.train_batch_size)]
             if not examples:
                 break
-            own += sum(batch_flops(collate(examples), self._cost).values())
-            regular += sum(batch_flops(collate([example.plain() for example in examples]), self._cost).values())
+            own += self._flops(collate(examples))
+            regular += self._flops(collate([example.plain() for example in examples]))
         return planned_steps(self.args, len(dataset), self.accelerator.num_processes), own / regular
 
     @property
