@@ -1,7 +1,7 @@
-"""Curves of the page, as the lines, ticks and numbers that its template draws (SVG).
+"""The curves of the page: lines, ticks and numbers, which its template draws as SVG.
 
-Drawn here and not with matplotlib: the colours follow the page's theme and paper, a pointer and the arrow keys read the
-values, and a report needs no extra to be installed.
+Unlike pictures of matplotlib, the curves follow the theme of the page, show their values to a pointer and the arrow keys,
+and need no extra package.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from stepjepa.modeling.card import NO_RESULT
 from stepjepa.report.reading import ReportedRun, number
 
 WIDTH, HEIGHT = 440, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226  # where the lines of a chart are
+# The rectangle of a chart's lines; the rest is for tick labels and the title of the axis.
+LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
 QUANTITIES = {
     "lm_loss": "LM loss (nats per labelled token)",
@@ -26,10 +27,13 @@ QUANTITIES = {
     "effective_rank": "effective rank of the targets",
     "regularizer": "regularizer",
 }
-MOST_POINTS = 400  # of a line
+# A line is 360 pixels wide, so more points would not be visible, and would make the page large.
+MOST_POINTS = 400
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
-Point = tuple[float, float]  # step, value
-PointsOf = Callable[[str], list[Point]]  # from a key of the log
+# (step, value)
+Point = tuple[float, float]
+# Key of the log -> points of one run or arm.
+PointsOf = Callable[[str], list[Point]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class Line:
     Attributes:
         kind: "training" or "evaluation".
         points: (step, value, x, y), in the order of the steps.
-        colour: its number in the page's style (classes ``c0``, ``c1``, ...).
-        dashes: as SVG has them.
+        colour: number of the colour in the page's style (classes ``c0``, ``c1``, ...).
+        dashes: the stroke-dasharray of SVG.
     """
 
     name: str
@@ -51,12 +55,12 @@ class Line:
 
     @property
     def path(self) -> str:
-        """The line in SVG."""
+        """The path of the line in SVG."""
         return "M" + "L".join(f"{x:.1f} {y:.1f}" for _, _, x, y in self.points)
 
     @property
     def marks(self) -> list[Point]:
-        """Places of the points, where they are marked."""
+        """(x, y) of the points that get a mark: evaluations, which are few, and a training line of one point."""
         if self.kind == "training" and len(self.points) > 1:
             return []
         return [(x, y) for _, _, x, y in self.points]
@@ -78,12 +82,12 @@ class Chart:
     lines: list[Line]
 
     def readout(self) -> list[dict[str, Any]]:
-        """What a pointer or the arrow keys read: of every line its name, and step, value, x and y of its points."""
+        """The values that a pointer or the arrow keys show: name, kind and points of every line."""
         return [{"name": line.name, "kind": line.kind, "points": line.points} for line in self.lines]
 
 
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
-    """(step, value) of a key in a log, where both are finite numbers; the last value of a step, steps in order."""
+    """(step, value) of a key in a log, sorted by step; a step's last value, without values that are not finite."""
     points = {}
     for entry in history:
         step, value = number(entry, "step"), number(entry, key)
@@ -93,16 +97,17 @@ def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point
 
 
 def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> list[Point]:
-    """The mean over the logs that have `key`, at the steps that all of them have."""
+    """The mean over the logs that contain `key`, at the steps that they share."""
     logs = [dict(points) for history in histories if (points := history_points(history, key))]
     if not logs:
         return []
+    # A mean over a changing set of runs would show jumps that no run has.
     steps = set.intersection(*map(set, logs))
     return [(step, sum(log[step] for log in logs) / len(logs)) for step in sorted(steps)]
 
 
 def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
-    """Key -> title of what the logs hold: losses, signs of collapse, and what the evaluations while training have scored."""
+    """Key -> title of every logged quantity: losses, collapse diagnostics, and metrics of evaluations during training."""
     titles = dict(QUANTITIES)
     known = {"eval_loss", *(f"eval_{key}" for key in QUANTITIES)}
     for run in runs:
@@ -114,13 +119,13 @@ def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
 
 
 def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str]) -> Iterator[Chart]:
-    """A chart for each quantity (key -> title) that one of the runs (name, key -> points) has logged, evaluations in it."""
+    """A chart for each quantity (key -> title) that any run (name, key -> points) logged, in training or evaluation."""
     for key, title in titles.items():
         kinds = {"evaluation": key} if key.startswith("eval_") else {"training": key, "evaluation": f"eval_{key}"}
         series = []
         for index, (name, points_of) in enumerate(runs):
-            for kind, own_key in kinds.items():
-                points = points_of(own_key)
+            for kind, log_key in kinds.items():
+                points = points_of(log_key)
                 if points:
                     series.append((index, name, kind, points))
         if series:
@@ -128,17 +133,17 @@ def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str])
 
 
 def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[Point]]]) -> Chart:
-    """A chart.
+    """Lay out a chart.
 
     Args:
-        series: (number of the run, its name, "training" or "evaluation", points), at least one with at least one point.
+        series: (number of the run, its name, "training" or "evaluation", points); at least one, each with a point.
     """
     steps = [step for *_, points in series for step, _ in points]
     values = [value for *_, points in series for _, value in points]
     first, last = min(steps), max(steps)
     if first == last:
         first, last = first - 1, last + 1
-    # A little beyond the values, and to 0 rather than below it.
+    # The axis extends a little beyond the values, but not below 0 if they are all above it.
     low, high = min(values), max(values)
     room = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
     low = 0.0 if 0 <= low <= room else low - room
@@ -161,16 +166,17 @@ def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, `most` of them at most."""
+    """At most `most` round numbers (1, 2 or 5 times a power of ten apart) between `low` and `high`."""
     rough = (high - low) / (most - 1)
     power = 10 ** math.floor(math.log10(rough))
+    # The tolerances keep a tick that rounding errors would put just outside.
     step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def thin(points: list[Point]) -> list[Point]:
-    """At most `MOST_POINTS`: the ends, and of each stretch the smallest and the largest, so that no spike is lost."""
+    """At most `MOST_POINTS` points: the ends, and the smallest and largest of each stretch, which keeps every spike."""
     if len(points) <= MOST_POINTS:
         return points
     stretches = (MOST_POINTS - 2) // 2

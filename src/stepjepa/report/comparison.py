@@ -1,4 +1,4 @@
-"""Accuracies of runs, what two of them differ by on the same questions, and their answers side by side."""
+"""Accuracies of runs, paired differences on the same questions, and answers side by side."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from stepjepa.objectives.base import trained_pairs
 from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table
 from stepjepa.utils.text import written
 
-_LONGEST = 3000  # characters of a text
+# Characters of a question or an answer on the page.
+_LONGEST = 3000
+# Right, wrong, unscored.
 _LETTERS = {True: "r", False: "w", None: "u"}
 
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """A metric of an evaluation of a run."""
+    """One metric of one evaluation of a run."""
 
     evaluation: str
     metric: str
@@ -35,7 +37,7 @@ class AccuracyRow:
 
 
 def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[AccuracyRow]:
-    """A row for each evaluation, metric and run, those of one evaluation and metric together."""
+    """A row for each evaluation, metric and run, grouped by evaluation and metric."""
     for name in evaluation_names(runs):
         results = {run.label: run.evaluations[name].result for run in runs if name in run.evaluations}
         metrics = dict.fromkeys(metric for result in results.values() for metric in table(result, "metrics"))
@@ -62,7 +64,8 @@ def _accuracy_row(
     interval = ""
     if low is not None and high is not None:
         interval = f"[{low:.4f}, {high:.4f}]"
-    if "perplexity" in summary:  # the value is over all tokens, the interval that of the rows' mean
+    # A likelihood is averaged over all tokens, but its interval belongs to the mean over rows.
+    if "perplexity" in summary:
         row_mean = written(number(summary, "row_mean"), ".4f")
         of = f"nats per token; mean of {n} rows {row_mean} {interval}".strip()
         interval = ""
@@ -85,11 +88,11 @@ class PairedRow:
 
     Attributes:
         names: evaluation and metric, model a, model b.
-        cells: the difference, its interval, and of a metric that says right or wrong McNemar's p, and how many questions
-            both, only a, only b and neither answered right.
-        n: questions.
-        why_not: why two cannot be compared; empty where they are.
-        headline: its paragraph of the answer, empty where it has none.
+        cells: the difference and its interval; for a right-or-wrong metric also McNemar's p, and the number of questions
+            that both, only a, only b and neither answered right.
+        n: number of questions.
+        why_not: why the models cannot be compared; empty if they are.
+        headline: paragraph for the top of the page; empty if it has none.
     """
 
     names: list[str]
@@ -100,14 +103,18 @@ class PairedRow:
 
 
 def control_of(run: ReportedRun) -> str:
-    """Which control a run is, empty for none."""
+    """The kind of control that a run is; empty if it is none."""
     kind = str(run.settings.get("control") or "none")
     return kind if kind != "none" and trained_pairs(run.settings) else ""
 
 
 def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
-    """Each model against the first, plain training if there is any, and each method against its controls, on the same
-    questions, in every metric that two share. The first metric and the likelihood of the reference answers are headlines."""
+    """Compare each model with the first one (plain training, if any run has no pairs), and each method with its controls.
+
+    Pairs share the questions and every metric that both have. Headlines are the first metric and the likelihood of the
+    reference answers.
+    """
+    # Plain training first, then controls, then methods.
     ordered = sorted(runs, key=lambda run: (trained_pairs(run.settings), not control_of(run)))
     for name in evaluation_names(runs):
         before: list[ReportedRun] = []
@@ -138,6 +145,7 @@ def _paired(name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRu
         if paired.counts is not None:
             cells += [f"{mcnemar_p(*paired.counts[1:3]):.3g}", *map(str, paired.counts)]
         headline = ""
+        # A stale evaluation stays in the table but supports no conclusion.
         if not a.evaluations[name].stale and (paired is metrics[0] or paired.metric == NLL):
             headline = _headline(name, paired, a, b, cells, any(control_of(run) == "shuffled" for run in runs))
         yield PairedRow([f"{name}, {paired.metric}", a.label, b.label], cells, paired.n, headline=headline)
@@ -164,7 +172,7 @@ def _headline(
 
 
 def difference_cells(paired: PairedMetric) -> tuple[str, str]:
-    """A difference with its unit, and its interval."""
+    """A difference with its unit, and its interval; accuracies in points."""
     unit, scale, form = "", 1, "+.4f"
     if paired.counts is not None:
         unit, scale, form = " points", 100, "+.1f"
@@ -181,11 +189,11 @@ def difference_cells(paired: PairedMetric) -> tuple[str, str]:
 
 
 def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> list[dict[str, Any]]:
-    """The answers of every evaluation.
+    """The answers of every evaluation, as JSON for the page.
 
-    Of each: ``name``; ``models`` (label, metric, and a letter for every question: ``r`` right, ``w`` wrong, ``u`` neither,
-    ``-`` not asked), so that counts are of all questions; ``rows``, at most `most` questions with all texts, the same number
-    of each pattern of right and wrong as far as there are.
+    An entry has ``name``; ``models`` with label, metric, and a letter for every question (``r`` right, ``w`` wrong, ``u``
+    unscored, ``-`` not asked), from which the page counts; and ``rows``, at most `most` questions with all texts, spread
+    evenly over the patterns of right and wrong.
     """
     sets = []
     for name in evaluation_names(runs):
@@ -203,17 +211,18 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
 
 
 def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most: int) -> dict[str, Any]:
-    by_question = [{(one.index, one.question): one for one in predictions} for predictions in answers.values()]
+    # A question is identified by its row and its text: models may have been evaluated on different rows.
+    by_question = [{(each.index, each.question): each for each in predictions} for predictions in answers.values()]
     questions = sorted({question for known in by_question for question in known})
     models = []
     for (label, predictions), known in zip(answers.items(), by_question, strict=True):
-        letters = "".join(_LETTERS[known[one].correct] if one in known else "-" for one in questions)
+        letters = "".join(_LETTERS[known[key].correct] if key in known else "-" for key in questions)
         metric = next(iter(predictions[0].scores), "")
         models.append({"label": label, "metric": metric, "letters": letters})
     rows = []
     for place in chosen([str(model["letters"]) for model in models], most):
-        given = [known.get(questions[place]) for known in by_question]
-        first = next(one for one in given if one is not None)
+        answered = [known.get(questions[place]) for known in by_question]
+        first = next(prediction for prediction in answered if prediction is not None)
         reference = first.ground_truth if first.gt_answer is None else first.gt_answer
         rows.append(
             {
@@ -221,22 +230,22 @@ def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most
                 "index": first.index,
                 "question": cut(first.question),
                 "reference": cut(reference or ""),
-                "answers": [one and _answer(one) for one in given],
+                "answers": [prediction and _answer(prediction) for prediction in answered],
             }
         )
     return {"name": name, "models": models, "rows": rows}
 
 
-def _answer(one: Prediction) -> dict[str, str]:
+def _answer(prediction: Prediction) -> dict[str, str]:
     return {
-        "text": cut(one.generated_response),
-        "found": cut(one.gen_answer or ""),
-        "stop": str(one.stop_reason or ""),
+        "text": cut(prediction.generated_response),
+        "found": cut(prediction.gen_answer or ""),
+        "stop": str(prediction.stop_reason or ""),
     }
 
 
 def chosen(letters: Sequence[str], most: int) -> list[int]:
-    """Positions of at most `most` questions: of every pattern of right and wrong the first ones, in turns."""
+    """Positions of at most `most` questions, taken in turns from the patterns of right and wrong."""
     places = defaultdict[tuple[str, ...], list[int]](list)
     for place, pattern in enumerate(zip(*letters, strict=True)):
         places[pattern].append(place)
@@ -247,7 +256,7 @@ def chosen(letters: Sequence[str], most: int) -> list[int]:
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:
-    """A text, with its middle left out where it is longer."""
+    """A text, without its middle if it is longer than `longest` characters."""
     if len(text) <= longest:
         return text
     half = longest // 2

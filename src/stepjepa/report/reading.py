@@ -1,6 +1,6 @@
-"""What runs and studies have left in their folders.
+"""Reads the records in the folders of runs and studies.
 
-Old and unfinished folders lack some of the files, and a broken file must not cost the rest: it is left out, and named.
+Old and unfinished folders lack some files. A broken file does not stop the report: it is left out and named.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 
 def table(value: object, *keys: str) -> dict[str, Any]:
-    """The object at a path of keys, an empty one where there is none."""
+    """The object at a path of keys; an empty one if it is missing or something else."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
 def number(record: Mapping[str, Any], key: str) -> float | None:
-    """The finite number under a key, None for anything else."""
+    """The finite number under a key; None for anything else."""
     value = record.get(key)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return value
@@ -41,11 +41,11 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 
 
 class Reader:
-    """Reads files.
+    """Reads files, and collects what the reader of the report should know about them.
 
     Attributes:
-        problems: a sentence for every file that is there and is left out.
-        stale: a sentence for every evaluation that is not of the present model.
+        problems: a sentence for every file that exists but cannot be used.
+        stale: a sentence for every evaluation of another model than the present one.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Reader:
         self.stale: list[str] = []
 
     def read(self, path: Path, parse: Callable[[bytes], T]) -> T | None:
-        """What `parse` makes of a file's content; None where there is no file, or no good one."""
+        """The parsed content of a file; None if it does not exist or cannot be parsed."""
         try:
             return parse(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -64,19 +64,19 @@ class Reader:
             return None
 
     def object(self, path: Path) -> dict[str, Any]:
-        """The object in a file of JSON, empty where there is none."""
+        """The object in a JSON file; empty if it does not exist or cannot be parsed."""
         return self.read(path, parse_object) or {}
 
 
 @dataclass
 class StoredEvaluation:
-    """What ``stepjepa evaluate``, or a study's scoring, has left.
+    """The files of ``stepjepa evaluate`` or of a study's scoring.
 
     Attributes:
-        result: its ``metrics.json``.
-        predictions: the file of answers, None where there is none.
-        likelihoods: that of the reference answers, where nothing was generated.
-        stale: whether it is of another model than the one in the folder.
+        result: content of ``metrics.json``.
+        predictions: the file of answers; None if there is none.
+        likelihoods: the file of the reference answers' likelihoods; None if there is none.
+        stale: whether the model in the folder has changed since.
     """
 
     result: dict[str, Any] = field(default_factory=dict)
@@ -87,18 +87,18 @@ class StoredEvaluation:
 
 @dataclass
 class ReportedRun:
-    """A training run's records; each is empty where its file is missing.
+    """The records of a training run; each is empty if its file is missing.
 
     Attributes:
-        label: what it is called on the page.
-        record: ``run.json``.
-        settings: those of ``resolved.yaml``, and over them those of ``run.json``, which came of them.
-        data: split -> the lines of its data report, as training has printed them.
-        metrics: of ``metrics.json``, the last values.
-        history: the Trainer's log; a checkpoint's where the run is unfinished.
-        evaluations: by the name that the page shows.
-        trained: of a study's run, the record of its training.
-        scored: of a study's run, whether the test split was scored.
+        label: name of the run on the page.
+        record: content of ``run.json``.
+        settings: those of ``resolved.yaml``, overridden by those of ``run.json``, which training resolved from them.
+        data: lines of the data reports, as training printed them.
+        metrics: last values, of ``metrics.json``.
+        history: the Trainer's log, of a checkpoint if the run is unfinished.
+        evaluations: by their names on the page.
+        trained: for a run of a study, the record of its training.
+        scored: for a run of a study, whether the test split was scored.
     """
 
     label: str
@@ -115,19 +115,19 @@ class ReportedRun:
 
     @property
     def arm(self) -> str:
-        """Of a study's run: its arm, with the block and the tuned values."""
+        """For a run of a study: its arm, with the block and the tuned values."""
         return self.label.rpartition("/")[0] or self.label
 
 
 @dataclass
 class ReportedStudy:
-    """A study's records.
+    """The records of a study.
 
     Attributes:
-        title, verdicts (one for each metric), notes: of ``table.json``; empty until the study has ended.
+        title, verdicts (one for each metric), notes: of ``table.json``; empty until it is written.
         tables: title -> title of a column -> a cell for each arm.
-        code: what it was made by.
-        arms: the training options of every arm of every block.
+        code: versions of the code that ran the study.
+        arms: name -> training options, for every arm of every block.
     """
 
     path: Path
@@ -141,7 +141,7 @@ class ReportedStudy:
 
 @dataclass
 class Found:
-    """All that a report is about: runs, of a study one for each folder under ``runs/``, which is its label."""
+    """The content of a report: runs, or a study and its runs, whose labels are their folders under ``runs/``."""
 
     runs: list[ReportedRun]
     study: ReportedStudy | None
@@ -149,10 +149,10 @@ class Found:
 
 
 def read_folders(names: Sequence[Path]) -> Found:
-    """Read whatever the folders hold.
+    """Read the folders of several runs, or of one study.
 
     Raises:
-        ConfigError: a folder is missing, or holds nothing that can be reported.
+        ConfigError: a folder is missing, or holds neither a run nor a study.
     """
     reader = Reader()
     for folder in names:
@@ -177,6 +177,7 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     history = _log(ended) if RunFolder(folder).ended else []
     unfinished = not history
     if unfinished:
+        # The newest log with an entry.
         for state in [folder / "trainer_state.json", *_checkpoint_logs(folder)]:
             history = history or _log(reader.object(state))
     resolved = reader.read(folder / "resolved.yaml", _options) or {}
@@ -194,13 +195,13 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
 
 
 def _options(content: bytes) -> dict[str, Any]:
-    """The values of a file of options."""
+    """The values in a YAML file of options."""
     tree = parse_tree(content.decode("utf-8-sig"), "resolved.yaml")
     return {name: node.value for name, node in tree.mapping("options").items()}
 
 
 def data_lines(reports: Mapping[str, Any]) -> list[str]:
-    """Data reports by split as training has printed them."""
+    """The lines of the data reports of all splits, as training printed them."""
     lines = []
     for split, record in reports.items():
         first, *others = DataReport.from_dict({"source": "", **record}).lines()
@@ -214,17 +215,19 @@ def _log(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _checkpoint_logs(folder: Path) -> list[Path]:
-    """Logs of checkpoints, the newest first."""
+    """Logs of checkpoints, newest first."""
     logs = folder.glob("checkpoint-*/trainer_state.json")
+    # By length first, so that checkpoint-1000 comes after checkpoint-200.
     return sorted(logs, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
 
 
 def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEvaluation]]:
-    """Name and content of those that have folders of their own."""
+    """Name and content of every evaluation in a subfolder."""
     for path in sorted(folder.glob("*/")):
         name = path.name.removeprefix("evaluation-")
         result = reader.object(path / METRICS)
-        if "identity" not in result:  # no evaluation, or one that has not ended
+        # Another folder, or an evaluation that has not finished.
+        if "identity" not in result:
             continue
         other_model = _other_model(folder, result)
         if other_model:
@@ -239,7 +242,7 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
-    """Which other model than the one in `folder` a result is of; empty where it is of that one."""
+    """The model that a result belongs to, if it is not the one in `folder`; empty if it is."""
     if (folder / "run.json").is_file() and (folder / METRICS).is_file() and not RunFolder(folder).ended:
         return "the model before this run went on"
     recorded = result.get("model_folder")
@@ -266,10 +269,11 @@ def _study(folder: Path, reader: Reader) -> ReportedStudy:
 
 
 def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
-    """Take over what ``table.json`` holds."""
+    """Add the content of ``table.json`` to a study."""
     verdicts: list[str] = []
     for line in map(str, result["verdicts"]):
-        if line.startswith(" ") and verdicts:  # of the metric above
+        # An indented line continues the verdict on the metric above.
+        if line.startswith(" ") and verdicts:
             verdicts[-1] += f"\n{line}"
         else:
             verdicts.append(line)
@@ -290,7 +294,8 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         run.evaluations |= dict(_evaluations(path, reader))
         run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()
-        if not run.history:  # restored from a record
+        # A run from a file of records has no log; its record holds the curves.
+        if not run.history:
             losses = run.trained.get("losses", [])
             evaluations = run.trained.get("history", [])
             run.history = _log({"log_history": [*losses, *evaluations]})

@@ -1,8 +1,7 @@
-"""``stepjepa report``: from folders to a page, one file with its style, its script and its data, that needs no network.
+"""``stepjepa report``: one HTML file with its style, script and data, which needs no network.
 
-The template escapes every text (Jinja, autoescape). Answers of models reach the page as JSON inside a script element of a
-type that no browser runs, and from there the document as text. The page's Content-Security-Policy forbids all connections,
-and every script and style but its own.
+Jinja escapes every text. The answers of models are JSON in a script element of a type that no browser runs, and the page's
+script inserts them as text. The Content-Security-Policy forbids all connections, and all scripts and styles but the page's.
 """
 
 from __future__ import annotations
@@ -32,15 +31,18 @@ from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import counted, scaled, written
 from stepjepa.version import __version__
 
-_MOST_ARMS = 8  # in a chart
-_SIGNS = ("target_std", "effective_rank", "num_pairs")  # of collapse, in a log
+# More lines in a chart cannot be told from each other.
+_MOST_ARMS = 8
+# Diagnostics of collapse in a log.
+_SIGNS = ("target_std", "effective_rank", "num_pairs")
 _VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
-_OWN = ("date", "command")  # differ from run to run
+# They differ between any two runs, so the page does not mark them as differences.
+_OWN = ("date", "command")
 
 
 @dataclass
 class ReportOptions:
-    """What is reported, and where to."""
+    """Options of ``stepjepa report``."""
 
     folders: list[str] | None = option(
         None, "Folders of runs, or of one study; usually written without --folders, in front of the rest.", "report"
@@ -56,19 +58,20 @@ class ReportOptions:
 
 
 _NAME = Names(ReportOptions, RunOptions, JEPAOptions, TrainerOptions)
-_HEADLINE = (_NAME.objective, _NAME.seed, _NAME.train_file)  # settings that tell what a run is
+# Settings that identify a run in the headline.
+_HEADLINE = (_NAME.objective, _NAME.seed, _NAME.train_file)
 
 
 @dataclass(frozen=True)
 class ReportResult:
-    """A page that was written; printed, what was left out and where the page is.
+    """The written page; `str` of it lists the files that were left out, and the path.
 
     Attributes:
         path: the page.
         bytes: its size.
-        answer: its first paragraphs: what may be concluded.
+        answer: the first paragraphs of the page, which state the conclusion.
         problems: a sentence for each file that could not be used.
-        stale: a sentence for each evaluation that is not of the present model.
+        stale: a sentence for each evaluation of another model than the present one.
     """
 
     path: Path
@@ -78,18 +81,21 @@ class ReportResult:
     stale: list[str]
 
     def __str__(self) -> str:
-        lines = [*(f"left out {problem}" for problem in self.problems), *(f"stale    {one}" for one in self.stale)]
+        lines = [
+            *(f"left out {problem}" for problem in self.problems),
+            *(f"stale    {sentence}" for sentence in self.stale),
+        ]
         return "\n".join([*lines, f"written: {self.path} ({self.bytes / 1e6:.2f} MB)"])
 
 
 def report(**options: Any) -> ReportResult:
-    """Write one HTML page of runs or of a study: ``stepjepa report``.
+    """Write one HTML page about runs or a study, as ``stepjepa report`` does.
 
     Args:
-        options: those of ``stepjepa report`` by name, such as ``folders=["runs/a", "runs/b"]``.
+        options: the options of ``stepjepa report`` by name, such as ``folders=["runs/a", "runs/b"]``.
 
     Raises:
-        ConfigError: a folder holds nothing to report, a file in it another form of record, or the page cannot be written.
+        ConfigError: a folder holds no run and no study, or the page cannot be written.
     """
     (asked,) = build((ReportOptions,), by_our_names(options, ReportOptions))
     check_fields(asked)
@@ -113,14 +119,14 @@ def report(**options: Any) -> ReportResult:
 
 @dataclass
 class Overview:
-    """What a page says of runs or of a study, besides their evaluations.
+    """The content of a page besides the evaluations, for runs and studies alike.
 
     Attributes:
-        compared: what is compared, for the headline.
-        columns: name of a run or an arm -> its options of training, and versions.
-        groups: line of a chart -> its runs, of which the mean is drawn.
+        compared: names of the runs or arms, for the headline.
+        columns: name of a run or an arm -> its training options and versions.
+        groups: name of a line in the charts -> the runs whose mean it shows.
         shown: the runs whose evaluations are shown.
-        seeds: of a study, over which the verdicts are; the answers are those of the first.
+        seeds: for a study, the seeds of its verdicts; the answers on the page are those of the first seed.
     """
 
     title: str
@@ -134,7 +140,7 @@ class Overview:
 
 
 def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[str]]:
-    """The HTML of the page, in ASCII, and its first paragraphs: what may be concluded."""
+    """The HTML of the page, in ASCII, and the paragraphs that state the conclusion."""
     runs, study, reader = reported.runs, reported.study, reported.reader
     overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
     curves: list[tuple[str, PointsOf]] = []
@@ -144,7 +150,8 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
     paired = list(paired_rows(overview.shown))
     answer = [row.headline for row in paired if row.headline]
     if study is not None and (len(overview.seeds) > 1 or not answer):
-        answer = study.verdicts  # those over several seeds
+        # Verdicts over all seeds outrank a comparison within the first one.
+        answer = study.verdicts
     predictions = prediction_sets(overview.shown, max_predictions, reader)
 
     readouts = {chart.key: chart.readout() for chart in drawn}
@@ -198,7 +205,7 @@ def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
 
 
 def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Overview:
-    """Of a study the curves are means over the seeds of an arm, and the answers those of its first seed."""
+    """Curves are means over the seeds of an arm; answers are those of the first seed."""
     seeds = sorted({int(seed) for run in runs if (seed := number(run.settings, "seed")) is not None})
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
@@ -216,7 +223,8 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         compared=list(study.arms),
         columns={arm: {**settings, **made_by} for arm, settings in study.arms.items()},
         groups=groups,
-        shown=[replace(run, label=run.arm) for run in evaluated],  # all are of one seed
+        # They share one seed, so the arm identifies each.
+        shown=[replace(run, label=run.arm) for run in evaluated],
         note=note,
         counts=f"{scored} of {counted(len(runs), 'run')} scored",
         seeds=seeds,
@@ -224,8 +232,8 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
 
 
 def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, list[str], bool]]:
-    """Of every line of the charts with logged targets: its name, a verdict, the signs of collapse in its last values, and
-    whether they amount to collapse."""
+    """For every line of the charts with logged targets: name, verdict, diagnostics of the last log entry, and whether they
+    mean collapse."""
     for name, (run, *_) in groups.items():
         last = {}
         for key in _SIGNS:
@@ -242,7 +250,7 @@ def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, 
 
 
 def _cost(run: ReportedRun) -> list[str]:
-    """Of a run: steps, training time, examples per second, FLOPs."""
+    """The row of a run: name, steps, training time, examples per second, FLOPs."""
     steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
     seconds = number(run.metrics, "train_runtime") or number(run.trained, "train_seconds")
     flops = number(run.metrics, "total_flos") or number(run.trained, "flops")
@@ -256,7 +264,7 @@ def _cost(run: ReportedRun) -> list[str]:
 
 
 class Row(NamedTuple):
-    """A setting or a version: a cell for each run, and whether the cells differ."""
+    """A setting or a version, with a cell for each run, and whether the cells differ."""
 
     name: str
     cells: list[str]
@@ -264,18 +272,18 @@ class Row(NamedTuple):
 
 
 def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each setting that has a value, in the order of the options.
+    """A row for each setting with a value, in the order of the options.
 
-    Names of the runs' own folders are left out, and what decides no number of a run does not count as differing.
+    Paths inside a run's own folder are left out. A setting that affects no number of a run does not count as different.
     """
     known = {**options_of(RunOptions), **options_of(JEPAOptions), **options_of(TrainerOptions)}
     names = dict.fromkeys(known)
-    for one in settings:
-        names |= dict.fromkeys(one)
+    for of_run in settings:
+        names |= dict.fromkeys(of_run)
     rows = []
     for name in names:
-        cells = [plain(one.get(name)) for one in settings]
-        if not any(cells) or all(_in_own_folder(name, one) for one in settings):
+        cells = [plain(of_run.get(name)) for of_run in settings]
+        if not any(cells) or all(_in_own_folder(name, of_run) for of_run in settings):
             continue
         decides = name not in _OWN and (name not in known or known[name].identity)
         rows.append(Row(name, cells, decides and len(set(cells)) > 1))
@@ -283,7 +291,7 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Versions by package, machine, date and command of a run."""
+    """The versions, machine, date and command of a run."""
     return {name: record.get(name) for name in (*_VERSIONS, *_OWN)} | table(record, "machine")
 
 
@@ -292,7 +300,7 @@ def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:
 
 
 def plain(value: object) -> str:
-    """A value in a cell, empty for none."""
+    """The text of a value in a cell; empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Arms of a study against their baseline and their controls, at equal examples and at equal compute, with a verdict.
+"""Compares the arms of a study with their baseline and controls, at equal examples and equal compute, with a verdict.
 
-A study has one baseline. Every other arm may name three more: its controls, which differ from it by shuffled or random
-targets alone, and itself trained for fewer steps, at the baseline's FLOPs. Runs of the same seed are pairs.
+A study has one baseline. Every other arm may name up to three more: two controls, which differ from it only by shuffled or
+random targets, and itself trained for fewer steps, at the baseline's FLOPs. Runs with the same seed are paired.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from stepjepa.evaluation.statistics import (
     summary,
 )
 
-MIN_SEEDS = 3  # below, a t test leans on a single number for the spread: there is no verdict
-EQUAL_COMPUTE = 1.02  # times the baseline's FLOPs: an arm of at most that much was compared at equal compute already
+# With two seeds, a t test takes the spread from a single number; no verdict is given below this.
+MIN_SEEDS = 3
+# An arm of at most this many times the baseline's FLOPs has already been compared at equal compute.
+EQUAL_COMPUTE = 1.02
 Kind = Literal["examples", "compute", "control", "random"]
 _OTHERS: dict[Kind, str] = {
     "control": "against its shuffled control",
@@ -40,9 +42,9 @@ class ArmRuns:
 
     Attributes:
         name: of the arm, unique.
-        metrics: metric -> seed -> value. None or NaN is a run that came to no value (it diverged).
-        control, random, same_flop: names of the arms that are this one with shuffled targets, with a random vector as its
-            target, and with as many FLOPs as the baseline.
+        metrics: metric -> seed -> value; None or NaN for a run that diverged.
+        control, random, same_flop: names of the arms that equal this one but have shuffled targets, a random vector as
+            target, or the baseline's FLOPs.
         needs_control: False for arms without targets to shuffle, such as other labels.
         flops, seconds: seed -> cost of the run.
     """
@@ -57,32 +59,30 @@ class ArmRuns:
     seconds: Mapping[int, float] = field(default_factory=dict)
 
     def values(self, metric: str) -> dict[int, float]:
-        """Seed -> value, of the runs that have one."""
+        """Seed -> value, of the runs with a finite value."""
         by_seed = sorted(self.metrics.get(metric, {}).items())
         return {seed: float(value) for seed, value in by_seed if value is not None and math.isfinite(value)}
 
     def minus(self, other: ArmRuns, metric: str) -> ArmComparison:
-        """This arm less another one, seed by seed."""
-        own = self.values(metric)
+        """This arm minus another, seed by seed."""
+        values = self.values(metric)
         others = other.values(metric)
-        seeds = sorted(own.keys() & others.keys())
-        result = paired_difference([own[seed] for seed in seeds], [others[seed] for seed in seeds])
-        # Seeds that both have run, of which one came to no value.
-        own_runs = self.metrics.get(metric, {})
-        other_runs = other.metrics.get(metric, {})
-        both = own_runs.keys() & other_runs.keys()
-        lost = sorted(both.difference(seeds))
+        seeds = sorted(values.keys() & others.keys())
+        result = paired_difference([values[seed] for seed in seeds], [others[seed] for seed in seeds])
+        # Leaving out the seeds at which one arm diverged would favour that arm, so they are kept and rule out a verdict.
+        common = self.metrics.get(metric, {}).keys() & other.metrics.get(metric, {}).keys()
+        lost = sorted(common.difference(seeds))
         return ArmComparison(other.name, tuple(seeds), tuple(lost), result)
 
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """An arm less another one, seed by seed.
+    """One arm minus another, seed by seed.
 
     Attributes:
-        seeds: those that both have a value for.
-        lost: those that one of both ran without coming to a value.
-        holm_p: `result.t_p` corrected over the arms of the study that are compared so; None for controls.
+        seeds: seeds with a value in both arms.
+        lost: seeds that both arms ran, without a value in one of them.
+        holm_p: `result.t_p`, corrected over the arms of the study with this kind of comparison; None for controls.
     """
 
     against: str
@@ -93,7 +93,7 @@ class ArmComparison:
 
     @property
     def unusable(self) -> str:
-        """Why no verdict can rest on it; empty if one can."""
+        """Why the comparison supports no verdict; empty if it does."""
         n = self.result.n
         if self.lost:
             return f"no value for seed {', '.join(map(str, self.lost))}"
@@ -104,7 +104,7 @@ class ArmComparison:
         return ""
 
     def direction(self, higher_is_better: bool, alpha: float) -> int:
-        """1 shown to be better, -1 shown to be worse, 0 neither."""
+        """1 if the arm is better, -1 if it is worse, 0 if neither is established at level `alpha`."""
         if self.unusable or self.result.mean is None:
             return 0
         if self.holm_p is None or self.holm_p >= alpha:
@@ -114,13 +114,13 @@ class ArmComparison:
 
 @dataclass(frozen=True)
 class Solved:
-    """How many runs of an arm have solved the task, and after how many examples.
+    """The number of an arm's runs that solved the task, and the examples they needed.
 
     Attributes:
-        runs: all, those without a value among them.
-        solved: of them, on the test split; `low` and `high` are the ends of the share's interval.
-        reached: runs of which an evaluation on the way, on the validation split, was as good.
-        examples: until the first such evaluation, the median over these runs; None for none.
+        runs: all runs, including those without a value.
+        solved: runs that solved the task on the test split; `low` and `high` are the ends of the share's interval.
+        reached: runs with an evaluation during training, on the validation split, that was as good.
+        examples: median over those runs of the examples before the first such evaluation; None if no run has one.
     """
 
     runs: int
@@ -136,13 +136,13 @@ class ComparedArm:
     """One arm in one metric.
 
     Attributes:
-        role: "arm" for what a claim is about; the others are what it is measured against.
-        seeds: with a value; `summary` is over them.
-        comparisons: ``examples``, against the baseline, which saw as many examples; ``compute``, the arm at the baseline's
-            compute against it; ``control`` and ``random``, against the arm's controls. Those that were made.
-        flops, seconds: means over the runs, None where unknown.
-        verdict: None for all but "arm".
-        solved: None where the study does not say what that is.
+        role: "arm" if a claim is made about it; the other roles are what arms are compared with.
+        seeds: seeds with a value; `summary` is over them.
+        comparisons: ``examples``, with the baseline at equal examples; ``compute``, the arm at the baseline's compute with
+            the baseline; ``control`` and ``random``, with the arm's controls. Only those that the study contains.
+        flops, seconds: means over the runs; None if unknown.
+        verdict: None unless the role is "arm".
+        solved: None if the study does not define it.
     """
 
     name: str
@@ -159,34 +159,36 @@ class ComparedArm:
 def compare_arms(
     arms: Sequence[ArmRuns], metric: str, *, baseline: str, higher_is_better: bool, alpha: float
 ) -> list[ComparedArm]:
-    """Every arm in one metric, in the order given; the names that they give, and `baseline`, are names of arms.
+    """Every arm in one metric, in the order of `arms`, which must contain the baseline and every arm that another one names.
 
-    Holm's correction runs over the arms, for each kind of comparison by itself: in each of them some arm is wrongly told
-    apart in at most `alpha` of all studies. That an arm must pass several to be called better makes it no likelier to be
-    called so by chance (intersection-union test, Berger 1982).
+    Holm's correction runs over the arms, separately for each kind of comparison: within a kind, a study declares any false
+    difference with probability at most `alpha`. An arm must pass several kinds to be called better, which does not raise
+    that probability (intersection-union test, Berger 1982).
     """
     roles = _roles(arms, baseline)
     by_name = {arm.name: arm for arm in arms}
     comparisons = {arm.name: _comparisons(arm, roles[arm.name], by_name, baseline, metric) for arm in arms}
+
+    # Controls make no claim, so they do not count among the tests that are corrected.
     claims = [comparisons[name] for name, role in roles.items() if role == "arm"]
     for kind in get_args(Kind):
-        tested = [one for one in claims if kind in one]
-        corrected = holm([one[kind].result.t_p for one in tested])
-        for one, p in zip(tested, corrected, strict=True):
-            one[kind] = replace(one[kind], holm_p=p)
+        tested = [by_kind for by_kind in claims if kind in by_kind]
+        corrected = holm([by_kind[kind].result.t_p for by_kind in tested])
+        for by_kind, p in zip(tested, corrected, strict=True):
+            by_kind[kind] = replace(by_kind[kind], holm_p=p)
 
     compute_limit = EQUAL_COMPUTE * (_mean(by_name[baseline].flops) or 0)
     rows = []
     for arm in arms:
-        own, flops, verdict = comparisons[arm.name], _mean(arm.flops), None
+        by_kind, flops, verdict = comparisons[arm.name], _mean(arm.flops), None
         if roles[arm.name] == "arm":
-            directions = {kind: one.direction(higher_is_better, alpha) for kind, one in own.items()}
+            directions = {kind: each.direction(higher_is_better, alpha) for kind, each in by_kind.items()}
             cheap = flops is not None and flops <= compute_limit
-            verdict = _verdict(own, directions, cheap, arm.needs_control)
+            verdict = _verdict(by_kind, directions, cheap, arm.needs_control)
         values = arm.values(metric)
         numbers = summary(list(values.values()))
         rows.append(
-            ComparedArm(arm.name, roles[arm.name], tuple(values), numbers, own, flops, _mean(arm.seconds), verdict)
+            ComparedArm(arm.name, roles[arm.name], tuple(values), numbers, by_kind, flops, _mean(arm.seconds), verdict)
         )
     return rows
 
@@ -206,7 +208,7 @@ def _roles(arms: Sequence[ArmRuns], baseline: str) -> dict[str, Role]:
 def _comparisons(
     arm: ArmRuns, role: Role, by_name: Mapping[str, ArmRuns], baseline: str, metric: str
 ) -> dict[Kind, ArmComparison]:
-    """The comparisons of an arm; a control is compared with the baseline alone."""
+    """The comparisons of an arm. A control is only compared with the baseline."""
     plain = by_name[baseline]
     pairs: dict[Kind, tuple[ArmRuns, ArmRuns]] = {}
     if role in ("arm", "control"):
@@ -224,7 +226,7 @@ def _comparisons(
 def _verdict(
     comparisons: Mapping[Kind, ArmComparison], directions: Mapping[Kind, int], cheap: bool, needs_control: bool
 ) -> ArmVerdict:
-    """The verdict by the rules of docs/statistics.md; a `cheap` arm was compared at equal compute already."""
+    """The verdict by the rules of docs/statistics.md. For a `cheap` arm, equal examples are equal compute."""
     if comparisons["examples"].unusable:
         return ArmVerdict("not established", (comparisons["examples"].unusable,))
     if directions["examples"] < 0:
@@ -233,7 +235,8 @@ def _verdict(
         worse = directions.get("compute", 0) < 0
         return ArmVerdict("no difference shown", ("worse at equal compute",) if worse else ())
 
-    # Better at equal examples: what else must be shown before the arm may be called better?
+    # Better at equal examples. The gain must also hold against the controls (it comes from the pairs, not from the extra
+    # loss) and at equal compute (it does not come from the extra FLOPs).
     missing = []
     if "control" not in comparisons and needs_control:
         missing.append(NO_CONTROL)

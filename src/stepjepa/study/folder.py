@@ -1,8 +1,8 @@
-"""A study's folder and the folders of its runs.
+"""The folder of a study and the folders of its runs.
 
-A run's folder holds ``plan.json`` and ``train.yaml`` (all that is needed to carry it out), ``model/``, the logs, and a
-record for each stage that is done: ``trained.json``, ``scored-select.json``, ``scored-test.json``. A record is written
-atomically, as the last thing of its stage, and never again.
+A run's folder holds ``plan.json`` and ``train.yaml`` (all that the run needs), ``model/``, the logs, and a record of each
+completed stage: ``trained.json``, ``scored-select.json``, ``scored-test.json``. A record is written once, atomically, as
+the last action of its stage.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, re
 _NAME = Names(StudyOptions)
 STATE = "state.json"
 _OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json", "report.html")
-# What is kept of a model whose weights are deleted.
+# Files of a model that stay when its weights are deleted.
 _MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
-# Of a run's training, as its record has them: the hardware, the types of weights and arithmetic, the commit of the code.
+# Entries of a training record: the hardware, the dtypes of weights and arithmetic, the commit of the code.
 CIRCUMSTANCES = ("machine", "dtype", "commit")
 
 
@@ -38,20 +38,20 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder that holds something other than a study.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the path is a file, cannot be written, or holds other files.
     """
     flag = f"--{_NAME.output_dir} {folder}"
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{flag}: is a file; give a folder")
     check_writable(folder)
-    # A study that was killed at once leaves built-in data and no state.
+    # A study that was killed during its first seconds leaves built-in data but no state.
     others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
     if others and not (folder / STATE).is_file():
         raise ConfigError(f"{flag}: the folder is not empty ({others[0]}), and there is no study in it")
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove what a study has written, and nothing else."""
+    """Remove the files of a study, and nothing else."""
     for name in _OWN_FILES:
         remove_tree(folder / name)
     for pattern in ("study*.png", "study*.svg", "data/builtin*/"):  # figures of version 0.2
@@ -60,10 +60,10 @@ def clear_folder(folder: Path) -> None:
 
 
 def write_builtin(data: Data, folder: Path) -> None:
-    """Generate the built-in problems of a block, where it has any and they are not there yet.
+    """Generate the built-in problems of a block, unless it has none or they exist already.
 
     Raises:
-        ConfigError: the options admit too few different problems.
+        ConfigError: the task has too few different problems with these options.
     """
     files = {split: Path(name) for split, (name, *_) in data.paths(folder).items()}
     if data.builtin is None or all(file.is_file() for file in files.values()):
@@ -73,6 +73,7 @@ def write_builtin(data: Data, folder: Path) -> None:
     known = options_of(task_class(name))
     options = {key: value for key, value in builtin.items() if key in known}
     task = make_task(name, **options)
+    # No problem of the test split may occur in the other splits: `instance` recognises one whose text differs.
     try:
         train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
         seen = {task.instance(row) for row in (*train, *select)}
@@ -85,17 +86,17 @@ def write_builtin(data: Data, folder: Path) -> None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record with the time, and the folder that it belongs to."""
+    """Write a record and the time, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     write_json(path, {"at": now, **record}, indent=1)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A record, None where there is none.
+    """The record in a file; None if the file does not exist.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     try:
         return read_json(path)
@@ -106,7 +107,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 class StudyRunFolder:
-    """The folder of one run: its plan, its options for training, its model, and the job of a cluster that carries it out."""
+    """The folder of one run: its plan, its training options, its model, and its cluster job."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -117,17 +118,18 @@ class StudyRunFolder:
         self._done: dict[str, dict[str, Any]] = {}
 
     def record(self, stage: str) -> Path:
-        """The record of a stage: ``train``, or the split that is scored."""
+        """The file of a stage's record. A stage is ``train``, or the split that is scored."""
         return self.path / ("trained.json" if stage == "train" else f"scored-{stage}.json")
 
     def done(self, stage: str) -> dict[str, Any] | None:
-        """The record of a stage, None where it is not done. Raises DataError: it is damaged."""
+        """The record of a stage; None if it is not done. Raises DataError if the record is damaged."""
         if stage in self._done:
             return self._done[stage]
         path = self.record(stage)
         record = read_record(path)
         if record is None:
             return None
+        # A record is complete if it holds the result of its stage and the time.
         result, kind = (record.get("steps"), int) if stage == "train" else (record.get("metrics"), dict)
         if not isinstance(result, kind) or not isinstance(record.get("at"), str):
             raise DataError(f"{path}: the record is damaged; delete it, and its stage is done again")
@@ -135,7 +137,7 @@ class StudyRunFolder:
         return record
 
     def restore(self, line: Mapping[str, Any]) -> None:
-        """Write the records of the stages that are done by a line of results."""
+        """Write the records of the stages that a line of results.jsonl contains."""
         trained = {name: line[name] for name in ("steps", "flops", "train_seconds", "history")}
         for name in ("losses", "diverged", *CIRCUMSTANCES):
             if line.get(name):
@@ -146,12 +148,13 @@ class StudyRunFolder:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the trained model is still there."""
+        """Whether the weights of the trained model exist."""
         return any(self.model.glob("*.safetensors"))
 
     def tidy(self, keep_weights: bool) -> None:
-        """Remove what only a resumed training would read, and the weights unless they are kept; the records stay."""
+        """Remove the files that only a resumed training reads, and the weights unless they are kept; the records stay."""
         self.job.unlink(missing_ok=True)
+        # A link leads to a folder that the study did not write.
         if self.model.is_symlink():
             return
         for entry in self.model.glob("checkpoint-*" if keep_weights else "*"):
@@ -161,20 +164,21 @@ class StudyRunFolder:
 
 
 def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
-    """Write all that carrying a run out needs into its folder."""
+    """Write everything that a run needs into its folder."""
     from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
 
     data, settings = run.block.data, run.settings
     files = {split: [_absolute(name) for name in names] for split, names in data.paths(study.output_dir).items()}
-    # Options of other arms' own objectives are left out.
+    # The base may set options of an objective that this arm does not have.
     known = {**options_of(RunOptions), **options_of(JEPAConfig)}
     values = {name: value for name, value in carried(known, settings).items() if name in known}
+    # A class in the user's file, as in my_loss.py:MyLoss, must be found from another working folder, too.
     for name, value in values.items():
         if known[name].own and named_by_file(value):
             file, _, attribute = value.rpartition(":")
             if Path(file).is_file():
                 values[name] = f"{Path(file).resolve()}:{attribute}"
-    # What trackers call the run: study/arm/seed-1. The name of the base, if it has one, replaces the study's.
+    # The run's name in trackers: study/arm/seed-1. A run_name in the base replaces the name of the study.
     title = settings.get("run_name") or study.output_dir.resolve().name
     values["run_name"] = "/".join([title, *run.folder.parts[1:]])
     values["train_file"] = files["train"]
@@ -190,13 +194,13 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         "splits": dict(data.splits),
         "metrics": {metric.name: dict(metric.options) for metric in run.block.metrics},
         "evaluation": asdict(run.block.evaluation),
-        # How a row becomes a chat, and a chat tokens: a model is asked as it was trained.
+        # Scoring converts rows to chats, and chats to tokens, with the options of training.
         "chat": {name: value for name, value in settings.items() if name in options_of(DataOptions)},
     }
     write_record(folder.plan, plan)
 
 
 def _absolute(name: str) -> str:
-    """A file's full path, so that its run may be carried out elsewhere; the name of a data set as it is."""
+    """The absolute path of a file, so that its run may start in any folder; the name of a data set unchanged."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name

@@ -1,6 +1,6 @@
-"""From a study's YAML file, or a recipe, to a `Study`, every value checked and every message with file and line.
+"""Reads a study's YAML file, or a recipe, into a `Study`. Every value is checked; every message has file and line.
 
-Options of training have the names, spellings and checks of the command line.
+Training options have the names, spellings and checks of the command line.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _BLOCK_KEYS += [f.name for f in fields(_BlockValues)]
 
 
 def read_options(options: StudyOptions) -> Study:
-    """The study that the options of the command name, with what they change.
+    """The study that the command's options name, with their overrides.
 
     Raises:
         ConfigError: it cannot be used.
@@ -110,16 +110,16 @@ def read_options(options: StudyOptions) -> Study:
 
 
 def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None = None) -> Study:
-    """The study that a tree describes.
+    """Convert the tree of a study's file.
 
     Args:
-        root: of the file, overrides set.
-        name: of the study, for its title and folder where the file gives none.
-        mini: put the section ``mini`` on top, in place of the blocks.
-        output_dir: instead of the file's.
+        root: of the file, with all overrides.
+        name: default for the study's title and folder.
+        mini: apply the section ``mini``, which replaces the blocks.
+        output_dir: overrides the file's.
 
     Raises:
-        ConfigError: anything that cannot be understood or used.
+        ConfigError: a value is unknown, unusable, or in conflict with another.
     """
     tree = dict(root.mapping("study"))
     check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS, "mini"], "study")
@@ -130,10 +130,11 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
         check_keys(small.mapping("mini"), [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
         tree = overlaid(Node(tree, root.where), small, replaced=["data"]).given
+    # Values at the top of the file are the defaults of every block.
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
     parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
     notes = list[str]()
-    blocks = tuple(_block(part, own, shared, notes) for part, own in parts.items())
+    blocks = tuple(_block(part, section, shared, notes) for part, section in parts.items())
 
     values = field_values(Study, tree)
     values.setdefault("title", name)
@@ -145,30 +146,32 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     return Study(**values, blocks=blocks, notes=tuple(dict.fromkeys(notes)))
 
 
-def _block(name: str, own: Node, shared: Node, notes: list[str]) -> Block:
-    """A block: its own values on top of what all share. `notes` takes what its reader should know."""
+def _block(name: str, section: Node, shared: Node, notes: list[str]) -> Block:
+    """A block: its section on top of the shared values. Remarks for the reader of the file are added to `notes`."""
     if name:
-        _check_name(name, own.where)
-    check_keys(own.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
-    node = overlaid(shared, Node(own.given or {}, own.where), replaced=["data"])
+        _check_name(name, section.where)
+    check_keys(section.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
+    node = overlaid(shared, Node(section.given or {}, section.where), replaced=["data"])
     tree: dict[str, Node] = {**dict.fromkeys(_BLOCK_KEYS, Node(None, node.where)), **node.given}
     values = _BlockValues(**field_values(_BlockValues, node.given))
     _check_seeds(values, tree["seeds"].where)
 
+    # The arms, each checked with the base that it changes.
     base = {**DEFAULTS, **read_training(tree["base"].mapping("base"))}
     variants: list[str] = [*dict.fromkeys(values.controls)]
     if values.equal_compute:
         variants.append(SAME_FLOP)
     arms = dict[str, Arm]()
-    for arm_name, arm in tree["arms"].mapping("arms").items():
-        _check_name(arm_name, arm.where)
-        arms[arm_name] = _arm(arm_name, arm, base, tree["tune"], variants, notes)
+    for arm_name, arm_node in tree["arms"].mapping("arms").items():
+        _check_name(arm_name, arm_node.where)
+        arms[arm_name] = _arm(arm_name, arm_node, base, tree["tune"], variants, notes)
     if values.baseline not in arms:
         where, known = tree["baseline"].where, ", ".join(arms)
         raise ConfigError(f"{where}: the baseline {values.baseline!r} is no arm; there are: {known}")
-    for arm_name, one in arms.items():
-        if one.control_arm is not None and (one.control_arm not in arms or one.control_arm == arm_name):
-            raise ConfigError(f"{node.where}: control_arm of {arm_name} is {one.control_arm!r}, which is no other arm")
+    for arm_name, arm in arms.items():
+        control = arm.control_arm
+        if control is not None and (control not in arms or control == arm_name):
+            raise ConfigError(f"{node.where}: control_arm of {arm_name} is {control!r}, which is no other arm")
 
     data = _data(tree["data"])
     _check_validation(data, list(arms.values()), base, tree["data"].where)
@@ -195,7 +198,7 @@ def _check_seeds(values: _BlockValues, where: str) -> None:
 
 
 def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], where: str) -> None:
-    """A choice, and evaluations on the way, need a validation split."""
+    """Refuse to tune, or to evaluate during training, without a validation split."""
     if "select" in data.files or data.builtin is not None:
         return
     if any(arm.tuned for arm in arms):
@@ -208,7 +211,7 @@ def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], 
 
 
 def _select(name: str, metrics: Sequence[MetricSpec], where: str) -> tuple[str, bool]:
-    """The metric that chooses, and whether its highest value wins."""
+    """The metric that chooses among cells, and whether its highest value wins."""
     by_name = {metric.name: metric for metric in metrics}
     chosen = name or metrics[0].name
     if chosen not in by_name:
@@ -224,18 +227,19 @@ def _check_name(name: str, where: str) -> None:
 def _arm(
     name: str, node: Node, base: Mapping[str, Any], shared_tune: Node, variants: Sequence[str], notes: list[str]
 ) -> Arm:
-    """An arm: its overrides of the base, the values to be tuned, and those of `variants` that it can have."""
+    """An arm: its overrides of the base, the values to tune, and those of `variants` that apply to it."""
     section = dict(node.mapping(f"arm {name}"))
     tune = section.pop("tune", Node(None, node.where))
     control_arm = section.pop("control_arm", Node(None, node.where))
-    if "controls" in section:  # instead of the block's
-        own = field_values(_BlockValues, {"controls": section.pop("controls")}).get("controls", [])
-        variants = [*own, *(variant for variant in variants if variant == SAME_FLOP)]
+    if "controls" in section:  # overrides the block's
+        controls = field_values(_BlockValues, {"controls": section.pop("controls")}).get("controls", [])
+        variants = [*controls, *(variant for variant in variants if variant == SAME_FLOP)]
     settings = read_training(section)
     values = {**base, **settings}
     config = config_of(values, f"{node.where}: arm {name}: ")
     cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, f"arm {name}")
     pairs = objective_of(config).makes_pairs
+    # A variant that the arm's options rule out is left out with a note, not an error: the other arms may have it.
     possible = []
     for variant in variants if pairs else ():
         try:
@@ -249,7 +253,7 @@ def _arm(
 
 
 def _cells(lists: Mapping[str, Node], values: Mapping[str, Any], what: str) -> tuple[dict[str, Any], ...]:
-    """All combinations of the values to be tuned, without those that the arm does not read (lbd of `regular`)."""
+    """All combinations of the values to tune, without options that have no effect on the arm (lbd of `regular`)."""
     choices = []
     for key, node in lists.items():
         options = [read_training({key: item}) for item in node.listed(f"tune {key}")]
@@ -292,7 +296,7 @@ def _data(node: Node) -> Data:
 
 
 def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
-    """Fields of `ProblemRows`, all of them, and the options of its task."""
+    """All fields of `ProblemRows`, and the options of its task."""
     check_keys(section, ["builtin"], "data")
     options = section["builtin"].mapping("builtin")
     rows = ProblemRows(**field_values(ProblemRows, options))
@@ -307,7 +311,7 @@ def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
 
 
 def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
-    """The metrics: names, or ``name: {option: value}``; the verdicts begin with the first."""
+    """The metrics: names, or ``name: {option: value}``. The first one leads the verdicts."""
     if node.given is None:
         names = ["answer_nll"]
         if data.builtin is not None:
@@ -345,12 +349,12 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
 
 
 def _views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
-    """Options that say which views of a chat a metric compares, checked."""
+    """The checked options that select the two views a metric compares."""
     method = options_of(JEPAOptions)
     known = ["objective", *(name for name in method if method[name].group == method["views"].group)]
     check_keys(section, known, "metrics", "option")
     values = field_values(JEPAOptions, section)
-    # Where predictors are read, there is a source view that they follow, and a target view.
+    # Only an objective with predictors has a source view, which they follow, and a target view.
     objective = built_in().get(values.get("objective", ""), Objective)
     if "objective" not in values or not objective().takes_predictors:
         raise ConfigError(
@@ -375,13 +379,14 @@ def _parser() -> StrictParser:
 
 
 def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
-    """The options of training that a mapping sets, converted to their types.
+    """The training options that a mapping sets, converted to their types.
 
     Raises:
-        ConfigError: an unknown key, a value that does not fit, a secret, or an option that the study itself sets.
+        ConfigError: an unknown key, a value of the wrong type, a secret, or an option that the study itself sets.
     """
     parser, settings = _parser(), list[Setting]()
-    for name in section.keys() & {one.name for one in parser.options.values() if one.brings}:
+    # An objective from a file brings options of its own, which must be known before the others are read.
+    for name in section.keys() & {known.name for known in parser.options.values() if known.brings}:
         parser.take_up(name, section[name].written)
     check_keys(section, [*parser.options, *parser.aliases])
     for name, node in section.items():
@@ -399,12 +404,12 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
 
 
 def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
-    """The configuration of a run with these options, which are checked alone and together.
+    """The configuration of a run with these options, which are checked one by one and together.
 
     Raises:
         ConfigError: they cannot be used; the message begins with `place`.
     """
-    # The check needs no accelerator, and the machine that it runs on may have none.
+    # The machine that reads the study may have no accelerator, so options that demand one are replaced.
     data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
     given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}
     try:

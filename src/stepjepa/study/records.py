@@ -1,7 +1,7 @@
-"""What a study knows of its runs: its identity, its choices, and a line for each run.
+"""The records of a study: its identity, its choices, and a line for each run.
 
-Results share a table only where code, data, scoring and settings are equal. A run's identity holds the options that the
-study's file sets and leaves out all others, so that records stay valid when the library gains options.
+Results share a table only if code, data, scoring and settings are equal. A run's identity holds only the options that the
+study's file sets, so that records stay valid when the library gains options.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stepjepa.version import __version__
 
 _NAME = Names(StudyOptions)
 SOURCE = Path(__file__).parents[1]
-# Packages of the library that no number of a run depends on.
+# Packages of the library on which no number of a run depends.
 _OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
 _MOST_DIFFERENCES = 5  # in a message
 _LINE_KEYS = {"run", "identity", "code", "at"}
 
 
 def code_identity() -> dict[str, str]:
-    """Versions, and a digest of this package's source without the parts that only read and show."""
+    """Versions, and a digest of this package's source without the packages in `_OTHER_SOURCE`."""
     parts = []
     for file in sorted(SOURCE.rglob("*.py")):
         name = file.relative_to(SOURCE)
@@ -44,17 +44,18 @@ def code_identity() -> dict[str, str]:
 
 
 def study_identity(study: Study) -> dict[str, Any]:
-    """What must be equal for results to share a table: the code, the data, the settings. Plain JSON.
+    """The code, data and settings, which must be equal for results to share a table, as plain JSON.
 
     Raises:
-        DataError: a file of the data cannot be read.
+        DataError: a data file cannot be read.
     """
     blocks = {block.name: _block_identity(block, study.output_dir) for block in study.blocks}
+    # The round trip turns tuples into lists, so that the identity equals the one that was read from a file.
     return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
 
 
 def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
-    """A digest of what a record of a run must share with a study of this identity: data, scoring and settings."""
+    """A digest of the data, scoring and settings of a run, which its record must share with the study."""
     block = identity["blocks"][run.block.name]
     settings = {name: value for name, value in block["arms"][run.row].items() if name not in ("tune", "seeds")}
     parts = [block["data"], block["scoring"], settings, run.cell]
@@ -78,21 +79,22 @@ def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
 
 
 def _arm_identity(arm: Arm, block: Block) -> dict[str, Any]:
-    """The settings of an arm that decide its numbers, and how the others are chosen."""
+    """The settings of an arm that affect its numbers, and the rule by which the tuned ones are chosen."""
     from stepjepa.training.config import JEPAConfig  # loads torch
 
     options = {**options_of(RunOptions), **options_of(JEPAConfig)}
     tuned = {name for cell in arm.cells for name in cell}
     settings = {**block.base, **arm.settings}
     identity = {name: value for name, value in settings.items() if options[name].identity and name not in tuned}
-    if arm.tuned:  # a choice among others, or on other seeds, is another choice
+    # Other cells, or other seeds, could lead to another choice.
+    if arm.tuned:
         identity["tune"] = [dict(cell) for cell in arm.cells]
         identity["seeds"] = list(block.tune_seeds or block.seeds)
     return identity
 
 
 def _data_digest(name: str, split: str) -> str:
-    """A digest of a file's whole content, or the name and split of a data set that is no file."""
+    """A digest of a file's content, or of the name and split of a data set on the Hub."""
     path = Path(name).expanduser()
     if not path.is_file():
         return f"{RowSource(name, split or 'train').fingerprint}:{split}"
@@ -103,10 +105,10 @@ def _data_digest(name: str, split: str) -> str:
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to add to results of other code, other data or other settings. New arms, seeds and blocks are allowed.
+    """Refuse to add to results of other code, data or settings. New arms, seeds and blocks are allowed.
 
     Raises:
-        ConfigError: what differs.
+        ConfigError: they differ; the message lists the differences.
     """
     differences = list(_differences(before["code"], now["code"], "code"))
     for name, block in now["blocks"].items():
@@ -141,7 +143,7 @@ def _differences(old: Any, new: Any, place: str) -> Iterator[str]:
 
 @dataclass(eq=False)
 class Item:
-    """A run of the study: the stages that are wanted of it, and why it failed."""
+    """A run of the study, the stages that it needs, and why it failed."""
 
     run: Run
     folder: StudyRunFolder
@@ -155,12 +157,12 @@ class Item:
 
     @property
     def missing(self) -> bool:
-        """Whether it has no result: it ended with an error, or was not begun."""
+        """Whether the run has no result, because it failed or was not started."""
         return self.error is not None or bool(self.todo)
 
 
 class State:
-    """What a study knows besides its runs' records: what it is, and which cells were chosen when.
+    """The state of a study that is in no run's record: its identity, and the chosen cells.
 
     Attributes:
         identity: see `study_identity`; None before the first start.
@@ -173,7 +175,7 @@ class State:
         self._choices: dict[str, dict[str, Any]] = record.get("choices", {})
 
     def take_over(self, identity: Mapping[str, Any]) -> None:
-        """Keep the identity of the study; what other arms, blocks and seeds had before stays known."""
+        """Save the identity of the study, merged with earlier arms, blocks and seeds that it no longer contains."""
         blocks = dict(self.identity["blocks"]) if self.identity else {}
         for name, block in identity["blocks"].items():
             arms = blocks.get(name, {}).get("arms", {})
@@ -182,11 +184,11 @@ class State:
         self._save()
 
     def choice(self, block: str, arm: str) -> dict[str, Any] | None:
-        """What `choose` has kept for an arm, None where nothing is chosen yet."""
+        """The choice that `choose` saved for an arm; None if there is none yet."""
         return self._choices.get(f"{block}/{arm}")
 
     def choose(self, block: str, arm: str, choice: Mapping[str, Any]) -> None:
-        """Keep what the validation split chose; it is on disk before the test split is looked at."""
+        """Save the cell that the validation split chose. It is on disk before the test split is scored."""
         self._choices[f"{block}/{arm}"] = dict(choice)
         self._save()
 
@@ -202,18 +204,18 @@ class RunRecord:
     """A line of ``results.jsonl``.
 
     Attributes:
-        run, identity, code: its name, what it must share with a study that counts it, and the versions that it was made by.
-        at: when each stage was done: ``train``, ``select``, ``test``.
+        run, identity, code: name, `run_identity`, and the versions of the code that did the run.
+        at: time of each completed stage: ``train``, ``select``, ``test``.
         control: ``none``, ``shuffled`` or ``random``.
-        compute: at what the run is equal to the baseline, ``equal examples`` or ``equal compute``.
-        cell: the tuned values; `chosen` says whether the validation split chose them, or nothing was to be chosen.
-        settings: what differs from the base.
-        metrics: split -> metric -> value; None for a value that is no number.
-        history: the evaluations on the way: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.
-        losses: the losses of training and the gradient norm, as often as they were logged.
-        diverged: what was not finite in a run that broke, None for others.
-        machine, dtype, commit: of its training (`CIRCUMSTANCES`), None where they are not known.
-        model: the folder of the weights, None where there are none.
+        compute: what the run has in common with the baseline, ``equal examples`` or ``equal compute``.
+        cell: the tuned values; `chosen` is whether the validation split chose them, or the arm has no other.
+        settings: differences from the base.
+        metrics: split -> metric -> value; None for a value that is not finite.
+        history: evaluations during training: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.
+        losses: logged training losses and gradient norms.
+        diverged: the value that was not finite in a run that diverged; None for other runs.
+        machine, dtype, commit: of its training (`CIRCUMSTANCES`); None if unknown.
+        model: the folder of the weights; None if they do not exist.
         status: ``finished``, ``failed`` or ``not run``; `error` says why.
     """
 
@@ -257,6 +259,7 @@ def record_of(item: Item, state: State) -> RunRecord:
     trained = folder.done("train") or {}
     stages = {stage: record for stage in SPLITS if (record := folder.done(stage))}
     identity = state.identity or {}
+    # A variant runs with the chosen cell only; an arm with one cell has nothing to choose.
     choice = state.choice(run.block.name, run.arm.name)
     chosen = run.variant != "" or not run.arm.tuned or (choice is not None and choice["cell"] == run.cell)
     error, status = item.error, "finished"
@@ -264,6 +267,7 @@ def record_of(item: Item, state: State) -> RunRecord:
         status = "failed"
     elif item.todo:
         status = "not run"
+    # A run that diverged is finished: it has no values, and it is not run again.
     if error is None and "diverged" in trained:
         error = f"diverged: {trained['diverged']}"
     return RunRecord(
@@ -294,10 +298,10 @@ def record_of(item: Item, state: State) -> RunRecord:
 
 
 def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
-    """The runs that a file like ``results.jsonl`` holds, by name: of each its last line with a stage that is done.
+    """Name of a run -> its last line with a completed stage, in a file like ``results.jsonl``; empty if it does not exist.
 
     Raises:
-        DataError: the file cannot be read, or a line is no record of a run. One that does not exist has none.
+        DataError: the file cannot be read, or a line is not the record of a run.
     """
     runs: dict[str, dict[str, Any]] = {}
     for number, row in file_rows(path) if path.exists() else ():
@@ -309,11 +313,11 @@ def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
 
 
 class KeptRuns:
-    """The runs that a study counts as done, see `kept_runs`, and their file, which gets the others.
+    """The runs that a study takes from a file of records (see `kept_runs`), and that file, to which it adds new ones.
 
     Raises:
         DataError: see `kept_runs`.
-        ConfigError: a run of the study has other data, scoring or settings there, or the file cannot be written.
+        ConfigError: the file cannot be written, or has a run of the study with other data, scoring or settings.
     """
 
     def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
@@ -325,14 +329,15 @@ class KeptRuns:
                 raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
 
     def add(self, records: Sequence[RunRecord]) -> None:
-        """Add the lines that the file lacks, atomically: of stages that are done, and of runs that have failed."""
+        """Add, atomically, the runs with newly completed stages and those that failed."""
         new = []
         for record in records:
             known = self.runs.get(record.run, {"at": {}})
-            if record.at.keys() - known["at"].keys() or (
-                record.status == "failed" and record.error != known.get("error")
-            ):
-                new.append({**asdict(record), "model": None})  # the folder is of this machine
+            newly_done = record.at.keys() - known["at"].keys()
+            newly_failed = record.status == "failed" and record.error != known.get("error")
+            if newly_done or newly_failed:
+                # The folder of the weights exists on this machine only.
+                new.append({**asdict(record), "model": None})
         if new:
             self.runs |= {line["run"]: line for line in new}
             lines = self.path.read_bytes().splitlines() if self.path.exists() else []

@@ -53,7 +53,7 @@ class Table:
     solved: float | None = None
 
     def record(self) -> dict[str, Any]:
-        """The complete table, for JSON: each arm has its comparisons under their kinds, None where there is none."""
+        """The table for JSON. Each arm has an entry for every kind of comparison, None if it was not made."""
         record = asdict(self)
         for arm in record["arms"]:
             comparisons = arm.pop("comparisons")
@@ -66,7 +66,7 @@ Tables = dict[tuple[str, str], Table]
 
 
 def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Title of a column -> a cell for each arm, of a table as `Table.record` gives it; columns without any are left out."""
+    """Column title -> one cell an arm, for a table in the form of `Table.record`; empty columns are left out."""
     arms = record["arms"]
     summaries = [arm["summary"] for arm in arms]
     columns = {
@@ -76,7 +76,8 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
         "sd": [written(one["sd"], ".3g") for one in summaries],
         f"{_LEVEL} interval": [interval_text(one, ".4g") for one in summaries],
     }
-    if record.get("solved") is not None:  # not in the tables of version 0.2
+    # Tables of version 0.2 have no such entry.
+    if record.get("solved") is not None:
         side = "at least" if record["higher_is_better"] else "at most"
         bound = f"{side} {record['solved']:g}"
         columns[f"solved, {bound} [{_LEVEL}]"] = [_solved_cell(arm["solved"]) for arm in arms]
@@ -93,21 +94,21 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def table_title(record: Mapping[str, Any]) -> str:
-    """``gsm8k (higher is better)``, with the block in front where the study has several."""
+    """``gsm8k (higher is better)``, after the name of the block if the study has several."""
     block = f"{record['block']}, " if record.get("block") else ""
     direction = "higher" if record["higher_is_better"] else "lower"
     return f"{block}{record['metric']} ({direction} is better)"
 
 
 def p_text(p: float | None) -> str:
-    """A p-value with three decimals, "<0.001" below them and "-" for none."""
+    """A p-value with three decimals; "<0.001" if it is smaller, "-" for None."""
     if p is None:
         return "-"
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def interval_text(ends: Mapping[str, Any], form: str) -> str:
-    """``[low, high]``, "-" for none."""
+    """``[low, high]``, "-" if an end is None."""
     low, high = ends["low"], ends["high"]
     return "-" if low is None or high is None else f"[{low:{form}}, {high:{form}}]"
 
@@ -127,7 +128,7 @@ def _solved_cell(solved: Mapping[str, Any]) -> str:
 
 
 def _examples_cell(solved: Mapping[str, Any]) -> str:
-    """Runs may come to the bound on the validation split and not on the test split, so their number is given too."""
+    """The examples and the number of runs, because a run may reach the bound on the validation split alone."""
     if solved["examples"] is None:
         return ""
     return f"{scaled(solved['examples'])} ({counted(solved['reached'], 'run')})"
@@ -142,7 +143,7 @@ def _verdict_cell(arm: Mapping[str, Any]) -> str:
 
 
 def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
-    """(block, metric) -> table, the first metric's first. Rows are in the study's order, each arm before its variants."""
+    """(block, metric) -> table, in the order of the study's metrics. Each arm is followed by its variants."""
     tables: Tables = {}
     for block in study.blocks:
         by_row = _runs_by_row(block, records)
@@ -160,7 +161,7 @@ def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
 
 
 def _runs_by_row(block: Block, records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Row of the block's tables -> its runs: of an arm those with the settings that were chosen."""
+    """Row of the block's tables -> its runs, without the cells of an arm that were not chosen."""
     names = {(arm.name, variant): row for arm in block.arms for variant, row in arm.rows.items()}
     by_row: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
@@ -170,13 +171,13 @@ def _runs_by_row(block: Block, records: Sequence[RunRecord]) -> dict[str, list[R
 
 
 def _tested(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs that were scored, and those that failed: these count without a value, so that their arm is not treated as if
-    they had never been begun."""
+    """The runs that were scored or failed. A failed run counts as one without a value: without it, an arm whose runs crash
+    would be judged by the others alone."""
     return [record for record in records if "test" in record.metrics or record.status == "failed"]
 
 
 def _solved(records: Sequence[RunRecord], metric: MetricSpec, bound: float) -> Solved:
-    """How many of an arm's runs came to the bound, and when they first did so in an evaluation on the way."""
+    """How many of an arm's runs reached the bound, and when they first did so in an evaluation during training."""
     solved = sum(reaches(record.metrics.get("test", {}).get(metric.name), metric, bound) for record in records)
     interval = share(solved, len(records))
     on_the_way = [examples_until(record.history, metric, bound) for record in records]
@@ -185,14 +186,14 @@ def _solved(records: Sequence[RunRecord], metric: MetricSpec, bound: float) -> S
 
 
 def reaches(value: float | None, metric: MetricSpec, bound: float) -> bool:
-    """Whether a value of a metric is as good as the bound; one that is missing or not finite is not."""
+    """Whether a value of a metric is as good as the bound; False if it is missing or not finite."""
     if value is None or not math.isfinite(value):
         return False
     return value >= bound if metric.higher_is_better else value <= bound
 
 
 def examples_until(history: Sequence[Mapping[str, float]], metric: MetricSpec, bound: float) -> float | None:
-    """Examples until the first evaluation on the way that came to the bound; None where none did."""
+    """Examples before the first evaluation during training that reached the bound; None if none did."""
     for entry in history:
         if reaches(entry.get(f"eval_{metric.name}"), metric, bound):
             return entry["examples"]
@@ -200,20 +201,21 @@ def examples_until(history: Sequence[Mapping[str, float]], metric: MetricSpec, b
 
 
 def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterator[ArmRuns]:
-    """The baseline alone, then each arm and its variants, on the test split."""
+    """The baseline, then each other arm and its variants, with their values on the test split."""
     for arm in sorted(block.arms, key=lambda arm: arm.name != block.baseline):
         rows = {"": arm.name} if arm.name == block.baseline else arm.rows
         for variant, row in rows.items():
-            own = by_row.get(row, ())
-            tested = _tested(own)
+            records = by_row.get(row, ())
+            tested = _tested(records)
             metrics = {}
             for metric in block.metrics:
-                metrics[metric.name] = {one.seed: one.metrics.get("test", {}).get(metric.name) for one in tested}
+                by_seed = {record.seed: record.metrics.get("test", {}).get(metric.name) for record in tested}
+                metrics[metric.name] = by_seed
             runs = ArmRuns(
                 row,
                 metrics,
-                flops={record.seed: record.flops for record in own if record.flops},
-                seconds={record.seed: record.train_seconds for record in own if record.train_seconds is not None},
+                flops={record.seed: record.flops for record in records if record.flops},
+                seconds={record.seed: record.train_seconds for record in records if record.train_seconds is not None},
             )
             if not variant:
                 runs = replace(
@@ -230,11 +232,11 @@ def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterat
 
 
 def write_results(study: Study, state: State, items: Sequence[Item], notes: Sequence[str]) -> tuple[Tables, list[str]]:
-    """Write everything into the study's folder; the tables, and lines for a terminal.
+    """Write the results into the study's folder; return the tables, and lines for a terminal.
 
     Args:
-        items: the runs that could be begun.
-        notes: on the runs.
+        items: the runs that could be started so far.
+        notes: remarks on the runs.
     """
     records = [record_of(item, state) for item in items]
     tables = study_tables(study, records)
@@ -288,7 +290,7 @@ def _escaped(text: str) -> str:
 
 
 def _choice_lines(block: Block, state: State) -> Iterator[str]:
-    """What the validation split has chosen for each arm, and from which means."""
+    """The cell that the validation split chose for each arm, and the means that decided."""
     for arm in block.arms:
         choice = state.choice(block.name, arm.name)
         if choice is not None:
@@ -300,7 +302,7 @@ def _choice_lines(block: Block, state: State) -> Iterator[str]:
 
 
 def _verdict_lines(tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What may be concluded of every arm."""
+    """The verdict on every arm, with the differences behind it."""
     for table in tables:
         yield f"{table_title(table)}, against {table['baseline']}:"
         for arm in table["arms"]:
@@ -318,7 +320,7 @@ def _verdict_lines(tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def missing_lines(study: Study, state: State, items: Sequence[Item]) -> list[str]:
-    """A line for every run without a result and why."""
+    """A line for every run without a result, with the reason."""
     lines = [f"{item.run.name}: {item.error or 'not run'}" for item in items if item.missing]
     for block in study.blocks:
         for arm in block.arms:

@@ -1,6 +1,6 @@
 """``stepjepa study`` and ``stepjepa demo``: a study from its options to its tables, and the order of its runs.
 
-Everything that is known is in the run folders and the state, so a study that was killed resumes when it is started again.
+The whole state is in the study's files, so a study that was killed resumes when it is started again.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Active = dict[Future[str | None], Item]
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study came to; `str` of it is what the command prints in the end.
+    """The result of a study; its `str` is the final output of the command.
 
     Attributes:
-        lines: the verdicts, what is missing, and what was written; or what was asked for instead of a run.
-        tables: (block, metric) -> table, each block's first metric first; none where nothing was run.
+        lines: verdicts, missing runs, and written files; or the list that was requested instead of a run.
+        tables: (block, metric) -> table, in the order of the study's metrics; empty for a list.
     """
 
     lines: tuple[str, ...]
@@ -61,13 +61,13 @@ class StudyResult:
 
 
 def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> StudyResult:
-    """Run a study, or what is left of it; or list the recipes (``recipes``) or the study's runs (``dry_run``).
+    """Run or resume a study, or list the recipes (``recipes``) or its runs (``dry_run``).
 
     Args:
-        say: takes lines that tell how far it is.
+        say: receives a line of progress after each run.
 
     Raises:
-        ConfigError, DataError: nothing was begun.
+        ConfigError, DataError: the study cannot be used; no run was started.
         RunError: the disk or the memory is full.
     """
     if options.recipes:
@@ -81,7 +81,8 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         say(f"note   {note}")
     if options.dry_run:
         return _listed(read, options)
-    library("statsmodels", "study")  # before the work, whose results could not be written
+    # Without statsmodels the results could not be tabulated, which should not be noticed hours later.
+    library("statsmodels", "study")
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
     with explaining(less_memory, "start the same command again"):
         carried = run_study(read, say, options.overwrite_output_dir, options.records, options.stop_after)
@@ -91,7 +92,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
 
 
 def _listed(study: Study, options: StudyOptions) -> StudyResult:
-    """The runs of a study, of which nothing is begun."""
+    """List the runs of a study without starting any."""
     folder = study.output_dir
     folders.check_folder(folder)
     state = State(folder)
@@ -109,13 +110,13 @@ def run_study(
     kept: str | None = None,
     stop_after: float | None = None,
 ) -> StudyRun:
-    """Carry a study out, or what is left of it; runs in the file `kept` count as carried out, and it gets the others.
+    """Run or resume a study. Runs in the file `kept` count as done; new ones are added to it.
 
     Args:
         stop_after: minutes, see `StudyRun.carry_out`.
 
     Raises:
-        ConfigError, DataError: nothing was begun.
+        ConfigError, DataError: the study cannot be used; no run was started.
     """
     deadline = None if stop_after is None else time.monotonic() + 60 * stop_after
     folder = study.output_dir
@@ -135,7 +136,7 @@ def run_study(
         for block in study.blocks:
             folders.write_builtin(block.data, folder)
 
-        # Nothing is begun before the folder and the records are known to be of this study.
+        # No run starts before the folder and the records are known to belong to this study.
         state, identity = State(folder), study_identity(study)
         if state.identity is not None:
             check_same(folder, state.identity, identity)
@@ -143,9 +144,9 @@ def run_study(
         state.take_over(identity)
 
         notes = list[str]()
-        other = sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
-        if other:
-            note = f"{kept}: {other} of its runs were made by other code or versions"
+        foreign = sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
+        if foreign:
+            note = f"{kept}: {foreign} of its runs were made by other code or versions"
             say(f"note   {note}")
             notes.append(note)
         run = StudyRun(study, state, say, notes, known)
@@ -154,12 +155,12 @@ def run_study(
 
 
 class StudyRun:
-    """A study in its folder, which is or was carried out.
+    """The execution of a study in its folder.
 
     Args:
-        say: takes lines on its progress.
-        notes: lines on the runs that it takes over.
-        kept: runs that are not carried out again; it gets those that end.
+        say: receives lines of progress.
+        notes: remarks on runs from a file of records.
+        kept: runs that are not repeated, and the file to which new ones are added.
     """
 
     def __init__(self, study: Study, state: State, say: Callable[[str], None], notes: list[str], kept: KeptRuns | None):
@@ -171,7 +172,7 @@ class StudyRun:
 
     @property
     def items(self) -> list[Item]:
-        """Its runs that could be begun by now."""
+        """The runs that could be started so far."""
         return list(self._items.values())
 
     @property
@@ -184,19 +185,20 @@ class StudyRun:
         return write_results(self.study, self.state, self.items, self.notes)
 
     def carry_out(self, executor: Executor, deadline: float | None = None) -> None:
-        """Do what is not done, `jobs` runs at a time. One failed run does not stop the others.
+        """Do everything that is not done, `jobs` runs at a time. A failed run does not stop the others.
 
-        At the deadline (of `time.monotonic`) the runs that have not finished are ended; they count as not run.
+        At the deadline (of `time.monotonic`) unfinished runs are stopped; they count as not run.
         """
         pool = ThreadPoolExecutor(self.study.jobs)
         active: Active = {}
         self._plan()
-        self._keep(self.items)  # what ended while no study was there to see it
+        # A run may have ended after an earlier study process was killed.
+        self._keep(self.items)
         try:
             while True:
                 running = list(active.values())
                 waiting = [item for item in self.items if item.error is None and item.todo and item not in running]
-                # First all arms of the first seed, so that a part of a study is of use.
+                # All arms with the first seed run first, so that an unfinished study can be compared.
                 waiting.sort(key=lambda item: item.run.turn)
                 for item in waiting[: self.study.jobs - len(active)]:
                     active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
@@ -213,14 +215,15 @@ class StudyRun:
                     if item.error is None and item.todo:
                         item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
                     self._keep([item])
-                    self._plan()  # a choice may be possible now
+                    # This run may have been the last one that a choice of cells needs.
+                    self._plan()
                     self.say(self._progress(item))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             _stop(executor, active)
 
     def _end_at_deadline(self, executor: Executor, active: Active) -> None:
-        """End the runs that are active because the time is up; those that finish in this moment count."""
+        """Stop the active runs because the time is up. Those that finish at this moment count."""
         self.stopped = True
         _stop(executor, active)
         self._keep([item for item in active.values() if not item.todo])
@@ -228,7 +231,7 @@ class StudyRun:
         self.say(f"the time is up: {self._finished} of {self._total} runs are finished; the same command resumes")
 
     def _keep(self, items: Sequence[Item]) -> None:
-        """Add runs to the file of records."""
+        """Add runs to the file of records, if there is one."""
         if self._kept is not None:
             self._kept.add([record_of(item, self.state) for item in items])
 
@@ -243,14 +246,14 @@ class StudyRun:
         trained = item.folder.done("train") or {}
         if "diverged" in trained:
             return f"{line}diverged at step {trained['steps']}: {trained['diverged']}"
-        # The test split is looked at once, at the end.
+        # The test split is shown once, in the tables, so that nobody tunes on it while the study runs.
         scores = (item.folder.done("select") or {}).get("metrics", {})
         values = [f"; {name} {written(value, '.4g')}" for name, value in scores.items()]
         return f"{line}done{''.join(values)}"
 
     def _plan(self) -> None:
-        """Add the runs that can be begun by now, choosing cells where all that is needed is there, and remove what the
-        finished ones do not need any more."""
+        """Add the runs that can start now, choose cells whose runs are complete, and remove files that finished runs no
+        longer need."""
         for block in self.study.blocks:
             for arm in block.arms:
                 self._plan_arm(block, arm)
@@ -258,14 +261,14 @@ class StudyRun:
             if not item.todo:
                 run = item.run
                 undecided = run.arm.tuned and self.state.choice(run.block.name, run.arm.name) is None
-                # Of a run that only serves the choice nothing more is scored.
+                # While its arm has no choice, a run may still be scored on the test split, unless it only tunes.
                 item.folder.tidy(self.study.keep_models or (undecided and not run.only_tunes))
 
     def _plan_arm(self, block: Block, arm: Arm) -> None:
         first: tuple[str, ...] = ("train",)
         if "select" in block.data.paths(self.study.output_dir):
             first = ("train", "select")
-        # Where the choice has seeds of its own, the others have nothing to do with the validation split.
+        # If other seeds choose the cell, these runs need no score on the validation split.
         complete = ("train", "test") if block.tune_seeds else (*first, "test")
         own_seeds = arm.tuned and bool(block.tune_seeds)
         seeds = block.tune_seeds if own_seeds else block.seeds
@@ -291,8 +294,10 @@ class StudyRun:
         return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
-        """The cell with the best mean over the seeds on the validation split, of equal ones the first; None while one of the
-        arm's runs, `items`, is missing. A cell that diverged for a seed is out. What it was made from is kept with it.
+        """The cell with the best mean over seeds on the validation split, the first one of equals.
+
+        None while any of `items`, the arm's runs, is missing. A cell that diverged at any seed is out. The means are saved
+        with the choice.
         """
         if not arm.tuned:
             return arm.cells[0]
@@ -309,7 +314,7 @@ class StudyRun:
             values.setdefault(cell_name(item.run.cell), []).append(record["metrics"].get(metric))
             at = max(at, record["at"])
         means = {name: _complete_mean(of_seeds) for name, of_seeds in values.items()}
-        # Rounded, so that means of the same numbers in another order are equal.
+        # Rounding makes means of the same numbers in another order equal.
         ranked = {name: round(mean if highest else -mean, 12) for name, mean in means.items() if mean is not None}
         if not ranked:
             for item in items:
@@ -326,13 +331,16 @@ class StudyRun:
 
 
 def _complete_mean(values: Collection[float | None]) -> float | None:
-    """The mean; None where a value is missing."""
+    """The mean; None if any value is missing."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def _stop(executor: Executor, active: Active) -> None:
-    """End the runs that are active, and wait until they have ended."""
+    """Stop the active runs, and wait for them to end.
+
+    A thread may be about to start the process of its next stage, so the request is repeated until all threads return.
+    """
     while not all(future.done() for future in active):
         executor.stop()
         time.sleep(0.05)
@@ -340,10 +348,10 @@ def _stop(executor: Executor, active: Active) -> None:
 
 @dataclass
 class DemoResult:
-    """The tables of the study, and its report; `str` of it is what the command prints.
+    """The tables and the report of a demo; its `str` is the output of the command.
 
     Attributes:
-        answer: what may be concluded, as the report has it.
+        answer: the conclusion, in the words of the report.
         page: the report.
     """
 
@@ -359,7 +367,8 @@ class DemoResult:
         lines = text_table(heads, rows)
         for paragraph in self.answer:
             lines.append("")
-            for line in paragraph.splitlines():  # the numbers, then what they mean
+            # The numbers are on a line of their own, before their meaning.
+            for line in paragraph.splitlines():
                 lines += wrapped(line, PAGE)
         return "\n".join([*lines, "", f"written to {self.folder}; all of it on a page: {self.page}"])
 

@@ -1,7 +1,7 @@
-"""Scoring the model of a run: its answers, its likelihoods, and its states.
+"""Scores the model of a run: its answers, its likelihoods, and its states.
 
-All arms' states are scored alike: the views that the metric's options name, each at its last token, after the final norm.
-Predictor tokens are no part of that; most models are exported without them.
+The states of all arms are scored in the same way: at the last token of the views that the metric's options name, after the
+final norm, without predictor tokens, which most exported models do not have.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from stepjepa.evaluation.score import EvaluationResult
 
 _NAME = Names(Scoring)
-ANSWERS = "evaluation-test"  # folder of the answers in that of a run, as stepjepa evaluate writes them
-
+# Subfolder of a run with the answers, in the files of stepjepa evaluate.
+ANSWERS = "evaluation-test"
 
 # Metrics of the states -> whether higher is better.
 GEOMETRY = {
@@ -42,18 +42,18 @@ GEOMETRY = {
 
 @dataclass
 class Scores:
-    """What scoring a model on some rows came to.
+    """The scores of a model on some rows.
 
     Attributes:
-        values: the value of every metric, None where the model gives no finite number.
-        answered: evaluations of answers, the first of which holds those that were scored by the metrics without options.
+        values: the value of every metric; None if it is not finite.
+        answered: evaluations of answers; the first one has the metrics without options.
     """
 
     values: dict[str, float | None]
     answered: list[EvaluationResult]
 
     def write(self, folder: Path) -> None:
-        """Write the answers as an evaluation's files, so that a report shows them."""
+        """Write the answers in the files of an evaluation, so that a report shows them."""
         from stepjepa.evaluation.predictions import record_lines
 
         metrics: dict[str, dict[str, Any]] = {}
@@ -62,13 +62,13 @@ class Scores:
         first = self.answered[0]
         folder.mkdir(parents=True, exist_ok=True)
         predictions = folder / "predictions.jsonl"
-        write_whole(predictions, record_lines(predictions, (one.record() for one in first.predictions)))
+        write_whole(predictions, record_lines(predictions, (prediction.record() for prediction in first.predictions)))
         record = {"metrics": metrics, "generation": first.generation, "identity": {}}
         write_json(folder / "metrics.json", record, indent=1)
 
 
 def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
-    """Score a run's model on some splits, and leave a record of each, and of the test split the answers.
+    """Score a run's model on some splits. Write a record of each split, and the answers on the test split.
 
     Raises:
         DataError: the folder has no plan of a run.
@@ -100,15 +100,15 @@ def score_model(
     max_new_tokens: int = 256,
     chat: Values | None = None,
 ) -> Scores:
-    """The value of every metric on some rows, greedy decoding: those of answers as ``stepjepa evaluate`` has them.
+    """The value of every metric on some rows, with greedy decoding and the metrics of ``stepjepa evaluate``.
 
     Args:
-        model_folder: what training wrote, a model or an adapter.
+        model_folder: output of training, a model or an adapter.
         metrics: name -> options of the metric.
-        chat: options of training that say how rows become chats and chats tokens.
+        chat: the training options that convert rows to chats and chats to tokens.
 
     Raises:
-        ConfigError, DataError: as `stepjepa.evaluation.run.evaluate_model`; weights that are not finite.
+        ConfigError, DataError: see `stepjepa.evaluation.run.evaluate_model`; or the weights are not finite.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -128,7 +128,8 @@ def score_model(
     values: dict[str, float | None] = {}
     answers = []
 
-    # Metrics of answers without options share the answers, metrics of states share the states of the same views.
+    # Generation and forward passes are expensive: metrics of answers without options share one set of answers, and metrics
+    # of the states share the states of equal views.
     plain = [name for name, options in metrics.items() if not options]
     views: dict[str, list[str]] = {}
     for name, options in metrics.items():
@@ -173,7 +174,7 @@ def _geometry(
     max_examples: int | None,
     batch_size: int,
 ) -> dict[str, float | None]:
-    """The metrics of `GEOMETRY` in `names`, all of the views that `method` makes."""
+    """The metrics `names` of `GEOMETRY`, on the views that `method` defines."""
     from stepjepa.analysis.geometry import MIN_ROWS, linear_map, measure_states
     from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
     from stepjepa.modeling.forward import causal_lm
@@ -186,7 +187,8 @@ def _geometry(
     pad = tokenizer.pad_token_id or 0
     try:
         states = collect_states(model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size)
-    except StatesNotFinite:  # it has diverged, as its other metrics show too
+    except StatesNotFinite:
+        # The model diverged. The other metrics show it, too.
         return dict.fromkeys(names)
     source, target = states.layer(FINAL)
     numbers = measure_states(source, target)
@@ -196,10 +198,12 @@ def _geometry(
         "target_rank": numbers.target.effective_rank,
         "difference_top_100": numbers.difference_top_100,
     }
-    if not set(names) <= values.keys() and len(source) >= MIN_ROWS:  # the map costs most
+    # The linear map costs more than all others, so it is fitted only if it is asked for.
+    if not set(names) <= values.keys() and len(source) >= MIN_ROWS:
         fitted = linear_map(source, target)
         values["map_r2"] = fitted.test_r2
-        if fitted.train_rows > numbers.width:  # else the map fits every row, whatever the states are
+        # With fewer rows than dimensions, a map fits any states without error.
+        if fitted.train_rows > numbers.width:
             # A Frobenius norm, as in Table 14 of LLM-JEPA.
             values["map_fitted_error"] = fitted.train_error * fitted.train_rows**0.5
     return {name: values.get(name) for name in names}

@@ -1,4 +1,4 @@
-"""What a study is: arms over seeds with controls, data splits and metrics; the runs that it comes to; the command's options.
+"""The description of a study (arms, seeds, controls, data splits, metrics), its runs, and the options of the command.
 
 Importing this module loads no torch, so that ``--help`` is quick.
 """
@@ -26,7 +26,7 @@ _TRAIN = Names(RunOptions, TrainerOptions)
 
 @dataclass
 class StudyOptions:
-    """Options of ``stepjepa study``; most of them replace what the study's file says."""
+    """Options of ``stepjepa study``; most of them override a value of the study's file."""
 
     file: str | None = option(None, "A study's YAML file, or a recipe's name; usually written without --file.", "study")
     output_dir: str | None = option(
@@ -99,10 +99,10 @@ class Arm:
     Attributes:
         name: letters, digits and ``_ . , = -``; it names a folder.
         settings: options of ``stepjepa train`` that differ from the base's.
-        cells: values of the hyper-parameters that the validation split chooses among; one empty cell where none are tuned.
-        jepa: whether it trains with pairs, so that there are targets to shuffle.
-        variants: what is run alongside it: ``shuffled``, ``random``, ``same_flop``.
-        control_arm: another arm of the study that is this one with shuffled targets, where there is no variant.
+        cells: combinations of hyper-parameters that the validation split chooses among; one empty cell if none is tuned.
+        jepa: whether the arm trains with pairs, and so has targets to shuffle.
+        variants: runs next to the arm itself: ``shuffled``, ``random``, ``same_flop``.
+        control_arm: another arm of the study that equals this one with shuffled targets, used if there is no variant.
     """
 
     name: str
@@ -114,12 +114,12 @@ class Arm:
 
     @property
     def tuned(self) -> bool:
-        """Whether the validation split has a choice."""
+        """Whether the validation split chooses among cells."""
         return len(self.cells) > 1
 
     @property
     def rows(self) -> dict[str, str]:
-        """Variant, "" for the arm itself, to its row of the table, as in ``step_jepa+shuffled``."""
+        """Variant ("" is the arm itself) -> its row of the table, as in ``step_jepa+shuffled``."""
         return {variant: f"{self.name}+{variant}" if variant else self.name for variant in ("", *self.variants)}
 
 
@@ -137,9 +137,9 @@ class Data:
     """Where the rows come from.
 
     Attributes:
-        builtin: fields of `ProblemRows` and options of its task; None for files.
-        files: split (`SPLITS`) to its files or Hub data sets; of the built-in problems none.
-        splits: split to the split's name in a Hub data set.
+        builtin: fields of `ProblemRows` and options of its task; None if the rows come from files.
+        files: split (`SPLITS`) -> its files or Hub data sets; empty for the built-in problems.
+        splits: split -> its name in a Hub data set.
     """
 
     builtin: Values | None = None
@@ -147,16 +147,16 @@ class Data:
     splits: Mapping[str, str] = field(default_factory=dict)
 
     def paths(self, folder: Path) -> dict[str, tuple[str, ...]]:
-        """Split to files, for the study in `folder`, which holds the built-in problems; blocks with the same share them."""
+        """Split -> files of a study in `folder`, which holds the built-in problems. Blocks with equal options share them."""
         if self.builtin is None:
             return dict(self.files)
         options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
-        own = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
-        return {split: (str(own / f"{split}.jsonl"),) for split in SPLITS}
+        problems = folder / "data" / f"builtin-{re.sub(r'[^a-zA-Z0-9=_.-]', '', options)}"
+        return {split: (str(problems / f"{split}.jsonl"),) for split in SPLITS}
 
 
 def evaluates_on_the_way(settings: Values) -> bool:
-    """Whether a run with these options of training evaluates while it trains, on the study's validation split."""
+    """Whether a run with these training options evaluates on the study's validation split while it trains."""
     return str(settings.get(_TRAIN.eval_strategy, "no")) != "no" and not settings.get(_TRAIN.eval_file)
 
 
@@ -173,7 +173,7 @@ class ProblemRows:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a trained model is scored: on how many rows, and the sizes of batches and answers."""
+    """How a trained model is scored: number of rows, batch size, and length of answers."""
 
     max_examples: int | None = option(None, "First rows that are scored.", "evaluate", at_least=1)
     batch_size: int = option(32, "Of generation and forward passes.", "evaluate", at_least=1)
@@ -182,14 +182,14 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Block:
-    """Arms that are compared with one baseline. A study has several blocks where models or data sets differ.
+    """Arms that are compared with one baseline. A study has several blocks if models or data sets differ.
 
     Attributes:
-        name: empty where there is only one.
+        name: empty if the study has one block only.
         base: options of ``stepjepa train`` that all arms share.
         select: the metric that chooses among cells, and whether its highest value wins.
-        tune_seeds: the choice is made on runs of these seeds, and only the chosen cell is run with `seeds`; empty where it
-            is made on runs of all `seeds`.
+        tune_seeds: seeds of the runs that choose a cell; only the chosen cell is run with `seeds`. Empty if runs of all
+            `seeds` choose.
     """
 
     name: str
@@ -209,9 +209,9 @@ class Study:
     """A complete study.
 
     Attributes:
-        shows, source: what it is to show, in a sentence, and where that was published.
+        shows, source: the question in one sentence, and where its answer was published.
         slurm, ray: parameters of the jobs.
-        notes: what the reader of the file should know.
+        notes: remarks for whoever wrote the file, such as an option without effect.
     """
 
     title: str
@@ -248,47 +248,48 @@ class Run:
 
     @property
     def only_tunes(self) -> bool:
-        """Whether it serves the choice among cells alone: it is in no table, and the test split is not scored."""
+        """Whether it only helps to choose a cell: it appears in no table, and the test split is not scored."""
         return self.arm.tuned and self.seed in self.block.tune_seeds
 
     @property
     def turn(self) -> int:
-        """Runs begin in this order: the choice among cells first, then seed by seed."""
+        """Rank in the order of runs: those that choose a cell first, then seed by seed."""
         return -1 if self.only_tunes else self.block.seeds.index(self.seed)
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{'/'.join(self.folder.parts[1:-1])} seed {self.seed}"
 
     @property
     def folder(self) -> Path:
-        """Below the study's output_dir."""
+        """Its folder, relative to the study's output_dir."""
         parts = (self.block.name, self.row, cell_name(self.cell), f"seed-{self.seed}")
         return Path("runs", *(part for part in parts if part))
 
     @property
     def control(self) -> str:
-        """Its option `control`: ``none``, ``shuffled`` or ``random``."""
+        """The run's option `control`: ``none``, ``shuffled`` or ``random``."""
         return varied(self.variant).get("control", "none")
 
     @property
     def compute(self) -> str:
-        """At what it is equal to the baseline."""
+        """What the run has in common with the baseline."""
         return "equal compute" if self.variant == SAME_FLOP else "equal examples"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All options of ``stepjepa train`` that the study sets, but for the data and the folder."""
+        """All options of ``stepjepa train`` that the study sets, without the data and the folder."""
         settings = {**self.block.base, **self.arm.settings, **self.cell, "seed": self.seed, **varied(self.variant)}
         for name, value in settings.items():
-            if isinstance(value, str):  # a run may start from what another study's run of the same seed has left
+            # A run may start from the model that another study trained with the same seed.
+            if isinstance(value, str):
                 settings[name] = value.replace("{seed}", str(self.seed))
         return settings
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The settings that are not the base's, without the seed."""
+        """The settings that differ from the base, without the seed."""
         base = self.block.base
         changes = {}
         for name, value in self.settings.items():
@@ -306,24 +307,24 @@ def varied(variant: str) -> dict[str, Any]:
 
 
 def cell_name(cell: Values) -> str:
-    """``learning_rate=0.001,lbd=0.5``, a folder's name."""
+    """``learning_rate=0.001,lbd=0.5``, the name of a folder."""
     return ",".join(f"{name}={file_word(value)}" for name, value in cell.items())
 
 
 def file_word(value: object) -> str:
-    """A value as a part of a file's name."""
+    """A value as part of a file name."""
     if isinstance(value, (list, tuple)):
         return "-".join(map(file_word, value))
     return re.sub(r"[^\w.-]", "_", f"{value:g}" if isinstance(value, float) else str(value))
 
 
 def runs_of(block: Block, arm: Arm, variant: str, cells: Sequence[Values], seeds: Sequence[int]) -> list[Run]:
-    """The runs of an arm, or of its variant, which differs from it in that one thing: cells x seeds."""
+    """The runs of an arm or of its variant: cells x seeds."""
     return [Run(block, arm, variant, cell, seed) for cell in cells for seed in seeds]
 
 
 def all_runs(study: Study) -> Iterator[Run]:
-    """Every run of the study; where the cell of a run is not chosen yet, its first cell stands for it."""
+    """Every run of the study. A run whose cell is not chosen yet is listed with its first cell."""
     for block in study.blocks:
         for arm in block.arms:
             if arm.tuned and block.tune_seeds:
@@ -334,7 +335,7 @@ def all_runs(study: Study) -> Iterator[Run]:
 
 
 def possible_runs(study: Study) -> Iterator[Run]:
-    """Every run that the study may come to, whatever is chosen."""
+    """Every run that the study could contain, for any choice of cells."""
     for block in study.blocks:
         for arm in block.arms:
             for variant in arm.rows:
@@ -342,11 +343,12 @@ def possible_runs(study: Study) -> Iterator[Run]:
 
 
 def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
-    """The lines of ``--dry_run``: the runs, what each arm changes, and how it is judged.
+    """The lines of ``--dry_run``: the runs, the changes of each arm, and how the arms are judged.
 
     Args:
-        kept: names of runs that a file of records has.
+        kept: names of the runs in a file of records.
     """
+    # A run is finished if its test split was scored here, or in the file of records.
     runs = list(all_runs(study))
     finished = 0
     for run in runs:
@@ -356,6 +358,8 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     where = f"{study.jobs} at a time, executor {study.executor}"
     yield study.title
     yield f"{counted(len(runs), 'run')} in {study.output_dir}, {finished:,} of them finished; {where}"
+
+    # For each block: what its arms share, then a line for every row of its table.
     counts = Counter((run.block.name, run.row) for run in runs)
     for block in study.blocks:
         metric, highest = block.select

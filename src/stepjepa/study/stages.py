@@ -1,8 +1,8 @@
-"""The two stages of a run, training and scoring, each in a process with a log file; and where they are carried out.
+"""The two stages of a run, training and scoring, and the executors that run them.
 
-``python -m stepjepa.study.stages train ...`` is such a process for ``stepjepa train ...``, and ``score FOLDER SPLIT ...``
-scores a run. They end with the study, also where that is killed. An `Executor` carries runs out: processes here, jobs of
-submitit (SLURM), tasks of Ray.
+Each stage is a process with a log file: ``python -m stepjepa.study.stages train ...`` runs ``stepjepa train ...``, and
+``score FOLDER SPLIT ...`` scores a run. The processes end with the study, even if it is killed. An `Executor` runs stages
+as processes on this machine, as submitit jobs (SLURM), or as Ray tasks.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from stepjepa.utils.terminal import print_error
 from stepjepa.utils.text import one_line
 
 _NAME = Names(TrainerOptions, JEPAOptions)
-ENDS_WITH = "STEPJEPA_ENDS_WITH"  # names the process with which one of a study ends
-_CURVES = ("step", LM, JEPA, "grad_norm")  # of the training log
+# Environment variable with the id of the process whose end also ends a stage.
+ENDS_WITH = "STEPJEPA_ENDS_WITH"
+# Entries of the training log that a record keeps as curves.
+_CURVES = ("step", LM, JEPA, "grad_norm")
 _SPEED = ("_runtime", "_per_second")
-# Parameters of submitit that all its executors share, by their short names in a study's file; any other is SLURM's.
+# Short names in a study's file of the parameters that all executors of submitit share; any other name is SLURM's.
 _OF_SUBMITIT = {
     "gpus": "gpus_per_node",
     "cpus": "cpus_per_task",
@@ -52,7 +54,8 @@ _OF_SUBMITIT = {
 _OF_RAY = {"cpus": "num_cpus", "gpus": "num_gpus", "retries": "max_retries"}
 _ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED", "RESIZING")
 _DAY = 24 * 60  # minutes
-_processes: set[subprocess.Popen[bytes]] = set()  # that run now
+# The stages that are running now, so that `kill_all` can end them.
+_processes: set[subprocess.Popen[bytes]] = set()
 
 
 class StageFailed(StepJepaError):
@@ -60,14 +63,14 @@ class StageFailed(StepJepaError):
 
 
 def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Do those of a run's stages that are not done: ``train``, ``select`` (score on the validation split), ``test``.
+    """Do the unfinished ones of a run's stages: ``train``, ``select`` (score on the validation split), ``test``.
 
     Args:
         folder: of the run, with its plan.
-        environment: variables that the processes have in addition.
+        environment: additional environment variables for the processes.
 
     Returns:
-        Why a stage failed; the later ones are not begun then. None where all are done.
+        Why a stage failed, in which case later stages are not started; None if all are done.
     """
     run = StudyRunFolder(Path(folder))
     with locked(run.path / LOCK) as alone:
@@ -75,7 +78,7 @@ def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]
             return f"another process is carrying out {folder}"
         splits = [stage for stage in stages if stage != "train" and run.done(stage) is None]
         trained = run.done("train")
-        # The record may have come without its model.
+        # A record from a results file comes without weights: to score the run, it is trained again.
         lost = trained is not None and "diverged" not in trained and not run.has_weights
         try:
             if ("train" in stages and trained is None) or (splits and lost):
@@ -88,7 +91,7 @@ def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]
 
 
 def _score(run: StudyRunFolder, splits: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Score the splits; of a run that diverged no metric has a value."""
+    """Score the splits. A run that diverged gets a record without values."""
     if "diverged" not in (run.done("train") or {}):
         run_process(run.path / "score.log", ["score", str(run.path), *splits], environment)
         return
@@ -101,7 +104,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     training = RunFolder(run.model)
     checkpoint, complete = training.checkpoint, training.finished_steps is not None
     begun = 0 if complete or checkpoint is None else recorded_steps(checkpoint)[0]
-    # What a killed training left without a checkpoint is worth nothing.
+    # A training that was killed before its first checkpoint left nothing to resume from.
     how = _NAME.resume_from_checkpoint if complete or checkpoint else _NAME.overwrite_output_dir
     (run.model / BROKEN).unlink(missing_ok=True)
     argv = ["train", "--config", str(run.train_config), f"--{_NAME.output_dir}", str(run.model), f"--{how}", "true"]
@@ -111,7 +114,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
         broken = training.broken
         if broken is None:
             raise
-        # That it diverged is the run's result: no metric of it has a value, and no cell with it is chosen.
+        # Divergence is a result: no metric has a value, and the validation split cannot choose this cell.
         record = {"steps": broken["step"], "diverged": broken["what"], "train_seconds": None}
     else:
         record = _training_record(run, begun)
@@ -119,7 +122,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
 
 
 def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
-    """What a training that ended came to; it resumed at step `begun`, or began at 0."""
+    """The record of a training that ended; it resumed at step `begun`, or started at 0."""
     written = read_record(run.model / "metrics.json") or {}
     metrics, steps = written.get("metrics", {}), written.get("steps", 0)
     history, losses = [], []
@@ -131,7 +134,8 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
     return {
         "steps": steps,
         "flops": metrics.get("total_flos"),
-        "train_seconds": None if begun else metrics.get("train_runtime"),  # else of the steps since the checkpoint
+        # After a resume, the Trainer counts only the time since the checkpoint.
+        "train_seconds": None if begun else metrics.get("train_runtime"),
         "resumed_at_step": begun or None,
         "history": history,
         "losses": losses,
@@ -139,7 +143,7 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
 
 
 def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
-    """Where and as what a run was trained, see `CIRCUMSTANCES` of its folder; None for what its folder does not say."""
+    """The `CIRCUMSTANCES` of a run's training; None for those that its record lacks."""
     record = read_record(run.model / RECORD) or {}
     settings = record.get("settings", {})
     machine = record.get("device")
@@ -157,10 +161,10 @@ def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
 
 
 def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a process of this module to its end; what it prints is added to its log.
+    """Run a process of this module to its end, and append its output to the log.
 
     Raises:
-        StageFailed: its exit status is not 0; with the last lines that it printed.
+        StageFailed: the exit status is not 0; the message has the last lines of the output.
     """
     with open(log, "ab+", opener=no_links) as file:
         file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} stepjepa {' '.join(argv)}\n".encode())
@@ -171,27 +175,30 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            # It ends with this process unless `environment` names another one, see `_main`.
+            # The stage watches this process, unless `environment` names another one, see `_main`.
             env={**os.environ, ENDS_WITH: str(os.getpid()), **environment},
-            start_new_session=True,  # Ctrl-C is for the study, which then ends its processes
+            # A session of its own keeps Ctrl-C from the stage: the study catches it and ends its processes in order.
+            start_new_session=True,
         )
         _processes.add(process)
         try:
             status = process.wait()
         finally:
             _processes.discard(process)
-            kill_group(process)  # if it is interrupted
+            # If the wait was interrupted, the process still runs.
+            kill_group(process)
         if status != 0:
+            # The last lines usually hold the error message. Several processes may print the same one.
             file.seek(max(start, file.seek(0, os.SEEK_END) - 20_000))
             printed = file.read().decode("utf-8", "replace").splitlines()
             lines = [" ".join(line.split())[:300] for line in printed if line.strip()]
-            last = [*dict.fromkeys(lines)][-5:]  # several processes may print the same
+            last = [*dict.fromkeys(lines)][-5:]
             how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
             raise StageFailed(f"{how}; {log}: {' | '.join(last) or 'it printed nothing'}")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that has not ended yet, and those that it started."""
+    """Kill a process that still runs, and its children."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -199,13 +206,13 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_all() -> None:
-    """End every process that a thread is waiting for in `run_process`."""
+    """Kill every process that a thread awaits in `run_process`."""
     for process in [*_processes]:
         kill_group(process)
 
 
 def end_with(pid: str | None) -> None:
-    """End this process, and those that it started, once the process `pid` has ended; None and "" watch nothing."""
+    """Kill this process and its children once the process `pid` has ended; None and "" watch nothing."""
     if pid and hasattr(os, "killpg"):
         threading.Thread(target=_end_with, args=(int(pid),), daemon=True).start()
 
@@ -213,15 +220,17 @@ def end_with(pid: str | None) -> None:
 def _end_with(pid: int) -> None:
     with contextlib.suppress(OSError):
         while True:
-            os.kill(pid, 0)  # only asks whether it is there
+            # Signal 0 only checks that the process exists, and raises OSError if it does not.
+            os.kill(pid, 0)
             time.sleep(0.5)
-    if os.getpgid(0) == os.getpid():  # each process of a stage leads a group of its own
+    # A stage leads a process group, to which its data workers belong. Another leader's group is not ours to kill.
+    if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def _main(argv: list[str]) -> int:
-    """Do the stage of a process that `run_process` has started, and print why it failed."""
+    """Do the stage in a process of `run_process`, and print why it failed."""
     end_with(os.environ.get(ENDS_WITH))
     try:
         if argv[0] == "score":
@@ -230,7 +239,8 @@ def _main(argv: list[str]) -> int:
             score_splits(StudyRunFolder(Path(argv[1])), argv[2:])
         else:
             sys.argv = ["stepjepa", *argv]
-            runpy.run_module("stepjepa", run_name="__main__")  # which exits
+            # The command exits by itself.
+            runpy.run_module("stepjepa", run_name="__main__")
     except StepJepaError as error:
         print_error(f"stepjepa {argv[0]}: error: {error}")
         return error.status
@@ -241,17 +251,17 @@ def _main(argv: list[str]) -> int:
 
 
 class Executor(Protocol):
-    """Carries runs out, each call in a thread of its own."""
+    """Runs the stages of runs. Each call comes from its own thread."""
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
-        """Do the stages of a run and wait for them; why one failed, None where all are done."""
+        """Do the stages of a run and wait for them; return why one failed, or None if all are done."""
 
     def stop(self) -> None:
-        """End what is being carried out; jobs in a queue go on."""
+        """Stop the active runs; jobs in a queue continue."""
 
 
 def executor_of(study: Study) -> Executor:
-    """The executor that a study names.
+    """The executor of a study.
 
     Raises:
         ConfigError: it cannot be used.
@@ -293,7 +303,7 @@ class Processes:
 
 
 def visible_devices() -> list[str]:
-    """The CUDA devices that runs share, as CUDA_VISIBLE_DEVICES names them."""
+    """The CUDA devices that the runs share, by their names in CUDA_VISIBLE_DEVICES."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [device for device in named.split(",") if device]
@@ -303,34 +313,36 @@ def visible_devices() -> list[str]:
 
 
 class Submitit:
-    """Runs as jobs of SLURM, or of submitit's local executor, which does the same without a cluster.
+    """Runs as jobs of SLURM, or of submitit's local executor, which works in the same way without a cluster.
 
     Args:
         cluster: ``slurm``, whose jobs outlive the study, or ``local``.
-        folder: for the jobs' scripts and their own logs; all nodes must see it.
+        folder: for the scripts and logs of the jobs, on a file system that all nodes share.
         parameters: of the jobs, see `slurm_parameters`.
 
     Raises:
-        ConfigError: submitit or SLURM is not there, or a parameter cannot be used.
+        ConfigError: submitit or SLURM is missing, or a parameter cannot be used.
     """
 
     def __init__(self, cluster: str, folder: Path, parameters: Mapping[str, Any]):
         self._submitit = library("submitit", "study")
         self._cluster, self._folder = cluster, folder
-        self._seconds = 5.0 if cluster == "slurm" else 0.5  # between two looks at a shared file system
+        # Each check of a job reads the shared file system.
+        self._seconds = 5.0 if cluster == "slurm" else 0.5
         self._stopped = threading.Event()
-        self._alone = threading.Lock()  # submitit is made for one thread
+        # submitit is not thread-safe.
+        self._alone = threading.Lock()
         try:
             self._executor = self._submitit.AutoExecutor(folder=folder, cluster=cluster)
             self._executor.update_parameters(**slurm_parameters(parameters))
         except (RuntimeError, ValueError, TypeError, NameError) as error:
             raise ConfigError(f"slurm: {said(error, lines=1)}") from None
-        # submitit asks sacct whether a job has ended, and without an answer waits for ever.
+        # submitit asks sacct whether a job has ended, and waits forever if sacct does not answer.
         if cluster == "slurm" and subprocess.run(["sh", "-c", "sacct"], capture_output=True, check=False).returncode:
             raise ConfigError("slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended")
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
-        """See `Executor`; the run's job may be one that an earlier start has left in the queue.
+        """See `Executor`. A job that an earlier start of the study left in the queue is awaited, not repeated.
 
         Raises:
             StepJepaError: the job could not be submitted.
@@ -344,7 +356,8 @@ class Submitit:
                 return "the study was interrupted"
         try:
             reason = job.result()
-        except Exception as error:  # submitit raises its own kinds: a job that was cancelled, a lost node
+        except Exception as error:
+            # submitit raises many types: for a cancelled job, a lost node, a result that cannot be read.
             reason = f"{type(error).__name__}, the state of the job is {job.state}"
         return reason and f"job {job.job_id}: {reason} (the job's own log: {job.paths.stderr})"
 
@@ -356,52 +369,56 @@ class Submitit:
         ends_with = str(os.getpid()) if self._cluster == "local" else ""
         try:
             job = self._executor.submit(Job(), str(run.path.resolve()), list(todo), ends_with)
-        except Exception as error:  # whatever sbatch and the file system have to say
+        except Exception as error:
+            # sbatch, the scheduler and the file system fail in many ways.
             raise StepJepaError(f"{run.path}: the job could not be submitted: {said(error)}") from None
         write_record(run.job, {"cluster": self._cluster, "id": job.job_id})
         return job
 
     def _job_in_queue(self, run: StudyRunFolder) -> Any:
-        """The run's job of an earlier start, if SLURM still has it."""
+        """The run's job from an earlier start, if SLURM still has it."""
         before = read_record(run.job)
         if before is None or self._cluster != "slurm" or before["cluster"] != "slurm":
             return None
         job = self._submitit.SlurmJob(folder=self._folder, job_id=before["id"])
-        state = job.state.split(" ")[0]  # SLURM adds who cancelled it
+        # SLURM writes "CANCELLED by 1000".
+        state = job.state.split(" ")[0]
         return job if state in _ALIVE and not job.done() else None
 
     def stop(self) -> None:
-        """Wait no longer, and end the jobs of submitit's local executor; those of SLURM go on."""
+        """Stop waiting, and end the jobs of submitit's local executor; those of SLURM continue."""
         self._stopped.set()
 
 
 def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """submitit's parameters for those of a study's file, a day for each job unless it says otherwise."""
-    parameters: dict[str, Any] = {"timeout_min": _DAY}  # slurm_time wins over it; the local executor knows it alone
+    """submitit's parameters for those of a study's file. A job may take a day by default."""
+    # slurm_time overrides timeout_min, which is the only limit that the local executor knows.
+    parameters: dict[str, Any] = {"timeout_min": _DAY}
     for name, value in given.items():
         parameters[_OF_SUBMITIT.get(name, f"slurm_{name.removeprefix('slurm_')}")] = value
     return parameters
 
 
 class Job:
-    """`carry_out` in a job of submitit, put back into the queue at its time limit or when preempted."""
+    """`carry_out` as a submitit job, which is requeued at its time limit or when it is preempted."""
 
     def __call__(self, folder: str, todo: Sequence[str], ends_with: str) -> str | None:
-        """Why the run failed; the job ends with the process `ends_with`, the study, if one is named."""
+        """Return why the run failed. The job ends with the process `ends_with` (the study), unless it is ""."""
         end_with(ends_with)
         try:
             return carry_out(folder, todo, {ENDS_WITH: ends_with})
-        except Exception as error:  # submitit's own, too: a job that may not go back into the queue once more
+        except Exception as error:
+            # submitit raises here, too: for a job that may not be requeued again.
             traceback.print_exc()
             return one_line(said(error), 400)
 
     def checkpoint(self, *arguments: object) -> object:
-        """The same work once more: stages that have their record are not repeated, training resumes from its checkpoint."""
+        """The same job again: finished stages are not repeated, and training resumes from its checkpoint."""
         return library("submitit", "study").helpers.DelayedSubmission(self, *arguments)
 
 
 class RayTasks:
-    """Runs as tasks of a Ray cluster, which end with the study; one whose process is lost is begun again.
+    """Runs as tasks of a Ray cluster, which end with the study. A task whose process is lost starts again.
 
     Args:
         options: of the tasks: `cpus`, `gpus`, `retries`, or others by Ray's names.
@@ -428,7 +445,8 @@ class RayTasks:
         try:
             with plain_errors():
                 return cast("str | None", self._ray.get(task))
-        except Exception as error:  # of the run alone: the others go on
+        except Exception as error:
+            # It concerns this run only; the others continue.
             return one_line(said(error), 400)
         finally:
             self._tasks.discard(task)
@@ -440,7 +458,7 @@ class RayTasks:
 
 
 def carry_out_task(working: str, folder: str, todo: Sequence[str]) -> str | None:
-    """`carry_out` in a task of Ray, with which its processes end."""
+    """`carry_out` in a Ray task; its processes end with the task."""
     enter(working)
     return carry_out(folder, todo, {})
 

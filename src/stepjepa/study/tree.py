@@ -1,4 +1,7 @@
-"""A study's YAML file as a tree of values (`stepjepa.config.yaml_file`), and the recipes, which are such files."""
+"""A study's YAML file as a tree of values (`stepjepa.config.yaml_file`), and the recipes that come with the library.
+
+Every value keeps its file and line until it is checked, so that a message can point at it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def open_study(name: str) -> tuple[str, Node]:
     """A study's name and tree, from a file or from a recipe.
 
     Raises:
-        ConfigError: it is neither, or no readable YAML file with a mapping at its top.
+        ConfigError: neither exists, or the file cannot be read, or it is not a YAML mapping.
     """
     path = Path(name).expanduser()
     if not path.is_file():
@@ -39,12 +42,12 @@ def open_study(name: str) -> tuple[str, Node]:
 
 
 def recipe_files() -> dict[str, Path]:
-    """Name -> file of the studies that come with the library, sorted."""
+    """Name -> file of every recipe, sorted by name."""
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
 def recipe_lines() -> list[str]:
-    """Every recipe: its name, where its experiment was published, and what it should show."""
+    """Every recipe: its name, the publication of its experiment, and its question."""
     lines = []
     for name in recipe_files():
         tree = open_study(name)[1].given
@@ -53,24 +56,24 @@ def recipe_lines() -> list[str]:
 
 
 def overlaid(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
-    """`under` with `over` on top: mappings are merged key by key, all else, and the keys `replaced`, is replaced."""
+    """`under` with `over` on top: mappings are merged key by key; other values, and the keys `replaced`, are replaced."""
     if not (isinstance(under.given, dict) and isinstance(over.given, dict)):
         return over
-    both = dict(under.given)
+    merged = dict(under.given)
     for name, node in over.given.items():
-        both[name] = overlaid(both[name], node) if name in both and name not in replaced else node
-    return Node(both, over.where)
+        merged[name] = overlaid(merged[name], node) if name in merged and name not in replaced else node
+    return Node(merged, over.where)
 
 
 def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
     """`root` with one value set, as in ``base.max_steps=20``.
 
     Args:
-        mini: the section mini is read; the value is set there, where the study has that section.
+        mini: the section mini is in use; if the study has one, the value is set there.
 
     Raises:
-        ConfigError: it is not of the form ``key.key=value``, or no run would read the value: the section mini is not read,
-            or a block has its own value.
+        ConfigError: the assignment is not of the form ``key.key=value``, or no run would read the value, because the
+            section mini is not in use or a block overrides it.
     """
     path, equals, text = assignment.partition("=")
     names = path.split(".")
@@ -80,6 +83,7 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
         raise ConfigError(f"--set {assignment}: the section mini is read with --mini only")
     if mini and "mini" in root.given and names[0] != "mini":
         names = ["mini", *names]
+    # A block's own value hides the one at the top of the file.
     blocks = {} if mini or "blocks" not in root.given else root.given["blocks"].mapping("blocks")
     for block, own in blocks.items():
         if _has(own, names):
@@ -89,7 +93,7 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
 
 
 def _has(node: Node, names: Sequence[str]) -> bool:
-    """Whether there is a node below `node` at a path of names."""
+    """Whether `node` has a descendant at a path of names."""
     for name in names:
         if not isinstance(node.given, dict) or name not in node.given:
             return False
@@ -109,7 +113,7 @@ def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = ""
     """Refuse unknown keys.
 
     Raises:
-        ConfigError: there is one; the message names what replaces it, or the nearest known one.
+        ConfigError: a key is unknown; the message names its replacement, or the most similar known key.
     """
     known = list(known)
     for key, node in section.items():
@@ -138,7 +142,8 @@ def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> di
             values[name] = known[name].read(node.written)
             if known[name].bounds:
                 known[name].check(values[name])
-        except (BadValue, ConfigError) as error:  # of the two the second names the field itself
+        except (BadValue, ConfigError) as error:
+            # A ConfigError names the field itself.
             field = "" if isinstance(error, ConfigError) else f"{name}: "
             raise ConfigError(f"{node.where}: {field}{error}") from None
     return values
