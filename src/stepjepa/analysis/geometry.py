@@ -1,6 +1,6 @@
-"""Numbers from the states of paired views: cosines, retrieval, ranks, spread, linear map; and signs of collapse.
+"""Measures of the states of paired views: cosines, retrieval, ranks, spread, a linear map, and signs of collapse.
 
-NumPy in float64; docs/geometry.md has the formulas. Nothing of size N x N is held: similarities come in blocks of rows.
+NumPy in float64; docs/geometry.md has the formulas. No N x N matrix is held: similarities are computed in blocks of rows.
 
 Shapes: N pairs, D width, C rows of a block.
 """
@@ -18,13 +18,16 @@ from stepjepa.errors import DataError
 from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_rank
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
-TIE = 1e-7  # two cosines closer than this are a tie: states come in float32, whose cosines agree to about that
-MIN_ROWS = 10  # fewer rows than this are fitted by no map
-TEST_SHARE, CUTOFF = 0.2, 1e-6  # of the linear map: rows held out; the least share of the largest direction that counts
-_BLOCK = 2**23  # numbers in a block of similarities: 64 MiB of float64
-
-# The sign of collapse that no training log shows.
-LOW_D_PRIME = 0.5  # d' of matched against shuffled cosines: below half a standard deviation most pairs look alike
+# Cosines of float32 states are accurate to about this, so closer ones are a tie.
+TIE = 1e-7
+# No map is fitted to fewer rows.
+MIN_ROWS = 10
+# Of the linear map: the share of held-out rows, and the singular values that count, relative to the largest.
+TEST_SHARE, CUTOFF = 0.2, 1e-6
+# Numbers in a block of similarities: 64 MiB of float64.
+_BLOCK = 2**23
+# Below half a standard deviation between matched and shuffled cosines, most pairs look alike. No training log shows this.
+LOW_D_PRIME = 0.5
 _NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
     f"What to do: keep the targets apart with --{_NAME.regularizer} vicreg, --{_NAME.jepa_loss} infonce, or no gradient "
@@ -35,16 +38,16 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class PairNumbers:
-    """How well matched pairs are told from the others.
+    """How well matched pairs differ from all others.
 
     Attributes:
         aligned_mean, aligned_sd: cosine of source i and target i.
         shuffled_mean, shuffled_sd: cosine of source i and target j, over all N (N - 1) pairs with i != j.
-        d_prime: gap in units of the pooled spread, ``gap / sqrt((aligned_sd^2 + shuffled_sd^2) / 2)``; 0 where there is
-            neither gap nor spread, None where there is a gap without any spread.
+        d_prime: gap in units of the pooled spread, ``gap / sqrt((aligned_sd^2 + shuffled_sd^2) / 2)``; without any spread,
+            0 if there is no gap either, else None.
         retrieval_at_1: share of sources whose target is the nearest of all N by cosine.
         mrr: mean of 1 / rank of the target.
-        chance_at_1, chance_mrr: what random states give.
+        chance_at_1, chance_mrr: expected values for random states.
     """
 
     n: int
@@ -66,8 +69,8 @@ class ViewNumbers:
 
     Attributes:
         pairwise_cosine: mean cosine of two rows.
-        effective_rank: of the unit-length rows, not centred, as the training log has it.
-        effective_rank_centred: of the rows less their mean.
+        effective_rank: of the unit-length rows, not centred, as in the training log.
+        effective_rank_centred: of the rows minus their mean.
     """
 
     pairwise_cosine: float
@@ -79,13 +82,13 @@ class ViewNumbers:
 class LinearMap:
     """A least-squares map ``source @ X ~ target``, fitted on some rows and measured on the others.
 
-    Errors are the root of the mean squared distance of a row from what it should be, in the unit of the states; times
-    the root of the number of rows they are Frobenius norms.
+    Errors are root mean squared distances between predicted and true rows, in the unit of the states; times the root of
+    the number of rows, they are Frobenius norms.
 
     Attributes:
-        train_error: of the fitted rows; it says nothing where they are as few as the dimensions.
+        train_error: of the fitted rows; meaningless unless there are more rows than dimensions.
         test_r2: ``1 - (error / error of the mean)^2`` of the held-out rows: 1 a perfect map, 0 as good as the mean of the
-            fitted targets, below 0 worse; None where the held-out targets are all that mean.
+            fitted targets, below 0 worse; None if every held-out target equals that mean.
     """
 
     train_rows: int
@@ -117,7 +120,7 @@ def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
         source, target: (N, D), row i of both a pair.
 
     Raises:
-        DataError: the arrays do not fit together, or hold numbers that are not finite.
+        DataError: the shapes differ, or a number is not finite.
     """
     check_views(source, target)
     n, width = source.shape
@@ -129,48 +132,53 @@ def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
 def _view(states: np.ndarray) -> ViewNumbers:
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
-    others = sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)  # of all pairs of two rows
+    # |sum of the rows|^2 is the sum of the cosines of all N * N pairs; those of a row with itself are subtracted.
+    cosines = sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)
     return ViewNumbers(
-        pairwise_cosine=float(others / (n * (n - 1))),
+        pairwise_cosine=float(cosines / (n * (n - 1))),
         effective_rank=effective_rank(singular_values(unit_ND)),
         effective_rank_centred=effective_rank(singular_values(states, center=True)),
     )
 
 
 def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
-    """Cosines of matched and of all other pairs, and retrieval of the target from the source, of (N, D) states.
+    """Cosines of matched and of all other pairs, and retrieval of the target by the source, of (N, D) states.
 
-    Ties count as drawn at random: where b targets are nearer than the right one and t as near, its rank is each of
-    b + 1 .. b + t + 1 with the same probability. Collapsed states thus give chance exactly, and a text that occurs twice
-    is found every other time.
+    Ties are broken at random, in expectation: if b targets are nearer than the right one and t are equally near, its rank
+    is uniform over b + 1 .. b + t + 1. Collapsed states then score exactly at chance, and of a text that occurs twice,
+    each copy is retrieved half of the time.
     """
     source_ND, target_ND = unit_rows(source), unit_rows(target)
     n = len(source_ND)
     aligned_N = np.einsum("nd,nd->n", source_ND, target_ND)
     nearer_N, tied_N = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    centre = aligned_N.mean()  # sums of squares around a number near the mean lose no digits
+    # Collapsed states have cosines near 1: sums of squares around a number near the mean lose no digits to cancellation.
+    centre = aligned_N.mean()
     total = squares = 0.0
     for rows in _blocks(n):
         cosine_CN = source_ND[rows] @ target_ND.T
-        own_C1 = aligned_N[rows, None]
-        nearer_N[rows] = (cosine_CN > own_C1 + TIE).sum(axis=1)
-        tied_N[rows] = (np.abs(cosine_CN - own_C1) <= TIE).sum(axis=1) - 1  # the right one ties with itself
+        aligned_C1 = aligned_N[rows, None]
+        nearer_N[rows] = (cosine_CN > aligned_C1 + TIE).sum(axis=1)
+        # The right target ties with itself.
+        tied_N[rows] = (np.abs(cosine_CN - aligned_C1) <= TIE).sum(axis=1) - 1
         cosine_CN -= centre
         total += cosine_CN.sum()
         squares += np.einsum("cn,cn->", cosine_CN, cosine_CN)
 
-    # The sums are over all N * N pairs; those of a source with its own target are taken out.
-    others, around_N = n * (n - 1), aligned_N - centre
-    mean = (total - around_N.sum()) / others
-    mean_square = (squares - (around_N**2).sum()) / others
+    # The sums run over all N * N pairs; the matched ones are subtracted.
+    unmatched, around_N = n * (n - 1), aligned_N - centre
+    mean = (total - around_N.sum()) / unmatched
+    mean_square = (squares - (around_N**2).sum()) / unmatched
     shuffled_mean = float(centre + mean)
     shuffled_sd = math.sqrt(max(mean_square - mean**2, 0.0))
     aligned_mean, aligned_sd = float(centre), float(aligned_N.std(ddof=1))
     gap = aligned_mean - shuffled_mean
     spread = math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
     without_spread = 0.0 if abs(gap) <= TIE else None
-    d_prime = gap / spread if spread > TIE else without_spread  # below the rounding of float32 a spread is none
+    # A spread below the rounding of float32 counts as none.
+    d_prime = gap / spread if spread > TIE else without_spread
 
+    # The mean of 1 / rank over tied ranks is a difference of harmonic numbers.
     harmonic_N = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, n + 1))])
     reciprocal_N = (harmonic_N[nearer_N + tied_N + 1] - harmonic_N[nearer_N]) / (tied_N + 1)
     nearest_N = np.where(nearer_N == 0, 1 / (tied_N + 1), 0.0)
@@ -195,7 +203,7 @@ def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
 
     Args:
         states: (N, D); ``source - target`` for the spectrum of the paper's Figure 7 and Table 14 (arXiv:2509.14252).
-        center: take the mean row away first.
+        center: subtract the mean row first.
     """
     states_ND = states.astype(np.float64)
     return np.linalg.svd(states_ND - states_ND.mean(axis=0) if center else states_ND, compute_uv=False)
@@ -204,12 +212,12 @@ def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
 def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearMap:
     """Fit ``min_X ||source X - target||`` on some rows, without a penalty, and measure it on the others.
 
-    Table 14 of LLM-JEPA (arXiv:2509.14252) gives the error of the fitted rows only, which falls with the width alone; the
-    held-out rows say whether there is a map. Of many solutions the one of least norm is taken.
+    Table 14 of LLM-JEPA (arXiv:2509.14252) has the error on the fitted rows only, which falls with the width even for
+    random states; held-out rows show whether a map exists. If there are many solutions, the one of least norm is used.
 
     Args:
         source, target: (N, D), N >= 3.
-        seed: of the split, which depends on it and on N alone; `TEST_SHARE` of the rows are held out.
+        seed: of the split, which depends only on it and on N; `TEST_SHARE` of the rows are held out.
     """
     from scipy import linalg
 
@@ -217,7 +225,7 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
     n = len(source_ND)
     order, held = np.random.default_rng(seed).permutation(n), min(max(1, round(n * TEST_SHARE)), n - 2)
     test, train = order[:held], order[held:]
-    # gelsy: a QR that reveals the rank, three times faster than the SVD.
+    # gelsy is a rank-revealing QR decomposition, three times as fast as the SVD.
     map_DD, *_ = linalg.lstsq(source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy")
 
     def error(predicted: np.ndarray, rows: np.ndarray) -> float:
@@ -232,14 +240,14 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
 
 
 def unit_rows(states: np.ndarray) -> np.ndarray:
-    """Rows of length 1 in float64, (N, D); rows of zeros stay zeros, and their cosine with everything is 0."""
+    """Rows of length 1 in float64, (N, D). A row of zeros stays zero, so its cosine with any other is 0."""
     states_ND = np.asarray(states, dtype=np.float64)
     length_N1 = np.linalg.norm(states_ND, axis=1, keepdims=True)
     return np.divide(states_ND, length_N1, out=np.zeros_like(states_ND), where=length_N1 > 0)
 
 
 def check_views(source: np.ndarray, target: np.ndarray) -> None:
-    """Refuse arrays that are no pairs: of one shape (N, D), N >= 2, and finite.
+    """Check that two arrays are paired states: of one shape (N, D), N >= 2, and finite.
 
     Raises:
         DataError: they are not.
@@ -263,9 +271,10 @@ def _blocks(rows: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class CollapseSign:
-    """One sign of collapse, with the value and the threshold in a sentence, `text`.
+    """A sign of collapse.
 
-    `name` is "low_rank", "cone" or "pairs_alike"; `view` "source", "target" or "pairs".
+    `name` is "low_rank", "cone" or "pairs_alike"; `view` is "source", "target" or "pairs"; `text` is a sentence with the
+    value and its threshold.
     """
 
     name: str
@@ -274,7 +283,7 @@ class CollapseSign:
 
 
 def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
-    """Signs of collapse in one model's states, none for healthy ones; `collapsed` says whether they amount to collapse."""
+    """Signs of collapse in the states of a model; empty for healthy states. `collapsed` combines them."""
     signs = []
     pairs = numbers.pairs
     if pairs.d_prime is not None and pairs.d_prime < LOW_D_PRIME:
@@ -283,6 +292,7 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
             f"{pairs.shuffled_mean:.4f}, d' = {pairs.d_prime:.2f} (below {LOW_D_PRIME})"
         )
         signs.append(CollapseSign("pairs_alike", "pairs", text))
+    # With few rows, even healthy states have a low rank.
     most = min(numbers.n, numbers.width)
     for name, view in (("source", numbers.source), ("target", numbers.target)):
         rank, cosine = view.effective_rank, view.pairwise_cosine
@@ -299,7 +309,7 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
 
 
 def collapsed(signs: Iterable[CollapseSign]) -> bool:
-    """Whether signs amount to collapse: a low rank, or a cone in which matched pairs are not told from the others. A cone
-    alone or pairs alike alone are found in models that never saw a pair."""
+    """Whether signs mean collapse: a low rank, or a cone in which matched pairs do not differ from others. A cone alone, or
+    pairs alike alone, also occur in models that were never trained on pairs."""
     names = {sign.name for sign in signs}
     return "low_rank" in names or {"cone", "pairs_alike"} <= names

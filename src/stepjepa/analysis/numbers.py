@@ -1,4 +1,4 @@
-"""The numbers of several models on the same pairs, and how they are printed."""
+"""The measures of several models on the same pairs, and their tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
 _FEW = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
-# Columns of the tables: attribute, format, and what the legend says.
+# Column of a table -> attribute, format, meaning in the legend.
 _Columns = Mapping[str, tuple[str, str, str]]
 _PAIRS: _Columns = {
     "cosine": ("aligned_mean", ".4f", "mean over the pairs"),
@@ -31,7 +31,7 @@ _VIEWS: _Columns = {
 _TOP: _Columns = {
     "top 100 s-t": ("difference_top_100", ".4g", "mean of the 100 largest singular values of source less target"),
 }
-# Ways to predict; these are rows.
+# Methods of prediction, which are rows of their table.
 _PREDICTION: _Columns = {
     "line": ("line", ".3g", "along the last step; 0 is perfect, 1 as bad as the mean state"),
     "linear": ("linear", ".3g", "a ridge regression, fitted on other rows"),
@@ -41,13 +41,13 @@ _PREDICTION: _Columns = {
 
 @dataclass(frozen=True)
 class ModelGeometry:
-    """What was measured of one model.
+    """The measures of one model.
 
     Attributes:
-        model: its name or folder.
-        layers: layer -> numbers of all pairs.
-        collapse: signs of it, in the layer that is shown.
-        prediction: horizon -> errors of predicting later states; None where they were not asked for.
+        model: name or folder.
+        layers: layer -> measures over all pairs.
+        collapse: signs of collapse in the layer of the tables.
+        prediction: horizon -> errors of predicting later states; None if not requested.
     """
 
     model: str
@@ -58,13 +58,13 @@ class ModelGeometry:
 
 @dataclass(frozen=True)
 class GeometryComparison:
-    """Several models on the same pairs; printed, tables with a line for each model, and signs of collapse.
+    """Several models on the same pairs. `str` of it is tables with a line for each model, and signs of collapse.
 
     Attributes:
-        file: of the rows.
-        n: pairs.
-        layer: that is shown in tables, and in figures without layers: the last one.
-        models: by their labels, in their order.
+        file: the data file.
+        n: number of pairs.
+        layer: layer of the tables and of figures for one layer: the last one.
+        models: label -> measures, in the order of the command.
     """
 
     file: str
@@ -74,8 +74,8 @@ class GeometryComparison:
 
     @property
     def shown(self) -> dict[str, GeometryNumbers]:
-        """The numbers of every model in the layer that is shown."""
-        return {label: one.layers[self.layer] for label, one in self.models.items()}
+        """The measures of every model in the layer of the tables."""
+        return {label: model.layers[self.layer] for label, model in self.models.items()}
 
     def __str__(self) -> str:
         where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
@@ -84,21 +84,22 @@ class GeometryComparison:
         return "\n".join([*lines, *folded(list(self._collapse()), PAGE)])
 
     def _pairs(self) -> Iterator[str]:
-        rows = [[label, *_row(_PAIRS, one.pairs)] for label, one in self.shown.items()]
+        rows = [[label, *_row(_PAIRS, measures.pairs)] for label, measures in self.shown.items()]
         chance = next(iter(self.shown.values())).pairs
         rows.append(["chance", "", "", "", "", written(chance.chance_at_1, ".1%"), written(chance.chance_mrr, ".3f")])
         yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
 
     def _views(self) -> Iterator[str]:
         rows = []
-        for label, one in self.shown.items():
-            rows.append([label, *_row(_VIEWS, one.source, one.target), *_row(_TOP, one)])
+        for label, measures in self.shown.items():
+            views = _row(_VIEWS, measures.source, measures.target)
+            rows.append([label, *views, *_row(_TOP, measures)])
         columns = {**_VIEWS, **_TOP}
         yield from _table(["states (source, target)", *columns], rows, columns)
 
     def _prediction(self) -> Iterator[str]:
-        """Errors of predicting later states by horizon."""
-        known = {label: one.prediction for label, one in self.models.items() if one.prediction is not None}
+        """Errors of predicting later states, by horizon."""
+        known = {label: model.prediction for label, model in self.models.items() if model.prediction is not None}
         horizons = sorted({horizon for errors in known.values() for horizon in errors})
         if not known:
             return
@@ -116,28 +117,28 @@ class GeometryComparison:
 
     def _collapse(self) -> Iterator[str]:
         advice = False
-        for label, one in self.models.items():
-            collapse = geometry.collapsed(one.collapse)
+        for label, model in self.models.items():
+            collapse = geometry.collapsed(model.collapse)
             advice = advice or collapse
             warning = "Warning: " if collapse else ""
-            colon = ":" if one.collapse else ""
-            yield f"{warning}{label} shows {collapse_words(collapse, bool(one.collapse))}{colon}"
-            for sign in one.collapse:
+            colon = ":" if model.collapse else ""
+            yield f"{warning}{label} shows {collapse_words(collapse, bool(model.collapse))}{colon}"
+            for sign in model.collapse:
                 yield f"  {sign.text}"
         if advice:
             yield ADVICE
 
 
 def _row(columns: _Columns, *records: Any) -> list[str]:
-    """A cell for each column, with the number of each record."""
+    """A cell for each column, with the values of all records."""
     cells = []
     for name, form, _ in columns.values():
-        cells.append(", ".join(written(getattr(one, name), form) for one in records))
+        cells.append(", ".join(written(getattr(record, name), form) for record in records))
     return cells
 
 
 def _table(head: list[str], rows: list[list[str]], columns: _Columns) -> list[str]:
-    """An empty line, a table, and what its columns mean."""
+    """An empty line, a table, and a legend of its columns."""
     meanings = {name: meaning for name, (*_, meaning) in columns.items()}
     return ["", *text_table(head, rows), *legend(meanings)]
 
@@ -148,23 +149,23 @@ def compare(
     """Measure every layer of every model.
 
     Args:
-        states: by the labels that the models get in tables and figures.
-        advance: called with the model's label after each layer.
-        horizon: the longest of `prediction_errors`, where walks were collected.
+        states: label of a model in tables and figures -> its states.
+        advance: called with the label of the model after each layer.
+        horizon: the longest one of `prediction_errors`, if the states have walks.
 
     Raises:
-        DataError: states of other rows, or not finite.
+        DataError: the models' states belong to different rows, or are not finite.
     """
     check_alike(states)
     first = next(iter(states.values()))
     shown = FINAL if FINAL in first.layers else max(first.layers)
     models = {}
-    for label, one in states.items():
+    for label, of_model in states.items():
         layers = dict[int, GeometryNumbers]()
-        for layer in one.layers:
-            layers[layer] = geometry.measure_states(*one.layer(layer))
+        for layer in of_model.layers:
+            layers[layer] = geometry.measure_states(*of_model.layer(layer))
             advance(label)
-        prediction = None if one.walks is None else prediction_errors(one.walks, horizon)
+        prediction = None if of_model.walks is None else prediction_errors(of_model.walks, horizon)
         signs = geometry.collapse_signs(layers[shown])
-        models[label] = ModelGeometry(one.model, layers, signs, prediction)
+        models[label] = ModelGeometry(of_model.model, layers, signs, prediction)
     return GeometryComparison(first.file, len(first.rows), shown, models)

@@ -1,4 +1,4 @@
-"""What ``stepjepa analyze`` takes and gives: its options and its result."""
+"""The options and the result of ``stepjepa analyze``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MODELS, _METHOD, _OUTPUT = "models", "method", "output"
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What `analyze` has measured; ``str`` of it is what the command prints.
+    """The result of `analyze`; its ``str`` is the output of the command.
 
     Attributes:
-        record: all numbers, as the file of numbers holds them.
-        files: what was written.
+        record: all numbers, as in the file of numbers.
+        files: the figures.
         lines: for the terminal.
     """
 
@@ -39,7 +39,7 @@ class AnalysisResult:
 
 @dataclass
 class _Analysis:
-    """Which models, on which rows, how they are loaded, and what is written where."""
+    """The models, the rows, and the output folder."""
 
     file: str | None = option(None, "The data file; usually written without --file, in front of the rest.", _MODELS)
     models: list[str] | None = option(
@@ -80,15 +80,15 @@ class _Analysis:
 
 @dataclass
 class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Analysis):
-    """All options of ``stepjepa analyze``; those of training mean what they mean there, and are as the models' run had them
-    where they are not given."""
+    """All options of ``stepjepa analyze``. Options of training have the same meaning as there, and default to the values of
+    the models' run."""
 
     objective: str = option(
         LLMJEPA.name,
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
         "rest (split), or a class of your own. Without it the views are those that the (first) model was trained with.",
         _METHOD,
-        choices=tuple(name for name, one in built_in().items() if PredictorOptions in one.reads),
+        choices=tuple(name for name, objective in built_in().items() if PredictorOptions in objective.reads),
         own=True,
         brings=("objective_options", own_options),
     )
@@ -99,10 +99,10 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
     readout: Literal["last", "mean"] = option("last", "A view's last state, or the mean over its tokens.", _METHOD)
 
     def check(self) -> None:
-        """Check the values and what they are together.
+        """Check the values, one by one and together.
 
         Raises:
-            ConfigError: what cannot be used; the message names the option.
+            ConfigError: a value cannot be used; the message names the option.
         """
         check_fields(self, _Analysis)
         example = f"write: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B"

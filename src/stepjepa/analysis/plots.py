@@ -1,7 +1,7 @@
-"""Figures, drawn from saved arrays and numbers and returned as matplotlib figures (extra ``analysis``); `save_figure`.
+"""Draws the figures of an analysis with matplotlib (extra ``analysis``).
 
-They are drawn without pyplot, so nothing global is changed and no window opens. They are 8 inches wide: at 800 pixels their
-smallest letters are 12 pixels high. Lines differ in colour, in dashes and in markers.
+Without pyplot, so no global state changes and no window opens. Figures are 8 inches wide, so their smallest letters are 12
+pixels high at a width of 800 pixels. Lines differ in colour, dashes and markers.
 
 Shapes: N pairs, D width.
 """
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#6b6b6b"
-SPECTRUM_FLOOR = 1e-8  # singular values below this share of the largest are rounding
+# Singular values below this share of the largest one are rounding errors.
+SPECTRUM_FLOOR = 1e-8
 
 
 def look(index: int) -> dict[str, Any]:
-    """What tells series number `index` from the others: 49 of them differ, the first 7 in all three."""
+    """Colour, dashes and marker of series number `index`: 49 series differ, the first 7 in all three."""
     colour, shape = series_style(index)
     return {"color": COLOURS[colour].light, "linestyle": DASHES[shape], "marker": MARKERS[shape]}
 
@@ -58,7 +59,7 @@ def new_figure(
 
 
 def draw_lines(axis: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], marks: int = 0) -> None:
-    """A line of (x, y) for each name, told apart by its `look`; of long ones `marks` points are marked, 0 for all."""
+    """A line of (x, y) for each name, in its `look`. About `marks` points of a long line get a marker, all if 0."""
     for i, (name, points) in enumerate(lines.items()):
         every = max(1, len(points) // marks) if marks else 1
         xs = [x for x, _ in points]
@@ -89,10 +90,10 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular va
 
 
 def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
-    """Numbers by layer, a panel for each and a line per model.
+    """Measures by layer: a panel for each measure, a line for each model.
 
     Args:
-        panels: name of the number, with its unit -> model -> layer -> number; -1, after the final norm, comes last.
+        panels: name of the measure with its unit -> model -> layer -> value; -1, after the final norm, comes last.
     """
     known = set[int]()
     for panel in panels.values():
@@ -106,7 +107,8 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
         draw_lines(axis, lines)
         axis.set_ylabel(label)
     last = len(layers) - 1
-    ticks = [*range(0, last, -(-len(layers) // 16)), last]  # so that the numbers do not touch
+    # At most 17 tick labels, so that they do not overlap.
+    ticks = [*range(0, last, -(-len(layers) // 16)), last]
     names = {-1: "final", 0: "emb."}
     labels = [names.get(layers[place], str(layers[place])) for place in ticks]
     axes[-1].set_xticks(ticks, labels)
@@ -116,14 +118,14 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
 
 
 def comparison_figures(comparison: GeometryComparison, states: Mapping[str, States]) -> Iterator[tuple[str, Figure]]:
-    """Name and figure of everything that there are numbers for."""
+    """Name and figure: the spectrum, and the measures by layer if there are several layers."""
     where = "final" if comparison.layer == FINAL else f"layer {comparison.layer}"
     spectra = {}
-    for label, one in states.items():
-        source, target = one.layer(comparison.layer)
+    for label, of_model in states.items():
+        source, target = of_model.layer(comparison.layer)
         spectra[label] = singular_values(source - target)
     yield "spectrum", spectrum_figure(spectra, f"Singular values of source - target ({where})")
-    if all(len(one.layers) == 1 for one in states.values()):
+    if all(len(of_model.layers) == 1 for of_model in states.values()):
         return
     panels: dict[str, dict[str, dict[int, float]]] = {}
     for label, model in comparison.models.items():

@@ -1,14 +1,14 @@
-"""Multi-step latent prediction: how well the state h reasoning steps later follows from the present one.
+"""Multi-step latent prediction: how well the present state predicts the state h reasoning steps later.
 
-The measure of Semantic Step Prediction (arXiv:2604.18464), for models of any objective. A walk is the states on the trunk
-behind the steps of one answer, in order. From the state behind step t, that behind step t + h is predicted by
+The measure of Semantic Step Prediction (arXiv:2604.18464), for models of any objective. A walk is the sequence of trunk
+states after the steps of one answer. The state after step t + h is predicted from the state after step t by
 
-    line     s_t + h (s_t - s_{t-1})            nothing is fitted
+    line     s_t + h (s_t - s_{t-1})            without a fit
     linear   W_h s_t + b_h                      ridge regression
-    MLP      three layers, at least 256 wide    AdamW, stopped where the validation rows are predicted best
+    MLP      three layers, at least 256 wide    AdamW with early stopping on validation rows
 
-fitted for each h on the walks of some rows and measured on those of others. An error is the mean squared one over that of
-predicting the mean state, so that models with states of another size compare: 0 is perfect, 1 as bad as the mean.
+fitted for each h on the walks of some rows and measured on those of others. An error is the mean squared error divided by
+that of the mean state, so that it does not depend on the size of the states: 0 is perfect, 1 as bad as the mean.
 
 Shapes: M states of all walks, N pairs (t, t + h), D width.
 """
@@ -28,8 +28,9 @@ from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
 from stepjepa.analysis.states import Pairs, Walks
 from stepjepa.data.types import TRUNK, Example, Pair, Read
 
-_PENALTIES = 10.0 ** np.arange(-4, 4)  # of the ridge, relative to the mean variance of a dimension
-# Of the MLP: least width inside, optimizer steps, pairs of one, steps between two looks at the validation rows.
+# Of the ridge regression, relative to the mean variance of a dimension.
+_PENALTIES = 10.0 ** np.arange(-4, 4)
+# Of the MLP: least hidden width, optimizer steps, batch size, steps between two evaluations on the validation rows.
 _WIDTH, _STEPS, _BATCH, _EVERY = 256, 400, 256, 20
 
 
@@ -38,7 +39,7 @@ class PredictionErrors:
     """Errors of one horizon on held-out rows, see above.
 
     Attributes:
-        train_pairs, test_pairs: how many were fitted (validation included) and measured.
+        train_pairs, test_pairs: number of fitted pairs (including validation) and of measured ones.
     """
 
     train_pairs: int
@@ -49,8 +50,9 @@ class PredictionErrors:
 
 
 def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
-    """The states behind the steps of every answer, as examples of which each pair is one state twice, and their
-    `Walks.places`, (M, 2).
+    """The states after the steps of every answer, and their `Walks.places`, (M, 2).
+
+    `read_states` reads pairs, so each state is a pair of the same state twice.
 
     Args:
         pairs: of the objective `every_step`.
@@ -64,7 +66,8 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
             start = example.sees(pair.source)
             view = example.view_on_trunk(pair.target)
             assert view is not None, "a step stands on the trunk"
-            if ends[-1:] != [start]:  # of another answer
+            # Steps of one answer follow each other without a gap, so a gap begins another answer.
+            if ends[-1:] != [start]:
                 walk, ends = walk + 1, [*ends, start]
                 places.append((row, walk))
             ends.append(view.stop - 1)
@@ -75,19 +78,21 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
 
 
 class _Part(NamedTuple):
-    """States of the walks of some rows, centred by the fitted rows, (N, D) each: those behind a step, and those behind the
-    step that must be predicted."""
+    """States (N, D) after a step, and after the step to predict, of some rows; centred by the means of the fitted rows."""
 
     now: np.ndarray
     later: np.ndarray
 
 
 def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
-    """The errors by horizon, 1 to `most`, but for those with fewer than `MIN_ROWS` pairs to measure or to fit. The split of
-    the rows depends on them alone."""
+    """The errors by horizon, 1 to `most`, without horizons that leave fewer than `MIN_ROWS` pairs to fit or to measure.
+
+    Rows are split, not pairs, so that no answer is in two parts; the split depends only on the row numbers.
+    """
     rows = np.random.default_rng(0).permutation(np.unique(walks.places[:, 0]))
     held = round(len(rows) * TEST_SHARE)
-    test_rows, validation_rows = rows[:held], rows[held : held + -(-held // 2)]  # 2 and 1 of 10
+    # 20 % of the rows to measure on, 10 % to validate on.
+    test_rows, validation_rows = rows[:held], rows[held : held + -(-held // 2)]
     errors = {}
     for horizon in range(1, most + 1):
         of_rows, before, now, later = walks.pairs(horizon)
@@ -117,6 +122,7 @@ def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
 
 def _ridge(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     """Predictions (N, D) of the test rows, with the penalty that predicts the validation rows best."""
+    # One decomposition serves all penalties.
     left, singular, right = np.linalg.svd(train.now, full_matrices=False)
     projected = left.T @ train.later
     scale = np.square(singular).sum() / train.now.shape[1]
@@ -132,7 +138,8 @@ def _ridge(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
 
 
 def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
-    """Predictions (N, D) of the test rows."""
+    """Predictions (N, D) of the test rows, by the network of the evaluation with the least validation error."""
+    # States of any size train equally well after division by their root mean square.
     scales = [float(np.sqrt(np.square(side).mean())) or 1.0 for side in train]
 
     def tensors(part: _Part) -> list[torch.Tensor]:
@@ -142,6 +149,7 @@ def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     width = x.shape[1]
     inside = max(width, _WIDTH)
     best, predicted = float("inf"), torch.zeros_like(test_x)
+    # The same numbers in every run, without touching the global generator.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(

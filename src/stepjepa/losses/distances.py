@@ -1,8 +1,8 @@
 """Distances between the vectors of each pair, by the names of ``--jepa_loss``.
 
 ``L = gamma * LM + lambda * d(Pred(Enc(text)), Enc(code))`` (LLM-JEPA, arXiv:2509.14252, Eq. 2); the paper's own choice of d
-is the cosine, the others are in its Table 3. Only `infonce_loss` pushes pairs apart; what keeps the states from collapsing
-to one point otherwise is in `regularizers`.
+is the cosine, the others are in its Table 3. Only `infonce_loss` pushes pairs apart; with the others, a term of
+`regularizers` can keep the states from collapsing to one point.
 
 | d | gradient |
 |---|---|
@@ -27,8 +27,10 @@ import torch.nn.functional as F
 
 from stepjepa.losses.gather import gather_rows
 
-TEMPERATURE = 0.07  # of infonce
-MIN_LENGTH = 1e-8  # what torch.nn.functional.cosine_similarity takes for the length of a zero vector
+# Of infonce.
+TEMPERATURE = 0.07
+# torch.nn.functional.cosine_similarity uses this length for shorter vectors.
+MIN_LENGTH = 1e-8
 
 
 def cosine_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
@@ -72,8 +74,8 @@ def infonce_loss(
 ) -> torch.Tensor:
     """The source must pick its own target among those of the batch: ``CE(cos(u_i, v_j) / temperature, j = i)``.
 
-    The only distance whose value depends on the micro-batch's size: log Q where the views cannot be told apart, 0 for a
-    single pair.
+    The only distance whose value depends on the size of the micro-batch: log Q if all views are equal, 0 for a single
+    pair.
 
     Formula and temperature are the published LLM-JEPA code's (arXiv:2509.14252, Table 3 ``infonce``; van den Oord et al.,
     arXiv:1807.03748, Eq. 4). The negatives are the other targets of the micro-batch, gathered over all processes with
@@ -93,15 +95,16 @@ def infonce_loss(
     if not symmetric:
         targets_QD, offset = gather_rows(target_PD)
         return _pick_own(source_PD, targets_QD, offset, temperature)
-    both_QE, offset = gather_rows(torch.cat([source_PD, target_PD], dim=-1))  # E = 2D: one exchange for both sides
-    sources_QD, targets_QD = both_QE.chunk(2, dim=-1)
-    there = _pick_own(source_PD, targets_QD, offset, temperature)
-    back = _pick_own(target_PD, sources_QD, offset, temperature)
-    return (there + back) / 2
+    # One exchange between processes serves both sides: E = 2D.
+    joined_QE, offset = gather_rows(torch.cat([source_PD, target_PD], dim=-1))
+    sources_QD, targets_QD = joined_QE.chunk(2, dim=-1)
+    forward_P = _pick_own(source_PD, targets_QD, offset, temperature)
+    backward_P = _pick_own(target_PD, sources_QD, offset, temperature)
+    return (forward_P + backward_P) / 2
 
 
 def _pick_own(query_PD: torch.Tensor, keys_QD: torch.Tensor, offset: int, temperature: float) -> torch.Tensor:
-    """Cross-entropy of each query against all keys; the own key of query i is number ``offset + i``. (P,) float32."""
+    """Cross-entropy of each query over all keys; the right key of query i is number ``offset + i``. (P,) float32."""
     # A bfloat16 product under autocast would be off by up to 0.004 / temperature.
     with torch.autocast(query_PD.device.type, enabled=False):
         similarity_PQ = query_PD @ keys_QD.T / temperature
@@ -118,8 +121,8 @@ def combine(
 ) -> torch.Tensor:
     """``v_p = sum of coefficient_m * states[position_m] over the terms m with pair_m = p``.
 
-    The states are taken to float32 first, so that neither the difference of two nearly equal states nor the gradient of
-    a state that many terms read is added up in a shorter dtype.
+    The states are converted to float32 first: in a shorter dtype, the difference of two nearly equal states, and the
+    gradient of a state in many terms, would lose most digits.
 
     Args:
         states_TD: (T, D) floating point.
@@ -149,7 +152,7 @@ def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Ten
     source_length_P = torch.linalg.vector_norm(source_PD, dim=-1)
     target_length_P = torch.linalg.vector_norm(target_PD, dim=-1)
     has_direction_P = torch.minimum(source_length_P, target_length_P).detach() > MIN_LENGTH
-    # Where one has no direction, both are a constant one.
+    # Both vectors of a pair without direction become constants: a masked result alone would still have NaN gradients.
     keep_P1 = has_direction_P.unsqueeze(1)
     source_PD = torch.where(keep_P1, source_PD, 1.0)
     target_PD = torch.where(keep_P1, target_PD, 1.0)

@@ -1,16 +1,16 @@
-"""Sums and rows over all processes, with gradient, for the losses that look at a whole batch.
+"""Sums and rows over all processes, with gradient, for losses of the whole batch.
 
-Convention: the backward pass adds up what all processes ask for, so a process's gradient is that of the *sum* of all
-processes' losses. Whatever is divided by a count is divided by the count of all processes:
+Convention: the backward pass adds the gradients of all processes, so a process gets the gradient of the *sum* of all
+processes' losses. A loss that is divided by a count is divided by the count over all processes:
 
-- a loss with one value a pair (`infonce`): each process sums its own pairs and divides by the pairs of all;
-- a regulariser (`vicreg`, `sigreg`), the same value on every process: each process weighs it with its share of the pairs,
-  so that the shares' sum counts it once.
+- a loss with one value a pair (`infonce`): each process sums its own pairs and divides by the pairs of all processes;
+- a regularizer (`vicreg`, `sigreg`), whose value is the same on every process: each process weights it with its share of
+  the pairs, so that it counts once in the sum.
 
-DistributedDataParallel averages gradients; the caller takes that back by a factor of the number of processes.
+DistributedDataParallel averages gradients; the caller compensates by a factor of the number of processes.
 
-Every process must call these functions and run backward through them, those without rows as well, and the rows
-require gradients on all processes or on none: the others wait for a process that does not.
+Every process must call these functions and run backward through them, even without rows, and the rows must require
+gradients on all processes or on none. Otherwise the other processes wait forever.
 
 Shapes: P rows of this process, Q rows of all processes, D width.
 """
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 
 class _SumOverRanks(torch.autograd.Function):
-    # torch.distributed.nn.functional has the same, deprecated in favour of a private module.
+    # torch.distributed.nn.functional has the same, but is deprecated in favour of a private module.
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
@@ -38,26 +38,26 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def world_size() -> int:
-    """Number of processes, 1 where torch.distributed is not in use."""
+    """Number of processes; 1 if torch.distributed is not in use."""
     distributed = torch.distributed
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Sum of a tensor of the same shape and dtype on all processes, with gradient. Alone: the input itself."""
+    """Sum over all processes of a tensor of equal shape and dtype, with gradient. With one process: the input itself."""
     return values if world_size() == 1 else _SumOverRanks.apply(values)
 
 
 def gather_rows(rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Rows of all processes in the order of their ranks, with gradient, and where this process's begin.
+    """Rows of all processes in the order of ranks, with gradient, and the index of this process's first row.
 
-    Processes may hold different numbers of rows, none included; D and the dtype are the same on all.
+    Processes may have different numbers of rows, including none; D and the dtype are equal.
 
     Args:
         rows_PD: (P, D) floating point.
 
     Returns:
-        (Q, D) in the input's dtype, and the index of this process's first row. Alone: the input itself and 0.
+        (Q, D) in the input's dtype, and the index of this process's first row. With one process: the input itself and 0.
     """
     if world_size() == 1:
         return rows_PD, 0

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head at the labelled positions, without ever holding all logits of a large vocabulary.
+"""Cross-entropy of a linear head at the labelled positions, without the logits of all positions in memory at once.
 
 Shapes: N labelled positions, D width, V vocabulary, C rows of a chunk.
 """
@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-# Logits (float32) held at once. Below this the plain form is fastest; above it, memory stays bounded by about this.
+# Bound on float32 logits held at once. Below it, the plain form is fastest; above it, chunks bound the memory.
 MAX_LOGITS_BYTES = 256 * 2**20
 
 
 def scaled_logits(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
-    """What some models do to logits: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2). Any shape."""
+    """Some models transform logits: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2). Any shape."""
     logits = logits * scale if scale != 1.0 else logits
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
@@ -32,16 +32,16 @@ def linear_cross_entropy_sum(
 ) -> torch.Tensor:
     """Summed cross-entropy of ``softcap(scale * (hidden @ weight.T + bias))`` against the labels.
 
-    Where the logits fit into `max_logits_bytes` they are computed at once. Otherwise
-    ``torch.nn.functional.linear_cross_entropy`` does it in chunks where the installed torch has it and the head is a
-    plain matrix in float32 outside autocast; in every other case the chunks are recomputed in the backward pass.
+    Logits that fit into `max_logits_bytes` are computed at once. Otherwise they are computed in chunks: by
+    ``torch.nn.functional.linear_cross_entropy`` if torch has it and the head is a plain float32 matrix outside autocast,
+    else by `chunked_cross_entropy_sum`, which recomputes the chunks in the backward pass.
 
     Args:
         hidden_ND: (N, D) states that predict.
         weight_VD, bias_V: output embedding.
         labels_N: (N,) int64.
         scale, softcap: see `scaled_logits`.
-        max_logits_bytes: bound on the float32 logits held at once.
+        max_logits_bytes: bound on the float32 logits in memory at once.
 
     Returns:
         () float32.
@@ -78,7 +78,7 @@ def chunked_cross_entropy_sum(
         rows: positions a chunk.
 
     Returns:
-        () float32; zero, still connected to the logits, where N = 0.
+        () float32; for N = 0 zero, still connected to the logits.
     """
 
     def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
@@ -92,13 +92,13 @@ def chunked_sum(
 ) -> torch.Tensor:
     """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions, each () float32.
 
-    More than one chunk is checkpointed: what it holds is computed again in the backward pass instead of being kept.
+    If there is more than one chunk, each is checkpointed: its intermediate values are computed again in the backward pass.
 
     Args:
         hidden_ND, others: (N, ...) each.
 
     Returns:
-        () float32; the loss of nothing, still connected to the states, where N = 0.
+        () float32; for N = 0 the loss of no positions, still connected to the states.
     """
     if hidden_ND.shape[0] <= rows:
         return chunk_loss(hidden_ND, *others)

@@ -1,11 +1,11 @@
-"""Regularizers against collapse, next to a distance that draws the views together.
+"""Regularizers against collapse, added to a distance that draws the views together.
 
-VICReg's variance and covariance terms keep every dimension alive and no two dimensions the same (Bardes et al.,
-arXiv:2105.04906, Eq. 1 to 4). They fix the first two moments only. SIGReg asks for the distribution: along random directions
-the states should look like a standard normal sample, which fixes location, scale and shape in time and memory that grow with
-the width and not its square (Balestriero and LeCun, LeJEPA, arXiv:2511.08544, Section 4; written from the formula).
+The variance and covariance terms of VICReg keep every dimension alive and decorrelated (Bardes et al., arXiv:2105.04906,
+Eq. 1 to 4). They constrain the first two moments only. SIGReg constrains the distribution: along random directions the
+states should be a standard normal sample. Its time and memory grow with the width, not with its square (Balestriero and
+LeCun, LeJEPA, arXiv:2511.08544, Section 4; written from the formula).
 
-All of it is computed in float32.
+All computations are in float32.
 
 Shapes: P pairs and N rows of this process, Q rows of all processes, D width, K directions, T knots.
 """
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 from stepjepa.losses.gather import gather_rows, sum_over_ranks
 
-KNOTS = 17  # of SIGReg's integral
+# Points and upper end of SIGReg's integral.
+KNOTS = 17
 BOUND = 3.0
 
 
@@ -25,12 +26,12 @@ def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) 
     """``mean_d max(0, floor - sqrt(Var_d + eps))`` with the unbiased variance over rows (Eq. 1 and 2).
 
     Args:
-        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
-        floor: standard deviation from which on a dimension is left alone.
-        eps: keeps the root's gradient finite at collapse.
+        rows_QD: (Q, D) floating point, the rows of all processes.
+        floor: a dimension with at least this standard deviation costs nothing.
+        eps: keeps the gradient of the root finite at collapse.
 
     Returns:
-        () float32 in [0, floor); 0, still connected to the rows, for fewer than two.
+        () float32 in [0, floor); for fewer than two rows 0, still connected to them.
     """
     if rows_QD.shape[0] < 2:
         return _connected_zero(rows_QD)
@@ -44,10 +45,10 @@ def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
     C holds D x D float32 values and costs Q x D x D operations: 64 MiB at a width of 4,096.
 
     Args:
-        rows_QD: (Q, D) floating point; all there are, nothing is gathered here.
+        rows_QD: (Q, D) floating point, the rows of all processes.
 
     Returns:
-        () float32, at least 0; 0, still connected to the rows, for fewer than two.
+        () float32, at least 0; for fewer than two rows 0, still connected to them.
     """
     if rows_QD.shape[0] < 2:
         return _connected_zero(rows_QD)
@@ -56,7 +57,7 @@ def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
     centred_QD = rows_QD - rows_QD.mean(dim=0)
     with torch.autocast(rows_QD.device.type, enabled=False):
         covariance_DD = centred_QD.T @ centred_QD / (count - 1)
-    # Twice the upper triangle: taking the diagonal off the sum of all squares would leave its rounding error.
+    # Twice the upper triangle: subtracting the diagonal from the sum of all squares would leave its rounding error.
     upper_DD = covariance_DD.triu(diagonal=1)
     return 2 * upper_DD.square().sum() / width
 
@@ -66,18 +67,19 @@ def vicreg_regularizer(
 ) -> torch.Tensor:
     """``mu [v(U) + v(V)] + nu [c(U) + c(V)]``, Eq. 6 without its distance, over the rows of all processes.
 
-    The same value on every process; `gather` says how to weigh it. A weight of 0 computes nothing.
+    The value is the same on every process; see `gather` for its weight. A term with weight 0 is not computed.
 
     Args:
         source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
         variance_weight, covariance_weight: mu and nu.
 
     Returns:
-        () float32; 0, still connected, where all processes together hold fewer than two pairs.
+        () float32; 0, still connected, if all processes together have fewer than two pairs.
     """
-    both_QE, _ = gather_rows(torch.cat([source_PD.float(), target_PD.float()], dim=-1))  # E = 2D: one exchange
-    loss = _connected_zero(both_QE)
-    for rows_QD in both_QE.chunk(2, dim=-1):
+    # One exchange between processes serves both sides: E = 2D.
+    joined_QE, _ = gather_rows(torch.cat([source_PD.float(), target_PD.float()], dim=-1))
+    loss = _connected_zero(joined_QE)
+    for rows_QD in joined_QE.chunk(2, dim=-1):
         if variance_weight:
             loss = loss + variance_weight * variance_loss(rows_QD)
         if covariance_weight:
@@ -86,15 +88,15 @@ def vicreg_regularizer(
 
 
 def _connected_zero(rows_QD: torch.Tensor) -> torch.Tensor:
-    """0 with a gradient of zeros, so that DistributedDataParallel finds one; 0 times a row would keep its inf or nan."""
+    """0 with a gradient of zeros, which DistributedDataParallel needs. ``0 * row`` would keep an inf or NaN of the row."""
     return rows_QD[:0].float().sum()
 
 
 def random_directions(width: int, count: int, seed: int, device: torch.device | None = None) -> torch.Tensor:
-    """Directions drawn evenly from the unit sphere, one a column: (D, K) float32.
+    """Directions drawn uniformly from the unit sphere, one a column: (D, K) float32.
 
-    A new seed for every step lets the steps together cover the sphere. Drawn on the CPU by a generator of its own: the
-    same seed gives the same directions on every process and device, and the global generators do not move.
+    A new seed at every step covers the sphere over time. A separate generator on the CPU gives the same directions on
+    every process and device, and leaves the global generators untouched.
     """
     generator = torch.Generator(device="cpu").manual_seed(seed)
     directions_DK = torch.randn(width, count, generator=generator, device="cpu")
@@ -104,7 +106,7 @@ def random_directions(width: int, count: int, seed: int, device: torch.device | 
 def sigreg_regularizer(source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor) -> torch.Tensor:
     """Mean of `epps_pulley` over all directions and both sides.
 
-    Over the pairs of all processes, and the same value on each; `gather` says how to weigh it.
+    Over the pairs of all processes, with the same value on each; see `gather` for its weight.
 
     Args:
         source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
@@ -144,9 +146,10 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     step = bound / (knots - 1)
     normal_T = torch.exp(-knots_T.square() / 2)
     weights_T = step * normal_T
-    weights_T[[0, -1]] /= 2  # the ends of the trapezoid rule
+    # The trapezoid rule counts the ends half.
+    weights_T[[0, -1]] /= 2
 
-    # Sums, not means, are what unequal processes can add up.
+    # Processes with unequal numbers of rows can add sums, but not means.
     phases_NKT = values_NK[..., None] * knots_T
     cosine_sum_KT = phases_NKT.cos().sum(dim=0)
     sine_sum_KT = phases_NKT.sin().sum(dim=0)
