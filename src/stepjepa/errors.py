@@ -1,7 +1,6 @@
-"""Errors that the user can mend, and what a full disk, a lack of memory or a library that is not installed becomes.
+"""Errors that the user can fix, and the translation of full disks, lack of memory and missing libraries into them.
 
-Their message is all that the command line prints, so it says what is wrong, where (file, line, row, flag),
-and what to do about it.
+The command line prints nothing but their message, so it says what is wrong, where (file, line, row, flag), and what to do.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class StepJepaError(Exception):
-    """Base of all errors whose cause lies in the user's data, options or files."""
+    """Base of all errors with a cause in the user's data, options or files."""
 
     status = 2  # exit status of the command
 
@@ -33,10 +32,11 @@ def no_rows(name: str) -> DataError:
 
 
 class RowError(DataError):
-    """A row that cannot be used. `reason` is a short key for counting; the message says what is wrong."""
+    """A row that cannot be used. `reason` is a short key for counting."""
 
     def __init__(self, reason: str, message: str):
-        super().__init__(reason, message)  # both, so that it can be sent to another process
+        # Pickling, as between processes, calls the constructor with the arguments of the base class.
+        super().__init__(reason, message)
         self.reason = reason
 
     def __str__(self) -> str:
@@ -48,19 +48,18 @@ class ConfigError(StepJepaError):
 
 
 class RunError(StepJepaError):
-    """Nothing was wrong with the options or the data, and something broke: a loss that is not finite, the network, a
-    full disk, too little memory."""
+    """A failure with good options and data: a loss that is not finite, the network, a full disk, too little memory."""
 
     status = 1
 
 
 def said(error: BaseException, lines: int | None = None) -> str:
-    """What an error says in its first `lines`, or all, in one line; its type where that is nothing."""
+    """The first `lines` of an error's message (None for all), folded into one; its type if the message is empty."""
     return " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__
 
 
 def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowError:
-    """What a call gives, or the RowError that it raises."""
+    """The result of a call, or the RowError that it raises."""
     try:
         return call(*arguments)
     except RowError as error:
@@ -70,8 +69,8 @@ def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowEr
 # Failures of the system
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# safetensors and tokenizers raise errors of their own with the system's number in the text; torch.save says only that its
-# writer failed.
+# safetensors and tokenizers put the error number of the system into their messages; torch.save only says that its writer
+# failed.
 _FULL_TEXTS = (
     *(f"os error {number}" for number in _FULL),
     "PytorchStreamWriter failed writing",
@@ -88,7 +87,7 @@ _MEMORY_TEXTS = (
 
 
 def why_not_written(error: BaseException) -> str | None:
-    """``No space left on device`` or the like for an error of a full disk, quota or file size limit; None for any other."""
+    """``No space left on device`` or similar for a full disk, quota or file size limit; None for any other error."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in _FULL else None
     text = str(error)
@@ -108,7 +107,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
-    """Within this context, a full disk is a `RunError`: what could not be written, why, and what to do then."""
+    """Within this context, a full disk raises a `RunError` that says what could not be written, why, and what to do."""
     try:
         yield
     except Exception as error:
@@ -120,11 +119,11 @@ def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
 
 @contextmanager
 def explaining(lower: str, then: str) -> Iterator[None]:
-    """Within this context, a full disk and a lack of memory are a `RunError` of one line.
+    """Within this context, a full disk and a lack of memory raise a `RunError` of one line.
 
     Args:
-        lower: what to lower for less memory.
-        then: how the command is resumed afterwards.
+        lower: the option to lower for less memory.
+        then: how to resume the command afterwards.
     """
     try:
         yield
@@ -136,15 +135,16 @@ def explaining(lower: str, then: str) -> Iterator[None]:
 
 
 def _allocation(error: Exception) -> str:
-    """What an error says of the allocation that failed."""
-    if isinstance(error, OSError):  # whose text names a file
+    """Description of the failed allocation."""
+    # The text of an OSError would also name a file.
+    if isinstance(error, OSError):
         return str(error.strerror)
     return said(error, lines=1)[:200] if str(error).strip() else "an allocation failed"
 
 
 @contextmanager
 def saying_out_of_memory(message: str) -> Iterator[None]:
-    """Within this context, a lack of memory is an error with this message.
+    """Within this context, a lack of memory raises an error with this message.
 
     Raises:
         ConfigError: see above.
@@ -161,7 +161,7 @@ def library(name: str, extra: str) -> ModuleType:
     """The module `name`, which only some commands need and which comes with ``pip install 'stepjepa[extra]'``.
 
     Raises:
-        ConfigError: it, or something that it needs, is not installed.
+        ConfigError: it, or a module that it imports, is not installed.
     """
     try:
         return importlib.import_module(name)

@@ -1,7 +1,7 @@
-"""THE visibility rule: which key position a query position may attend to in a packed row of forests, and its masks.
+"""The visibility rule: which key positions a query position may attend to in a packed row of forests, and its masks.
 
-The dense mask, the FlexAttention block mask and the inspector's picture are readers of `visible` and hold no rule of their
-own. For one example with trunk ``a b c d``, a branch of two predictors behind ``b`` and the isolated copy of ``c d`` as
+The dense mask, the FlexAttention block mask and the inspector's picture all call `visible`; no other code decides what is
+visible. For one example with trunk ``a b c d``, a branch of two predictors behind ``b`` and the isolated copy of ``c d`` as
 target (q down, k across):
 
     ```
@@ -16,9 +16,9 @@ target (q down, k across):
         d'    . . . .  . .  1 1         2       1      -1
     ```
 
-The `inline` form puts the predictors and the isolated view into one sequence. Everything is trunk there, and the view
-is isolated by a further number, `floor`: the first place that a query sees. It is 0 but for the isolated tokens, so
-what stands behind them sees everything, them included:
+The `inline` form puts the predictors and the isolated view into one sequence. All of it is trunk, and a further number,
+`floor`, isolates the view: the first place that a query sees. It is 0 except for the isolated tokens, so the tokens after
+them see everything, including them:
 
     ```
               a b  p p  c d  e       segment  order  attach  floor
@@ -29,7 +29,7 @@ what stands behind them sees everything, them included:
         e     1 1  1 1  1 1  1         0       6      -1       0
     ```
 
-Nothing here loads torch before it has tensors. Shapes: R rows, T tokens.
+Importing this module does not load torch. Shapes: R rows, T tokens.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
+# FlexAttention's unit: a block of keys that no query of a block sees is skipped.
 BLOCK_SIZE = 128
 _UNCOMPILED = ("cpu",)
-_PARTS = 8  # of the queries of a long row
+# A long mask is filled in this many parts.
+_PARTS = 8
 Numbers = TypeVar("Numbers", int, "np.ndarray", "torch.Tensor")
 
 
@@ -69,21 +71,22 @@ def visible(
     of their broadcast shape.
 
     Args:
-        example_q, example_k: which example a position belongs to.
+        example_q, example_k: number of the example in the row.
         segment_q, segment_k: 0 for the trunk, 1 and up for branches and targets.
         order_q, order_k: index inside the segment.
         attach_q: index on the trunk up to which q sees it: p for a branch behind token p, -1 for an isolated target
             (and for the trunk itself, which is causal by its own segment).
-        floor_q: first index of its own segment that q sees; 0 everywhere but in isolated stretches of `inline`.
+        floor_q: first index of its own segment that q sees; 0 except in the isolated view of `inline`.
     """
-    own = (segment_q == segment_k) & (order_k <= order_q) & (order_k >= floor_q)
+    same_segment = (segment_q == segment_k) & (order_k <= order_q) & (order_k >= floor_q)
     trunk = (segment_k == TRUNK) & (order_k <= attach_q)
-    return (example_q == example_k) & (own | trunk)
+    return (example_q == example_k) & (same_segment | trunk)
 
 
 def in_window(position_q: Numbers, position_k: Numbers, window: int) -> Numbers:
-    """The further condition of a sliding-window layer: k is less than `window` positions behind q."""
-    return position_q - window < position_k  # one side alone is moved: no number is held for every q and k
+    """The additional condition of a sliding-window layer: k is less than `window` positions before q."""
+    # Shifting one side avoids a tensor of differences for every q and k.
+    return position_q - window < position_k
 
 
 def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -96,9 +99,9 @@ def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(Non
     """Boolean attention mask (R, 1, Q, T), True where q (dim 2) sees k (dim 3), on the rows' device.
 
     Args:
-        rows: packed ones.
-        window: sliding-window length of the layer, None for full attention.
-        queries: the places q; all of them (Q = T) by default.
+        rows: packed rows.
+        window: sliding-window length of the layer; None for full attention.
+        queries: the query positions; all (Q = T) by default.
     """
     example, segment, order, attach = packed_fields(rows)
     mask = visible(
@@ -119,8 +122,8 @@ def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(Non
 def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> torch.Tensor:
     """The mask (R, 1, T, T) to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
 
-    In every row something is visible (padding sees itself), so the softmax never meets a row of minima. It is filled some
-    queries at a time, so that building it takes little more memory than it has; arguments as `dense_mask`.
+    Every query sees something (padding sees itself), so no softmax is over minima alone. The mask is filled in parts, so
+    that the boolean mask adds little to its memory. Arguments as in `dense_mask`.
     """
     import torch
 
@@ -128,7 +131,8 @@ def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> 
     lowest = torch.finfo(dtype).min
     mask = torch.full((count, 1, length, length), lowest, dtype=dtype, device=rows.input_ids.device)
     parts = [slice(None)]
-    if not torch.compiler.is_compiling():  # the compiler fuses it all, and a loop would tie it to one length
+    # The compiler fuses the fill, and a loop would specialise it to one length.
+    if not torch.compiler.is_compiling():
         step = max(BLOCK_SIZE, -(-length // _PARTS))
         parts = [slice(start, start + step) for start in range(0, length, step)]
     for queries in parts:
@@ -137,7 +141,7 @@ def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> 
 
 
 def mask_mod(rows: Rows, window: int | None = None) -> Callable:
-    """The rule as FlexAttention calls it: ``(row, head, q, k) -> bool``, scalar tensors; arguments as `dense_mask`."""
+    """The rule in FlexAttention's form, ``(row, head, q, k) -> bool`` of scalar tensors. Arguments as in `dense_mask`."""
     example, segment, order, attach = packed_fields(rows)
     position, floor = rows.position_ids, rows.floor
 
@@ -162,7 +166,7 @@ def block_mask(rows: Rows, window: int | None = None) -> BlockMask:
     import torch
 
     (count, length), device = rows.input_ids.shape, rows.input_ids.device
-    # Under autocast it would be compiled once more.
+    # Autocast would trigger another compilation.
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return _block_mask_builder(device.type)(
             mask_mod(rows, window), count, None, length, length, str(device), BLOCK_SIZE
@@ -171,8 +175,8 @@ def block_mask(rows: Rows, window: int | None = None) -> BlockMask:
 
 @cache
 def _block_mask_builder(device: str) -> Callable:
-    """FlexAttention's own; compiled off CPU, else it would hold the dense mask. The compiler keeps what it made for a shape
-    and, from the second on, for any."""
+    """FlexAttention's builder, compiled except on CPU: without compilation it materialises the dense mask. The compiler
+    specialises to the first shape, and keeps a version for all shapes from the second on."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 

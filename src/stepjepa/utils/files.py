@@ -1,10 +1,10 @@
 """Files: atomic writes, lines of JSON that may be damaged, and manifests.
 
-An atomic write gives a reader the old file or the complete new one, also after a crash or a full disk. Lines are read as
-bytes, so that one bad line neither stops the reading nor shifts the numbers of later lines, and never beyond a limit, so
-that a file without line ends cannot fill the memory. ``manifest.json`` is a folder's list of its files, by which a cut,
-damaged or missing one is noticed. It is written last, after every file that it lists is on the disk: a folder that has one
-is complete.
+After an atomic write, a reader sees the old file or the complete new one, even after a crash or with a full disk. Lines are
+read as bytes, so that a bad line neither stops the reading nor shifts the numbers of later lines, and up to a limit, so that
+a file without line ends cannot fill the memory. ``manifest.json`` lists the files of a folder with sizes and checksums. It
+reveals a truncated, damaged or missing file, and is written last, when every listed file is on the disk: a folder with a
+manifest is complete.
 """
 
 from __future__ import annotations
@@ -25,29 +25,34 @@ from typing import Any, BinaryIO
 
 from stepjepa.errors import ConfigError, DataError, RowError
 
-LOCK = ".lock"  # the name of the lock file in a folder that one process at a time may write
+# Lock file of a folder that one process at a time may write.
+LOCK = ".lock"
 MANIFEST = "manifest.json"
 _WEIGHTS = (".safetensors", ".bin")
 _MODEL_FILES = re.compile(
     r".*\.(?:safetensors|model|jinja|py|index\.json)|(?:pytorch|adapter)_model.*\.bin|(?:merges|vocab)\.txt"
     r"|(?:(?:\w+_)?config|tokenizer\w*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
 )
-_SAMPLES, _SAMPLE_BYTES = 64, 2**15  # of a large file of a model
-MAX_LINE_BYTES = 64 * 2**20  # a longer line is refused before all of it is read
+# The parts of a large model file that `model_parts` reads.
+_SAMPLES, _SAMPLE_BYTES = 64, 2**15
+# A longer line is refused before all of it is in memory.
+MAX_LINE_BYTES = 64 * 2**20
 _SKIPPED_AT_ONCE = 2**20
-_MOST_NESTED = 100  # lists and objects inside each other in JSON
-_MOST_DIGITS = 300  # of a whole number in JSON; with more it is no float
+# Deeper JSON could exceed the recursion limit of code that walks through it.
+_MOST_NESTED = 100
+# A JSON integer with more digits does not fit into a float.
+_MOST_DIGITS = 300
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path in the same folder; when the block ends, that file is synced and moved to `path`.
+    """Yield a temporary path in the same folder; when the block ends, that file is synced and renamed to `path`.
 
-    What a killed process left under the temporary name is removed first, a planted link included: the file is new and never
-    opened through one. It gets the mode of any new file, whatever wrote it. A device or a pipe is written to directly.
+    A leftover of a killed process under the temporary name is removed first, and so is a symbolic link, so the file is
+    always new. It gets the mode of any new file. A device or a pipe is written to directly.
 
     Raises:
-        OSError: it could not be written; what was at `path` is unchanged.
+        OSError: it could not be written; the file at `path` is unchanged.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -56,6 +61,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.touch(exist_ok=False)
+    # safetensors would make the file readable by its owner only.
     mode = temporary.stat().st_mode
     try:
         yield temporary
@@ -68,7 +74,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def no_links(path: str | os.PathLike[str], flags: int) -> int:
-    """An `opener` for files with known names that are written in place: it follows no link that someone has put there.
+    """An `opener` that does not follow symbolic links, for files with predictable names that are written in place.
 
     Raises:
         OSError: the name is a link, or cannot be opened.
@@ -77,10 +83,10 @@ def no_links(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def sync(path: Path) -> None:
-    """See a file, or the names in a folder, onto the disk.
+    """Flush a file, or the entries of a folder, to the disk.
 
     Raises:
-        OSError: the file could not be written. A system that cannot open folders is no error.
+        OSError: the file could not be written. Folders that the system cannot open are ignored.
     """
     with suppress(OSError) if path.is_dir() else nullcontext():
         handle = os.open(path, os.O_RDONLY)
@@ -91,10 +97,10 @@ def sync(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, and of a symbolic link the link alone; nothing where nothing is.
+    """Remove a file, a folder with its content, or a symbolic link (not its target), if it exists.
 
     Raises:
-        OSError: something could not be removed.
+        OSError: it could not be removed.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -103,7 +109,7 @@ def remove_tree(path: Path) -> None:
 
 
 def share(folder: Path) -> None:
-    """Let whoever may read a folder read the files in it; safetensors writes them for their owner alone."""
+    """Make the files in a folder readable for everyone who may read the folder; safetensors writes for the owner only."""
     readers = folder.stat().st_mode & 0o444
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -114,19 +120,19 @@ def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     """Write a file atomically.
 
     Raises:
-        OSError: it could not be written; what was at `path` is unchanged.
+        OSError: it could not be written; the file at `path` is unchanged.
     """
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.writelines(pieces)
 
 
 def write_json(path: str | os.PathLike[str], record: object, indent: int | None = 2) -> None:
-    """Write JSON as `json_bytes` gives it, atomically (`write_whole`)."""
+    """Write `json_bytes` of a record atomically."""
     write_whole(path, [json_bytes(record, indent), b"\n"])
 
 
 def json_bytes(record: object, indent: int | None = None) -> bytes:
-    """`record` as JSON in UTF-8; NaN and infinity, which JSON does not have, become null, a lone surrogate an escape."""
+    """`record` as JSON in UTF-8. NaN and infinity, which JSON lacks, become null; lone surrogates become escapes."""
     try:
         text = json.dumps(record, indent=indent, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -146,17 +152,17 @@ def _finite(value: object) -> object:
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a file of JSON.
+    """The object in a JSON file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: as `parse_object`.
+        OSError: the file cannot be read.
+        ValueError: see `parse_object`.
     """
     return parse_object(Path(path).read_bytes())
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The object in a file of JSON, empty where there is none that can be read."""
+    """The object in a JSON file; empty if the file cannot be read or parsed."""
     try:
         return read_json(path)
     except (OSError, ValueError):
@@ -167,12 +173,12 @@ def parse_json(text: str | bytes) -> object:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is none, is nested too deeply, or has a whole number beyond all floats.
+        ValueError: the text is not JSON, is nested too deeply, or has an integer that is no float.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
         value = json.loads(text, parse_int=_whole_number)
-        # What the decoder still reads, code that walks through it may not. Few texts have so many brackets.
+        # The decoder accepts deeper nesting than recursive code. Counting brackets first avoids the walk for most texts.
         if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
             raise RecursionError
     except RecursionError:
@@ -181,7 +187,7 @@ def parse_json(text: str | bytes) -> object:
 
 
 def _depth(value: object) -> int:
-    """How deeply lists and objects are nested in each other."""
+    """Depth of nested lists and objects."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return 1 + max(map(_depth, inner), default=0)
 
@@ -193,7 +199,7 @@ def _whole_number(digits: str) -> int:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The object of a JSON text; a ValueError where it is none."""
+    """The object of a JSON text. Raises ValueError if it is something else."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
@@ -202,10 +208,10 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock file within this context, as long as the process lives; False where another process holds it.
+    """Hold a lock file within this context; yields False if another process holds it.
 
-    The file is removed at the end. One that a dead process has left is no obstacle. Where the system or the file system has
-    no locks, nobody is kept out.
+    The file is removed at the end. The file of a dead process does not count as held. Without locks in the operating system
+    or the file system, every process gets True.
     """
     try:
         import fcntl
@@ -215,7 +221,8 @@ def locked(path: Path) -> Iterator[bool]:
     while True:
         try:
             file = open(path, "a", opener=no_links)  # noqa: SIM115
-        except OSError:  # a folder that cannot be written to
+        except OSError:
+            # The folder is not writable. The command will fail with a message of its own.
             yield True
             return
         identity = None
@@ -230,7 +237,8 @@ def locked(path: Path) -> Iterator[bool]:
             with suppress(OSError):
                 identity = path.stat()
             if identity is None or not os.path.samestat(identity, os.fstat(file.fileno())):
-                continue  # its last holder has removed it meanwhile
+                # The last holder removed the file between our open and our lock.
+                continue
             try:
                 yield True
             finally:
@@ -240,12 +248,12 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def check_writable(folder: Path, option: str = "--output_dir") -> None:
-    """Find out whether files can be written to a folder that exists or will be made, and leave nothing there.
+    """Check that files can be written to a folder that exists or will be created, without leaving anything there.
 
     Raises:
         ConfigError: they cannot.
     """
-    place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir():
         raise ConfigError(f"{option} {folder}: {place} is a file")
     try:
@@ -259,11 +267,13 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
 
 @contextmanager
 def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within this context a file must stay as it is; what is being written looks broken.
+    """Require that a file does not change within this context.
+
+    A file that is being written looks damaged, so a change replaces the DataError of the block.
 
     Raises:
-        DataError: it was written to, replaced or removed meanwhile.
-        OSError: there is no such file at the start.
+        DataError: the file was written, replaced or removed meanwhile.
+        OSError: the file does not exist at the start.
     """
     before = os.stat(path)
     broken: DataError | None = None
@@ -284,9 +294,9 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_lines(file: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
-    """The lines of a file from its position on, with their line ends.
+    """The lines of a file from its current position, with their line ends.
 
-    Of a line with more than `limit` bytes the first ``limit + 1`` come; the rest is skipped when the next line is asked for.
+    A line of more than `limit` bytes is cut after ``limit + 1``; the rest is skipped before the next line.
     """
     while raw := file.readline(limit + 1):
         yield raw
@@ -296,10 +306,10 @@ def read_lines(file: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
 
 
 def line_text(raw: bytes, limit: int = MAX_LINE_BYTES) -> str:
-    """The text of a line as `read_lines` gives it, without surrounding white space and byte-order mark.
+    """The text of a line of `read_lines`, without surrounding white space and byte-order mark.
 
     Raises:
-        RowError: ``line_too_long``, ``not_utf8``, or ``truncated_line`` where a file ends inside a character.
+        RowError: ``line_too_long``, ``not_utf8``, or ``truncated_line`` if the file ends inside a character.
     """
     if len(raw) > limit and not raw.endswith(b"\n"):
         size = f"{limit >> 20} MiB" if limit >= 2**20 else f"{limit} bytes"
@@ -314,10 +324,10 @@ def line_text(raw: bytes, limit: int = MAX_LINE_BYTES) -> str:
 
 
 def line_value(text: str, raw: bytes) -> object:
-    """The JSON value that a line holds; `text` is `line_text` of `raw`.
+    """The JSON value of a line; `text` is `line_text` of `raw`.
 
     Raises:
-        RowError: ``broken_json``, or ``truncated_line`` where the file ends in the middle of the object.
+        RowError: ``broken_json``, or ``truncated_line`` if the file ends in the middle of the object.
     """
     try:
         return parse_json(text)
@@ -341,10 +351,10 @@ def _cut_off(where: str) -> RowError:
 
 
 def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
-    """See files onto the disk, then write their sizes and checksums to `MANIFEST`.
+    """Flush files to the disk, then write their sizes and checksums to `MANIFEST`.
 
     Args:
-        names: which files of the folder; None for every file in it and in folders inside it.
+        names: files of the folder; None for all, including those in subfolders.
 
     Raises:
         OSError: a file cannot be read or written.
@@ -357,7 +367,8 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
         return {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
 
     listed = sorted(set(names) - {MANIFEST})
-    with ThreadPoolExecutor(4) as pool:  # weights and optimizer at a time: neither waits for Python
+    # Hashing releases the interpreter lock, so weights and optimizer state are hashed in parallel.
+    with ThreadPoolExecutor(4) as pool:
         files = dict(zip(listed, pool.map(entry, listed), strict=True))
     for parent in {(folder / name).parent for name in files}:
         sync(parent)
@@ -365,22 +376,23 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
 
 
 def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
-    """What a folder's manifest lists, by name; None where there is no manifest that can be read."""
+    """The entries of a folder's manifest, by file name; None if there is no readable manifest."""
     try:
         files = read_json(folder / MANIFEST)["files"].items()
+        # A manifest must not lead out of its folder.
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name, _ in files):
             return None
-        return {name: {"bytes": index(one["bytes"]), "sha256": one["sha256"]} for name, one in files}
+        return {name: {"bytes": index(entry["bytes"]), "sha256": entry["sha256"]} for name, entry in files}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -> str | None:
-    """What is wrong with a folder by its manifest; None where all files are as they were written.
+    """The first difference between a folder and its manifest; None if all files are as they were written.
 
     Args:
-        only_weights: compare the weights alone; of the other files, which users may edit, only that they are there.
-        checksums: compare contents too, which reads the files; else sizes alone.
+        only_weights: compare only the weights; other files, which users may edit, must merely exist.
+        checksums: compare contents, which reads the files; otherwise only sizes.
     """
     files = listed_files(folder)
     if files is None:
@@ -404,8 +416,10 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
 
 
 def model_parts(folder: Path) -> Iterator[bytes]:
-    """Names and contents of the files of a model in a folder, for `digest`; of large ones size and samples."""
-    for path in (one for one in sorted(folder.iterdir()) if one.is_file() and _MODEL_FILES.fullmatch(one.name)):
+    """Names and contents of a folder's model files, for `digest`; of large files, the size and samples."""
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or not _MODEL_FILES.fullmatch(path.name):
+            continue
         yield path.name.encode()
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -419,7 +433,7 @@ def model_parts(folder: Path) -> Iterator[bytes]:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """16 digits that differ for another content: of SHA-256."""
+    """The first 16 hexadecimal digits of SHA-256."""
     digest_so_far = hashlib.sha256()
     for part in parts:
         digest_so_far.update(part)

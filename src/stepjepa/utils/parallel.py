@@ -1,7 +1,7 @@
 """Work in several processes: a function over a stream of arguments on this machine, and training in a Ray cluster.
 
-The cluster is the one that RAY_ADDRESS names or that runs on this machine, else one that Ray starts here for the time of the
-command. Its machines have the library, and see the command's files under the same paths.
+The cluster is the one in RAY_ADDRESS, or one that runs on this machine, or one that Ray starts here for the duration of the
+command. All its machines need the library, and the command's files under the same paths.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from stepjepa.errors import ConfigError, DataError, RunError, StepJepaError, lib
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
-RETRIES = 3  # of a Ray task whose process was lost
+# Of a Ray task whose process was lost.
+RETRIES = 3
 
-_function: Callable[[Any], Any]  # of a worker process
+# The function of a worker process.
+_function: Callable[[Any], Any]
 
 
 def mapped(
@@ -38,21 +40,23 @@ def mapped(
     processes: int,
     option: str,
 ) -> Iterator[Result]:
-    """As `map`, in several processes; one process, as on Windows, is this one.
+    """Like `map`, in several processes; in this one if `processes` is 1, and on Windows.
 
-    The arguments may be without end: no more than two for each process are ahead of what was taken.
+    The arguments may be endless: at most two for each process are read ahead of the results.
 
     Args:
-        function: is sent to every process once, arguments and results one by one.
-        option: names the number of processes in messages.
+        function: sent to every process once; arguments and results are sent one by one.
+        option: name of the option with the number of processes, for messages.
 
     Raises:
-        DataError: a process was killed. What `function` raises comes with its argument's turn.
+        DataError: a process was killed. An error of `function` is raised at its argument's turn.
     """
-    if processes == 1 or os.name == "nt":  # Windows has not what follows
+    # Windows lacks the signal masks below.
+    if processes == 1 or os.name == "nt":
         yield from map(function, arguments)
         return
-    # In a file: what a process is started with it reads after its imports, and no other starts before.
+    # The function travels in a file: a process reads its start arguments only after its imports, so that the pool would
+    # start the processes one after the other.
     with TemporaryDirectory() as folder:
         file = Path(folder, "function")
         file.write_bytes(pickle.dumps(function))
@@ -75,17 +79,18 @@ def mapped(
 
 
 class _WorkerPool(ProcessPoolExecutor):
-    """Of an interruption, which reaches all processes, only the first one hears."""
+    """A pool whose processes do not receive Ctrl-C, which the terminal sends to all processes of a command."""
 
     def submit(self, function: Callable[..., Result], /, *arguments: Any, **more: Any) -> Future[Result]:
-        """May start a process."""
+        """Submit a call, which may start a process."""
         with _uninterrupted():
             return super().submit(function, *arguments, **more)
 
     def end(self, at_once: bool) -> None:
-        """End the processes and wait for that: after what they work at, or `at_once`, since an argument may take minutes and
-        its result is not wanted any more."""
-        with _uninterrupted():  # or the processes could wait for ever for work
+        """Stop the processes and wait for them: after their current work, or `at_once`, because a call may take minutes and
+        its result is no longer needed."""
+        # An interruption in between could leave processes that wait for work forever.
+        with _uninterrupted():
             for process in list((self._processes or {}).values()) if at_once else ():
                 process.kill()
             self.shutdown(wait=True, cancel_futures=True)
@@ -93,7 +98,7 @@ class _WorkerPool(ProcessPoolExecutor):
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Within this context an interruption has to wait; a process that starts here never hears of one."""
+    """Block SIGINT within this context. A process that starts here inherits the block and never receives it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -102,7 +107,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def twice(items: Iterable[Argument]) -> tuple[Iterator[Argument], Iterator[Argument]]:
-    """The items, and once more for one who follows and stops in time. `itertools.tee` would hold up to 57 for longer."""
+    """The items, and the same items again for a reader that follows. `itertools.tee` would keep up to 57 items longer."""
     held = deque[Argument]()
 
     def ahead() -> Iterator[Argument]:
@@ -118,7 +123,8 @@ def _begin(file: Path) -> None:
     parent = cast("Any", multiprocessing.parent_process()).sentinel
     threading.Thread(target=lambda: wait([parent]) and os._exit(1), daemon=True).start()
     _function = pickle.loads(file.read_bytes())
-    gc.freeze()  # what is imported stays: no collection looks through it
+    # Imported modules stay for good, so the garbage collector need not scan them.
+    gc.freeze()
 
 
 def _call(argument: Any) -> Any:
@@ -129,8 +135,8 @@ def _call(argument: Any) -> Any:
 
 
 def connect() -> ModuleType:
-    """The module `ray`, connected. Raises ConfigError: it is not installed, or the cluster cannot be reached."""
-    # By default it takes a quarter of an hour to find no cluster.
+    """The module `ray`, connected. Raises ConfigError if it is not installed, or the cluster cannot be reached."""
+    # By default, Ray tries for a quarter of an hour to reach a cluster.
     os.environ.setdefault("RAY_NUM_REDIS_GETRETRIES", "2")
     ray = library("ray", "ray")
     if not ray.is_initialized():
@@ -144,7 +150,7 @@ def connect() -> ModuleType:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Within this context, what the work has raised is raised as it was, and what Ray raises is a `RunError`."""
+    """Within this context, raise errors of the work unchanged, and errors of Ray as a `RunError`."""
     errors = library("ray.exceptions", "ray")
     try:
         yield
@@ -155,17 +161,17 @@ def plain_errors() -> Iterator[None]:
 
 
 def enter(folder: str) -> None:
-    """Work in a folder, where this machine has it."""
+    """Change to a folder, if this machine has it."""
     with suppress(OSError):
         os.chdir(folder)
 
 
 def in_workers(work: Callable[[], Result], count: int, option: str, resumes: bool) -> Result:
-    """What `work` gives in the first of the processes of a TorchTrainer. If it `resumes`, all begin again where one fails,
-    but for a mistake of the user's.
+    """The result of `work` in the first process of a TorchTrainer. If it `resumes`, all processes start again after one
+    fails, unless the failure is a mistake of the user.
 
     Raises:
-        ConfigError: the cluster is too small. What `work` raises is raised as it was.
+        ConfigError: the cluster is too small. Errors of `work` are raised unchanged.
         KeyboardInterrupt: Ray was interrupted.
         RunError: a process was lost too often.
     """
@@ -179,9 +185,11 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
         enter(folder)
         return work()
 
-    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # which prints every line twice
+    # Ray's patch of print would print every line twice.
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"
     scaling = train.ScalingConfig(num_workers=count, use_gpu=kind == "GPU")
-    interrupted = signal.getsignal(signal.SIGINT)  # Ray takes it over
+    # Ray replaces the handler of Ctrl-C, and does not restore it.
+    interrupted = signal.getsignal(signal.SIGINT)
     with TemporaryDirectory() as records:
         run, left = train.RunConfig(storage_path=records), RETRIES * resumes
         trainer = library("ray.train.torch", "ray").TorchTrainer
@@ -190,12 +198,14 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
                 return cast("Result", trainer(loop, scaling_config=scaling, run_config=run).fit().return_value)
             except train.TrainingFailedError as error:
                 # Ray may put its traceback around them.
-                causes = (getattr(one, "_base_exc", one) for one in getattr(error, "worker_failures", {}).values())
-                cause = next((one for one in causes if isinstance(one, StepJepaError)), None)
+                failures = getattr(error, "worker_failures", {}).values()
+                causes = (getattr(failure, "_base_exc", failure) for failure in failures)
+                cause = next((cause for cause in causes if isinstance(cause, StepJepaError)), None)
                 if not left or (cause is not None and cause.status == StepJepaError.status):
                     raise cause or RunError(f"Ray: {said(error)}") from None
                 left -= 1
-            except SystemExit:  # of Ray, when it is interrupted
+            except SystemExit:
+                # Ray exits this way after Ctrl-C.
                 raise KeyboardInterrupt from None
             finally:
                 if signal.getsignal(signal.SIGINT) is not interrupted:

@@ -1,5 +1,4 @@
-"""Printing: every line that leaves the library passes here, so that nothing in it can steer the terminal; and how far a
-command is."""
+"""Printing and progress. Every printed line passes through here, so that no text from data can control the terminal."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ from stepjepa.utils.text import escaped, one_line, printable, printable_json
 
 _STDOUT = "standard output"
 _Bar = TypeVar("_Bar", bound="Bar")
-# Elsewhere than in a terminal: at most so many lines for one task, and none within so many seconds.
+# Outside a terminal: the maximum number of progress lines for a task, and the minimum number of seconds between them.
 _LINES, _PAUSE = 10, 10.0
 _quiet = False
 
 
 def print_text(text: str) -> None:
-    """Print `text` at once; what is not printable, or not in standard output's encoding, is written as escapes."""
+    """Print `text` immediately, with escapes for characters that are not printable or not in the encoding of stdout."""
     print_drawn(printable(text))
 
 
@@ -36,17 +35,18 @@ def print_json(record: object) -> None:
 
 
 def print_drawn(text: str) -> None:
-    """Print what was made for the terminal, its colors included; what the encoding cannot hold is written as escapes."""
+    """Print text that may contain terminal colors, with escapes for characters outside the encoding of stdout."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
-        error.filename = _STDOUT  # for whoever reports it
+        # The message of the error then names the stream.
+        error.filename = _STDOUT
         raise
 
 
 def print_error(text: str) -> None:
-    """Print one line of limited length on standard error; where nobody can read it, the exit status says enough."""
+    """Print one line of limited length on standard error, if that is open."""
     try:
         print(one_line(text), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -54,18 +54,18 @@ def print_error(text: str) -> None:
 
 
 def is_main_process() -> bool:
-    """Whether this process prints and writes (the first of a distributed run, or the only one)."""
+    """Whether this is the process that prints and writes: the first of a distributed run, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def is_quiet() -> bool:
-    """Whether results and errors alone are printed."""
+    """Whether only results and errors are printed."""
     return _quiet
 
 
 @contextlib.contextmanager
 def only_results(on: bool = True) -> Iterator[None]:
-    """Within this context, where `on`, what is printed are results and errors: no progress, notes, warnings or log."""
+    """Within this context, if `on`, print only results and errors: no progress, notes, warnings or log."""
     global _quiet
     if not on:
         yield
@@ -83,13 +83,13 @@ def only_results(on: bool = True) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print lines on how a command goes, once over all processes; none where only results are asked for."""
+    """Print lines of progress, once over all processes, unless only results are wanted."""
     if is_main_process() and not _quiet:
         print_text(text)
 
 
 class _Log(logging.Handler):
-    """Writes to the standard error of the moment, which a progress bar may have replaced."""
+    """Writes to the current standard error, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -97,7 +97,7 @@ class _Log(logging.Handler):
 
 
 def show_log(level: int) -> None:
-    """Show the library's own log on standard error, and no other: other libraries show theirs, and would do so twice."""
+    """Show the log of this library, and only of this one, on standard error. Others print theirs themselves."""
     logger = logging.getLogger("stepjepa")
     logger.setLevel(level)
     if not any(isinstance(handler, _Log) for handler in logger.handlers):
@@ -105,7 +105,7 @@ def show_log(level: int) -> None:
 
 
 class Bar:
-    """One task after the other on standard error: a bar in a terminal, plain lines elsewhere; nothing where it is silent."""
+    """Progress of successive tasks on standard error: a bar in a terminal, plain lines elsewhere; nothing if `silent`."""
 
     def __init__(self, silent: bool = False) -> None:
         from rich.console import Console
@@ -133,7 +133,7 @@ class Bar:
         self._progress.stop()
 
     def start(self, name: str, total: int, done: int, note: str = "") -> None:
-        """Begin a task, of which so much is done."""
+        """Start a task, of which `done` is done already."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(escaped(name), total=total, completed=done, note=note)
@@ -141,18 +141,18 @@ class Bar:
         self._printed, self._when = done, time.monotonic()
 
     def advance(self, count: int, note: str = "") -> None:
-        """Move it on; `note` is printed next to the bar."""
+        """Advance the task; `note` is printed next to the bar."""
         self._done += count
         self._progress.update(self._task, advance=count, note=note)
 
     def begin(self, name: str, total: int, done: int = 0) -> None:
-        """As `start`; elsewhere than in a terminal, print what begins."""
+        """Like `start`; outside a terminal, also print the task."""
         self.start(name, total, done)
         if self._progress.disable:
             self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
 
     def step(self, count: int) -> None:
-        """As `advance`; elsewhere than in a terminal, print now and then how far the task is."""
+        """Like `advance`; outside a terminal, also print the progress from time to time."""
         self.advance(count)
         due = self._done - self._printed >= self._total / _LINES and time.monotonic() - self._when >= _PAUSE
         if self._progress.disable and due and self._done < self._total:
@@ -167,9 +167,9 @@ class Bar:
 
 @contextlib.contextmanager
 def ending(command: str, kept: str) -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, and print then what is kept.
+    """Let SIGTERM end a command like Ctrl-C, and print what is kept.
 
-    For commands whose files are complete at any moment, so that there is nothing to save.
+    For commands whose files are complete at any moment, so that nothing has to be saved.
     """
 
     def terminate(*_: object) -> None:
@@ -191,17 +191,19 @@ def ending(command: str, kept: str) -> Iterator[None]:
 
 
 def stdout_trouble() -> str | None:
-    """Why standard output takes no more, None where it does; what is buffered for it is thrown away then.
+    """Why standard output cannot be written; None if it can. Otherwise its buffer is discarded.
 
     Returns:
-        The system's words; "" where its reader has gone.
+        The message of the system; "" if the reader of a pipe has gone.
     """
     trouble: str | None = None
-    if sys.stdout is None:  # the shell has closed it
+    # The shell may have closed it, as in `>&-`.
+    if sys.stdout is None:
         return None
     try:
         sys.stdout.flush()
-        if _reader_has_gone(sys.stdout):  # an unbuffered stream has nothing to flush
+        # Flushing an empty buffer does not notice a closed pipe.
+        if _reader_has_gone(sys.stdout):
             trouble = ""
     except OSError as error:
         trouble = "" if error.errno == errno.EPIPE else f"{_STDOUT}: {error.strerror or error}"
@@ -219,7 +221,7 @@ def _reader_has_gone(stream: IO[str]) -> bool:
 
 
 def _silence(stream: IO[str]) -> None:
-    """Let what is still written to a stream go nowhere."""
+    """Discard everything that is still written to a stream."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

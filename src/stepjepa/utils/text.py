@@ -1,7 +1,7 @@
-"""Text of others in our own lines: what a terminal could act on becomes an escape, and a line stays a line.
+"""Makes foreign text safe to print: control characters become escapes, and one line stays one line.
 
-Data, file names, model names and other programs' messages may hold control characters, text that runs backwards, line breaks
-and lone surrogates.
+Data, file names, model names and messages of other programs may contain control characters, right-to-left overrides, line
+breaks and lone surrogates.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pathlib import Path
 
 from stepjepa.utils.files import json_bytes
 
-PAGE = 80  # columns of what is printed to be read
-LONGEST_LINE = 480  # characters of an error line
+# Columns of printed prose and tables.
+PAGE = 80
+# Characters of an error line.
+LONGEST_LINE = 480
 _MIDDLE = " ... "
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def printable(text: str) -> str:
-    r"""`text` with everything that a terminal could act on, or could not write, as an escape (``\x1b``, ``\u202e``).
+    r"""`text` with escapes (``\x1b``, ``\u202e``) for all characters that a terminal could interpret or could not write.
 
     Line breaks, letters, punctuation and emoji stay.
     """
@@ -30,14 +32,14 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""`text` on one line, line breaks and all that is not printable as escapes (``\n``, ``\x1b``)."""
+    r"""`text` on one line, with escapes for line breaks and everything that is not printable (``\n``, ``\x1b``)."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(text: str, limit: int = LONGEST_LINE) -> str:
-    """`text` on one printable line of at most `limit` characters, white space folded; of a longer one head and tail stay."""
+    """`text` on one printable line of at most `limit` characters, white space folded, without the middle if it is longer."""
     line = escaped(" ".join(text.split()))
     if len(line) <= limit:
         return line
@@ -46,7 +48,7 @@ def one_line(text: str, limit: int = LONGEST_LINE) -> str:
 
 
 def lone_surrogate(text: str) -> str | None:
-    r"""The first half of a character pair that lacks its other half, as ``\ud800``; None where all are characters."""
+    r"""The first lone surrogate, as ``\ud800``; None if the text has none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -55,7 +57,7 @@ def lone_surrogate(text: str) -> str | None:
 
 
 def printable_json(record: object) -> str:
-    """`record` as JSON over several lines that a terminal can show; NaN and infinity become null."""
+    """`record` as indented JSON that is safe to print; NaN and infinity become null."""
 
     def shown(character: str) -> str:
         if character == "\n" or character.isprintable():
@@ -99,27 +101,28 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]
 
 
 def folded(lines: Sequence[str], width: int = 100) -> list[str]:
-    """`lines` with those that are longer than a page is wide broken, indented further where they continue."""
+    """`lines`, with long ones broken at `width` and their continuations indented further."""
     out = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        short = len(line) <= width or len(line.split()) < 4
-        out += [line] if short else wrapped(line, width, "", indent)
+        # A line of one long path is better left whole, to be copied.
+        stays = len(line) <= width or len(line.split()) < 4
+        out += [line] if stays else wrapped(line, width, "", indent)
     return out
 
 
 def legend(words: Mapping[str, str]) -> list[str]:
-    """What words mean, ``word: meaning; word: meaning``, in lines of a page."""
+    """The meanings of words, ``word: meaning; word: meaning``, wrapped at `PAGE`."""
     return wrapped("; ".join(f"{word}: {meaning}" for word, meaning in words.items()), PAGE, "  ", "  ")
 
 
 def slug(label: str) -> str:
-    """A label as a part of a file's name."""
+    """A label as part of a file name."""
     return re.sub(r"[^\w.-]+", "-", label).strip("-.") or "model"
 
 
 def labels_of(names: Sequence[str]) -> list[str]:
-    """Short names: as many last parts of each path as tell it from the others; two for a checkpoint."""
+    """Short labels of paths: their last parts, as many as make them unique; at least two for a checkpoint."""
     parts = []
     for name in names:
         path = Path(name).expanduser()
@@ -127,13 +130,15 @@ def labels_of(names: Sequence[str]) -> list[str]:
     counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
     while True:
         labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
-        slugs = [slug(label).casefold() for label in labels]  # files of a system that knows no case
+        # Labels become file names, and some file systems ignore case.
+        slugs = [slug(label).casefold() for label in labels]
         alike = [number for number, label in enumerate(slugs) if slugs.count(label) > 1]
         longer = [number for number in alike if counts[number] < len(parts[number])]
         if not longer:
             break
         for number in longer:
             counts[number] += 1
-    for number in alike:  # equal paths
+    # Only equal paths are still alike.
+    for number in alike:
         labels[number] += f"-{number + 1}"
     return [escaped(label) for label in labels]
