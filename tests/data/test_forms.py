@@ -1,18 +1,14 @@
-"""The forms in which data sets hold chats, in every kind of file, for every command that reads rows."""
+"""The forms in which data sets hold chats."""
 
-import csv
 import json
 
-import datasets
 import pytest
 
 import stepjepa
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import column_value, listed_columns
 from stepjepa.data.options import PairColumns
-from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
-from support.rows import write
 
 STEPS = "Two pairs make four shoes.\n\nFour shoes and one are \\boxed{5}."
 CHAT = [{"role": "user", "content": "How many shoes?"}, {"role": "assistant", "content": STEPS}]
@@ -28,31 +24,9 @@ FORMS = {
 }
 
 
-def written(rows, kind, folder):
-    """The rows as a file, or a saved data set."""
-    path = folder / f"rows.{kind}"
-    if kind == "jsonl":
-        write(path, rows)
-    elif kind == "csv":
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({key: one if isinstance(one, str) else json.dumps(one) for key, one in row.items()})
-    elif kind == "parquet":
-        datasets.Dataset.from_list(rows).to_parquet(path)
-    else:
-        datasets.Dataset.from_list(rows).save_to_disk(path)
-    return path
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "saved"])
-def test_every_form_in_every_file(kind, tmp_path):
-    for name, row in FORMS.items():
-        if (name, kind) != ("trl", "csv"):  # a text in two columns may begin with [ for other reasons
-            (tmp_path / name).mkdir()
-            (_, read), *_ = RowSource(written([row, row], kind, tmp_path / name))
-            assert row_to_messages(read) == CHAT, name
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_the_same_chat(name):
+    assert row_to_messages(FORMS[name]) == CHAT
 
 
 def test_contexts_and_mixed_rows():
