@@ -175,14 +175,6 @@ def test_the_day_of_the_run_is_not_in_the_text():
     assert "Today Date: 1 May 2020\n" in pinned.render(chat("Q", "A")).text
 
 
-def test_the_prompt_is_the_text_up_to_the_answer():
-    for name in FORMATS:
-        made = renderer(name, enable_thinking=False)
-        whole = made.render(chat("Q", "A", system="S"))
-        prompt = made.prompt(chat("Q", system="S"))
-        assert whole.text[: whole.spans[-1].start].rstrip(" ") == prompt.rstrip(" "), name
-
-
 def test_template_files(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}é", encoding="utf-8")
