@@ -141,6 +141,7 @@ def test_what_binds_how_strongly():
     assert parse("~ab") == parse("(~(a))b")
     assert parse("~a*") == parse("(~(a))*")
     assert compare("~a*", "~(a*)") is not None
+    assert compare("(a&b)*", "()") is None and compare("(a&b)+", "a&b") is None  # which match nothing
     assert compare("a&b", r"a\&b") is not None
 
 
