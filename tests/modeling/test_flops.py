@@ -92,7 +92,15 @@ TRAINED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "attention", "lora", "rows", "count"), TRAINED)
+# What differs from others in its sizes alone.
+ALIKE = {"qwen2", "qwen3", "olmo2", "granite_scaled_logits", "gpt_neox"}
+
+
+def quick(cases):
+    return [pytest.param(*case, marks=pytest.mark.long if case[0] in ALIKE else ()) for case in cases]
+
+
+@pytest.mark.parametrize(("name", "attention", "lora", "rows", "count"), quick(TRAINED))
 def test_what_is_trained(name, attention, lora, rows, count):
     every = (name, attention, lora) == ("llama", "sdpa", "")
     check(ready(name, attention, lora, rows), count, attention, every=every)
@@ -103,7 +111,7 @@ AGAIN = [(name, "sdpa", "") for name in ("llama", "gpt2", "gpt_neox", "mixtral")
 AGAIN += [("gemma2", "eager", ""), ("llama", "sdpa", LINEAR)]
 
 
-@pytest.mark.parametrize(("name", "attention", "lora"), AGAIN)
+@pytest.mark.parametrize(("name", "attention", "lora"), quick(AGAIN))
 def test_gradient_checkpointing(name, attention, lora):
     model = ready(name, attention, lora)
     model.enable_input_require_grads()
