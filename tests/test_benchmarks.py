@@ -49,27 +49,3 @@ def test_every_arm_is_in_the_table_and_in_the_json(run, tmp_path):
         # Positions are counted, not timed: two rows of 512, and a forest between its chat and its two-pass form.
         regular, jepa, two_pass, doubled = (arms[name]["positions_per_example"] for name in ARMS)
         assert regular < jepa < two_pass < doubled == 1024
-
-
-def lines_of(printed, section):
-    """The first cell of each line of a section's table."""
-    table = printed.split(f"\n{section} ")[1].split("\n\n")[0].splitlines()[2:]
-    return [int(line.split()[0].replace(",", "")) for line in table]
-
-
-@pytest.mark.long
-def test_scale(run, tmp_path):
-    file, sections = tmp_path / "result.json", ["length", "vocabulary", "predictors", "pairs"]
-    printed = run("scale.py", "--quick", "--model", "micro", "--only", *sections, "--json", file)
-    results = json.loads(file.read_text())
-    assert list(results) == sections
-    expected = {"length": [256, 1024], "vocabulary": [2048, 32768], "predictors": [0, 1], "pairs": [1, 2]}
-    assert {section: lines_of(printed, section) for section in sections} == expected
-    for section, lines in results.items():
-        assert list(map(int, lines)) == expected[section]
-        for figures in lines.values():
-            plain, jepa = figures["seconds"]
-            assert plain > 0 and figures["ratio"]["median"] == jepa / plain and len(figures["peak_mib"]) == 2
-    # Logits of 1,000 positions and 32,768 entries, and four copies of the embedding: far more than the noise.
-    small, large = results["vocabulary"].values()
-    assert all(above > 2 * below for above, below in zip(large["peak_mib"], small["peak_mib"], strict=True))

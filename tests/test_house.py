@@ -77,21 +77,3 @@ def test_import_circles(tool, sources, back, files, packages):
     figures = tool("figures")
     found = figures.import_links(sources(data__b="from ..forest import a", data__c="", forest__a=back, errors=""))
     assert [figures.circles(links) for links in found] == [files, packages]
-
-
-DENSE = "    a = b + c * (d.e(f, g) - 1)\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "hits"),
-    [
-        ("def f(x: int) -> int:\n" + 6 * DENSE, ["stepjepa/data/a.py:1 f"]),
-        ("def f():\n" + 5 * DENSE, []),
-        ("def f():\n" + 6 * "    a = b\n", []),
-        ("def f():\n    a: dict[str, tuple[int, int, int, int, int]] = b\n" + 5 * "    a = b\n", []),
-        ("async def f():\n    '''Long\n    text.'''\n" + 6 * DENSE, ["stepjepa/data/a.py:1 f"]),
-    ],
-)
-def test_dense_functions(tool, sources, text, hits):
-    lines = tool("figures").dense_functions(sources(data__a=text))
-    assert [line.split("  ")[-1] for line in lines] == hits

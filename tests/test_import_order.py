@@ -4,14 +4,16 @@ The order is data, objectives, forest, modeling, training, then study, api and c
 `analysis` and `report` have rules of their own. No part may import everything.
 """
 
-import ast
+import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "stepjepa"
 
 # Every part may import itself, `errors`, `utils`, `version` and what stands here.
 LOWER = {
@@ -42,76 +44,43 @@ ALLOWED = {part: {part, "errors", "utils", "version", *lower.split()} for part, 
     "__main__": {"cli"},
 }
 
-# Names that the package itself gives, and where they live.
-EXPORTED = {
-    **dict.fromkeys(("JEPAConfig", "JEPATrainer"), "training"),
-    **dict.fromkeys(("RowView", "show_row"), "inspect"),
-    **dict.fromkeys("analyze check compare demo evaluate export generate prepare train".split(), "api"),
-}
+
+@pytest.fixture
+def figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("figures")
 
 
-def imported_modules(source: str, module: str) -> list[tuple[int, str]]:
-    """Line and full dotted name of everything that a file imports, inside functions and by name as well.
+def violations(figures, sources):
+    """What files import against the rules, inside functions and by name as well."""
 
-    `module` is the file's own dotted name, from which relative imports are counted.
-    """
-    package = module.split(".")[:-1]
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else []
-            start = ".".join([*base, *([node.module] if node.module else [])])
-            found += [(node.lineno, f"{start}.{alias.name}") for alias in node.names]
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                found.append((node.lineno, node.args[0].value))
-    return found
+    def part_of(module):
+        return [*module.split("."), "__init__"][1]
+
+    files, _ = figures.import_links(sources)
+    return [
+        f"{name} must not import {target}"
+        for name, targets in files.items()
+        for target in targets
+        if part_of(target) not in ALLOWED[part_of(name)]
+    ]
 
 
-def violations(source: str, path: Path) -> list[str]:
-    """What a file under src/stepjepa, `path` relative to it, imports against the rules."""
-    part = path.parts[0].removesuffix(".py")
-    module = ".".join(["stepjepa", *path.with_suffix("").parts])
-    wrong = []
-    for line, name in imported_modules(source, module):
-        first, *rest = name.split(".")
-        if first == "stepjepa":
-            target = EXPORTED.get(rest[0], rest[0]) if rest else "__init__"
-            if target in ALLOWED and target not in ALLOWED[part]:
-                wrong.append(f"{path}:{line}: {part} must not import {name}")
-        elif part == "losses" and first != "torch" and first not in sys.stdlib_module_names:
-            wrong.append(f"{path}:{line}: losses import torch and the standard library only, not {name}")
-    return wrong
+def test_the_library_keeps_the_order(figures):
+    sources = figures.read(SOURCE)
+    assert len(sources) > 5 and violations(figures, sources) == []
+    modules = {source.module: figures.Source(source.path, "") for source in sources}
+    planted = {"data.chat": "from ..forest import layout", "forest.layout": "from stepjepa import JEPATrainer"}
+    for name, text in planted.items():
+        module = f"stepjepa.{name}"
+        wrong = {**modules, module: figures.Source(modules[module].path, text)}
+        assert len(violations(figures, list(wrong.values()))) == 1
 
 
-def test_the_library_keeps_the_order():
-    files = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
-    assert len(files) > 5 and {path.parts[0].removesuffix(".py") for path in files} <= set(ALLOWED)
-    wrong = [line for path, text in files.items() for line in violations(text, path)]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    ("path", "source", "wrong"),
-    [
-        ("data/chat.py", "from stepjepa.forest.layout import build", 1),
-        ("data/chat.py", "from ..forest import layout", 1),
-        ("data/chat.py", "def f():\n    import stepjepa.training.config", 1),
-        ("forest/layout.py", "from stepjepa import JEPATrainer", 1),
-        ("training/trainer.py", "import_module('stepjepa.study.run')", 1),
-        ("losses/lm.py", "import numpy as np", 1),
-        ("__main__.py", "from stepjepa.training import trainer", 1),
-        ("data/chat.py", "import transformers\nfrom stepjepa.errors import DataError\nfrom . import steps", 0),
-        ("losses/lm.py", "import math\nimport torch.nn.functional as F\nfrom stepjepa.errors import ConfigError", 0),
-    ],
-)
-def test_the_checker_sees_a_violation(path, source, wrong):
-    found = violations(source, Path(path))
-    assert len(found) == wrong
-    assert all(line.startswith(f"{path}:{source.count(chr(10)) + 1}: ") for line in found)
+def test_losses_need_torch_alone():
+    for path in (SOURCE / "losses").glob("*.py"):
+        names = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert {*names} <= {"torch", "stepjepa", *sys.stdlib_module_names}, path
 
 
 def run_main(*argv: str) -> str:

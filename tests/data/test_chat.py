@@ -103,20 +103,6 @@ def test_white_space_and_odd_characters(name, content):
     assert out.text[: out.spans[-1].start].endswith(AROUND[name][0])
 
 
-def test_reasoning_is_shown_in_the_last_answer_only():
-    thought = "<think>\nA sum.\n</think>\n\nIt is 17."
-    made = renderer("qwen3")
-    assert shown(made.render(chat("Q", thought))) == [("user", "Q"), ("assistant", thought)]
-    both = made.render(chat("Q", thought, "R", thought))
-    assert shown(both) == [("user", "Q"), ("assistant", "It is 17."), ("user", "R"), ("assistant", thought)]
-    # An empty block is the template's own; an opening mark that is missing is put in by the template.
-    assert shown(made.render(chat("Q", "<think>\n\n</think>\n\nIt is 17.")))[1] == ("assistant", "It is 17.")
-    assert shown(made.render(chat("Q", "A sum.</think>It is 17.")))[1] == ("assistant", thought)
-    inner = made.render(chat("Q </think> @@stepjepa@@ @@@stepjepa@@@", "<think>a</think>b</think>c"))
-    assert shown(inner)[1] == ("assistant", "<think>\na\n</think>\n\nc")
-    assert inner.text.endswith("<|im_start|>assistant\n<think>\na\n</think>\n\nc<|im_end|>\n")
-
-
 DROPS_SYSTEM = (
     "{% for m in messages %}{% if m['role'] != 'system' %}<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}{% endfor %}"
 )
@@ -189,14 +175,6 @@ def test_the_day_of_the_run_is_not_in_the_text():
     assert "Today Date: 1 May 2020\n" in pinned.render(chat("Q", "A")).text
 
 
-def test_the_prompt_is_the_text_up_to_the_answer():
-    for name in FORMATS:
-        made = renderer(name, enable_thinking=False)
-        whole = made.render(chat("Q", "A", system="S"))
-        prompt = made.prompt(chat("Q", system="S"))
-        assert whole.text[: whole.spans[-1].start].rstrip(" ") == prompt.rstrip(" "), name
-
-
 def test_template_files(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}é", encoding="utf-8")
@@ -226,6 +204,7 @@ def test_thinking_switched_on_and_off(thinking):
         out = made.render(chat("Q", content))
         assert shown(out)[1] == ("assistant", own)
         assert out.text == question + ("" if own == thought else closed) + own + "<|im_end|>\n"
+        assert shown(made.render(chat("</think> @@stepjepa@@", content)))[1] == ("assistant", own)
         later = made.render(chat("Q", content, "R", content, "S", "A"))
         assert [text for role, text in shown(later) if role == "assistant"] == ["It is 17.", "It is 17.", "A"]
 

@@ -1,19 +1,16 @@
 """Whole data sets: examples, pairs, truncation, strictness, and a report in which every row is counted once."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
 
 from stepjepa.data.chat import KNOWN_CHATS
-from stepjepa.data.dataset import Example, ExampleStore
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError
 from support.encoding import settings_of, views_of
-from support.models import Views, paired
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 SPLITTER = make_splitter("separator")
@@ -164,17 +161,6 @@ def test_templates_that_refuse_and_fold():
     assert report.system_folded == 1 and "P\n\nQ?" in tokenizer.decode(store[0].trunk.tolist())
 
 
-def test_what_is_said_about_a_row_is_one_line():
-    tokenizer = fresh(byte_bpe_tokenizer())
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if 'bad' in m['content'] %}{{ raise_exception('no\nthank you') }}{% endif %}"
-        "<{{ m['content'] }}>{% endfor %}"
-    )
-    _, report = encode(tokenizer, [chat("a"), chat("bad"), {"a\nb": 1}])
-    assert report.first_skipped["template_refused"] == "list row 1: the chat template refuses this chat: no thank you"
-    assert report.first_skipped["no_known_columns"].startswith("list row 2: columns found: a b; expected")
-
-
 def test_processes_change_nothing(bpe_tokenizer, monkeypatch):
     monkeypatch.setattr("stepjepa.data.encode.CHUNK_ROWS", 4)
     rows = [*(chat(f"{i}.\n\nb.") for i in range(10)), {"no": 1}, *map(chat, "xyz")]
@@ -186,25 +172,6 @@ def test_processes_change_nothing(bpe_tokenizer, monkeypatch):
     )
     assert one[1] == two[1] and one[1].rows_kept == 13 and one[1].rows_skipped == {"no_known_columns": 1}
     assert all(np.array_equal(array, vars(two[0])[name]) for name, array in vars(one[0]).items())
-
-
-def test_store_round_trip():
-    examples = [
-        paired([5, 6, 7], ((1, 3),), [Views(0, 1, 2), Views(1, 2, 3)], predictors=2),
-        Example(np.array([8], np.int32), ()),
-        Example(np.array([9, 10], np.int32), ((0, 1), (1, 2)), ()),
-    ]
-    for store in (ExampleStore.of(examples), pickle.loads(pickle.dumps(ExampleStore.of(examples)))):
-        assert len(store) == 3 and store.lengths.tolist() == [3, 1, 2]
-        for found, want in zip(store, examples, strict=True):
-            assert found.trunk.tolist() == want.trunk.tolist() and found.trunk.dtype == np.int32
-            assert found.labels == want.labels and found.pairs == want.pairs
-            assert [s[1:] for s in found.segments] == [s[1:] for s in want.segments]
-            assert [s.ids.tolist() for s in found.segments] == [s.ids.tolist() for s in want.segments]
-        assert store[-1].trunk.tolist() == [9, 10]
-        with pytest.raises(IndexError):
-            store[3]
-    assert len(ExampleStore.of([])) == 0
 
 
 def test_a_slow_tokenizer_is_refused(bpe_tokenizer):

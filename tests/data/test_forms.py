@@ -1,19 +1,14 @@
-"""The forms in which data sets hold chats, in every kind of file, for every command that reads rows."""
+"""The forms in which data sets hold chats."""
 
-import csv
 import json
 
-import datasets
 import pytest
 
 import stepjepa
-from stepjepa.cli.main import main
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import column_value, listed_columns
 from stepjepa.data.options import PairColumns
-from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
-from support.rows import write
 
 STEPS = "Two pairs make four shoes.\n\nFour shoes and one are \\boxed{5}."
 CHAT = [{"role": "user", "content": "How many shoes?"}, {"role": "assistant", "content": STEPS}]
@@ -29,31 +24,9 @@ FORMS = {
 }
 
 
-def written(rows, kind, folder):
-    """The rows as a file, or a saved data set."""
-    path = folder / f"rows.{kind}"
-    if kind == "jsonl":
-        write(path, rows)
-    elif kind == "csv":
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({key: one if isinstance(one, str) else json.dumps(one) for key, one in row.items()})
-    elif kind == "parquet":
-        datasets.Dataset.from_list(rows).to_parquet(path)
-    else:
-        datasets.Dataset.from_list(rows).save_to_disk(path)
-    return path
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "saved"])
-def test_every_form_in_every_file(kind, tmp_path):
-    for name, row in FORMS.items():
-        if (name, kind) != ("trl", "csv"):  # a text in two columns may begin with [ for other reasons
-            (tmp_path / name).mkdir()
-            (_, read), *_ = RowSource(written([row, row], kind, tmp_path / name))
-            assert row_to_messages(read) == CHAT, name
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_the_same_chat(name):
+    assert row_to_messages(FORMS[name]) == CHAT
 
 
 def test_contexts_and_mixed_rows():
@@ -95,15 +68,9 @@ def test_contexts_and_mixed_rows():
         ({"a": {"b": 1, "c": 2}, "d": 3}, "no_known_columns", "columns found: a.b, a.c, d; expected messages, conv"),
         ({"chosen": "a"}, "no_known_columns", "two columns named with --source_column and --target_column"),
         (["a"], "not_an_object", "the row is a list"),
-        (
-            {"text": "a", "id": 1},
-            "no_known_columns",
-            "columns found: text, id; expected messages, conversations, a question (question, prompt,",
-        ),
         ({"messages": "hello"}, "no_messages", "not a non-empty list"),
         ({"messages": ["hello"]}, "no_messages", "message 1 is not an object with 'role' and 'content'"),
         ({"messages": [{"role": "critic", "content": ""}]}, "unknown_role", "message 1 has role 'critic'"),
-        ({"messages": CHAT[:1]}, "no_assistant_message", "no message has the role 'assistant'"),
         (
             {"messages": [{**CHAT[1], "content": 7}]},
             "content_not_text",
@@ -112,10 +79,8 @@ def test_contexts_and_mixed_rows():
         ({"messages": [{**CHAT[1], "content": [{"type": "text"}]}]}, "content_not_text", "has content of type list"),
         ({"messages": [{**CHAT[1], "content": "a\ud83d b"}]}, "broken_text", "without its other half"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
-        ({"question": ["a"], "answer": "b"}, "content_not_text", "message 1 (user) has content of type list"),
         ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
         ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 80 + "...; expected"),
-        ({"messages": {"role": ["user"], "content": []}}, "no_messages", "not a non-empty list"),
     ],
 )
 def test_rows_that_are_refused_by_name(row, reason, words):
@@ -134,31 +99,6 @@ def test_nested_columns():
         row_to_messages(row, None, PairColumns("task.txt", "by.pupil.text"))
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("forms")
-
-
-@pytest.mark.parametrize("name", [*FORMS, "nested"])
-def test_check_and_prepare(name, home, capsys):
-    """The same pairs and steps, whatever the form."""
-    columns, named = [], []
-    if name == "nested":
-        columns = "--source_column task --target_column solution.text".split()
-        named = "--question_column task --response_column solution.text".split()
-    row = FORMS.get(name, {"task": "How many shoes?", "solution": {"text": STEPS}})
-    file = home / f"{name}.jsonl"
-    file.write_text(f"{json.dumps(row)}\n" * 2)
-    assert main(["check", str(file), "--json", *columns]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["rows_usable"], report["pairs_first"]) == (2, 2)
-    out = home / f"{name}.out.jsonl"
-    assert main(["prepare", str(file), "--output_file", str(out), "--system_prompt", "S", *named]) == 0
-    (prepared, _) = map(json.loads, out.read_text().splitlines())
-    assert prepared["messages"] == [{"role": "system", "content": "S"}, *CHAT]
-    assert prepared["ground_truth"] == "5" and prepared["total_steps"] == 2
-
-
 def test_prepare_chats(tmp_path):
     own = [{"from": "system", "value": "Think."}, *SHARED]
     rows = [
@@ -171,31 +111,3 @@ def test_prepare_chats(tmp_path):
     assert (first, second, done.format) == ("Think.", "S", "columns")
     assert done.rows_skipped == {"several_turns": 2}
     assert "several turns (first: list row 2: the chat is not" in str(done)
-
-
-def test_train_evaluate_and_inspect(home, capsys):
-    """From ShareGPT and Alpaca files to a model, its answers and a page; the steps of a row stay its own."""
-    files = {name: home / f"{name}.train.jsonl" for name in ("sharegpt", "alpaca")}
-    for name, file in files.items():
-        rows = [{**FORMS[name], "steps": STEPS.split("\n\n")}, {"conversations": SHARED, "images": ["cat.png"]}]
-        write(file, rows)
-    flags = f"--model_name tiny --step_jepa --max_steps 1 --batch_size 2 --output_dir {home / 'run'} --use_cpu"
-    assert main(["train", "--train_file", *map(str, files.values()), *flags.split()]) == 0
-    reports = json.loads((home / "run" / "data_report.json").read_text())
-    for report in (reports["train_1"], reports["train_2"]):
-        assert (report["rows_kept"], report["pairs"], report["rows_skipped"]) == (1, 1, {"not_text_alone": 1})
-        assert report["steps"]["own"] == 1
-    flags = "--metric gsm8k exact --max_new_tokens 4"
-    assert main(["evaluate", str(home / "run"), str(files["alpaca"]), *flags.split()]) == 0
-    (prediction,) = map(json.loads, next((home / "run").rglob("predictions.jsonl")).read_text().splitlines())
-    assert (prediction["question"], prediction["gt_answer"]) == ("How many shoes?", "5")
-    assert main(["inspect", str(files["sharegpt"]), "--model_name", "tiny", "--step_jepa"]) == 0
-    assert "trunk: step 2" in capsys.readouterr().out
-    bad = home / "bad.jsonl"
-    bad.write_text(json.dumps({"task": {"text": "a"}, "reply": "b"}) + "\n")
-    for command in (["check"], ["train", "--train_file"], ["evaluate", str(home / "run")]):
-        more = ["--metric", "exact"] if command[0] == "evaluate" else []
-        more = ["--model_name", "tiny", "--output_dir", str(home / "b")] if command[0] == "train" else more
-        assert main([*command, str(bad), *more]) == 2
-        (line,) = [one for one in capsys.readouterr().err.splitlines() if "error:" in one]
-        assert "task.text, reply" in line and "--source_column and --target_column" in line

@@ -26,14 +26,7 @@ ANSWERS = {
     "numbers": "1234567 1,234.50",
     "chinese": "\u4f60\u597d\uff0c\u4e16\u754c\u3002",
 }
-SPACED = {
-    "spaces": "  It is 17. \n ",
-    "line breaks": "\n\nIt is 17.\n\n",
-    "only spaces": " \n ",
-    "odd spaces": "\u2003It is 17\u00a0",
-}
 BLOCK = "<think>\n\n</think>\n\n"
-TRIMMING = ("llama3", "llama3_undated", "gemma", "gemma3")
 
 
 def make(kind, template):
@@ -79,6 +72,9 @@ def test_labels_decode_to_the_answer_and_its_end(kind, template):
     assert report.rows_kept == len(answers)
     count = 0
     for answer, example in zip(answers, store, strict=True):
+        if end and template != "dated":
+            own = tokenizer.apply_chat_template(chat(answer), date_string="26 Jul 2024", return_dict=False)
+            assert example.trunk.tolist() == own  # and so begins with one BOS at most
         ((start, stop),) = example.labels
         text = tokenizer.decode(example.trunk[start:stop].tolist())
         # A byte-level token may hold the space that these templates write in front of an answer.
@@ -100,22 +96,6 @@ def test_labels_decode_to_the_answer_and_its_end(kind, template):
     assert report.tokens == sum(len(example.trunk) for example in store)
 
 
-@pytest.mark.parametrize(("kind", "template"), CASES)
-def test_labels_of_answers_in_white_space(kind, template):
-    tokenizer, end = make(kind, template), end_of(kind, template)
-    store, _ = encode(tokenizer, [chat(answer) for answer in SPACED.values()])
-    for answer, example in zip(SPACED.values(), store, strict=True):
-        (text,) = labelled(tokenizer, example)
-        if template in TRIMMING:
-            assert text == answer.strip() + end, ascii(answer)
-        else:
-            # Templates such as Mistral's write a space that the generation prompt does not have.
-            text = text.removeprefix(BLOCK) if template == "qwen3" else text
-            assert text.lstrip() == (answer + end).lstrip(), ascii(answer)
-            lead = text[: len(text) - len(text.lstrip())]
-            assert lead.removeprefix("\n").removeprefix(" ") in answer and len(lead) <= len(answer) + 1
-
-
 def test_the_number_of_labels_by_hand(llama3_tokenizer, tekken_tokenizer):
     # ">", "12", ".\n\n", "So", end of turn; Tekken writes each digit as a token.
     for tokenizer, count in ((llama3_tokenizer, 5), (tekken_tokenizer, 6)):
@@ -126,31 +106,6 @@ def test_the_number_of_labels_by_hand(llama3_tokenizer, tekken_tokenizer):
     (example,) = store
     assert example.trunk[slice(*example.labels[0])].tolist() == [4516, 128009]
     assert report.end_of_turn == "<|eot_id|>"
-
-
-@pytest.mark.parametrize(("kind", "template"), CASES)
-def test_every_answer_of_a_chat_is_labelled(kind, template):
-    tokenizer, end = make(kind, template), end_of(kind, template)
-    turns = [*chat(">First."), *chat(">Second.\n\nDone.", "And?"), *chat(">First.", ">First.")]
-    store, _ = encode(tokenizer, [turns, turns[:3], turns[:5]])
-    middle = "" if template == "plain_no_eot" else end
-    want = [f">First.{middle}", f">Second.\n\nDone.{middle}", f">First.{end}"]
-    spaced = template in ("plain_no_eot", "mistral", "mistral_v1")
-    for messages, example, texts in zip(
-        (turns, turns[:3], turns[:5]), store, (want, [f">First.{middle}"], want[:2]), strict=True
-    ):
-        if template not in ("plain_no_eot", "dated"):
-            rendered = tokenizer.apply_chat_template(messages, date_string="26 Jul 2024", return_dict=False)
-            assert example.trunk.tolist() == rendered  # and so begins with one BOS at most
-        bos = example.trunk == tokenizer.bos_token_id
-        assert bos.sum() == FORMATS[template].writes_bos == bos[0]
-        found = [text.removeprefix(" ") if spaced else text for text in labelled(tokenizer, example)]
-        found = [text.removeprefix(BLOCK) if template == "qwen3" else text for text in found]
-        assert found == texts
-    # A chat that ends with a question is closed by nothing.
-    assert (tokenizer.decode(store[1].trunk.tolist()).rstrip("\n").endswith(("And?", f"And?{end}"))) or (
-        template.startswith("mistral")
-    )
 
 
 def with_eos(template_text, *special):

@@ -32,7 +32,7 @@ TEACHER = {
 TAUGHT = ["First, he had twenty-four of them.", "Then there are \\boxed{72} in all."]
 NAMED = {
     "problem": "How many?",
-    "text": "One and one make two.\nSo the answer is surely 2.",
+    "solution": {"text": "One and one make two.\nSo the answer is surely 2."},
     "gold": 2.5,
     "source": "x",
 }
@@ -50,7 +50,7 @@ LONG = "A sentence that is long enough."
         *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
         (
             NAMED,
-            {"question_column": "problem", "response_column": "text", "ground_truth_column": "gold"},
+            {"question_column": "problem", "response_column": "solution.text", "ground_truth_column": "gold"},
             "2.5",
             ["One and one make two.", "So the answer is surely 2."],
         ),
@@ -76,6 +76,7 @@ def test_formats(row, changes, truth, steps):
         ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", (None, None)),
         ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", ("q", "r")),
         ([TEACHER], {"format": "gsm8k"}, "gsm8k", (None, None)),
+        ([GSM8K], {"format": "teacher"}, "teacher", (None, "deepseek_response")),
     ],
 )
 def test_recognised(raw, changes, name, columns):
@@ -174,12 +175,9 @@ def test_pieces_that_are_too_short(pieces, joined, dropped):
         ("a <b> c", ["a <b> c"], ["a <b> c"]),
         ("<think>\nhm\n\nso\n</think>\n\nanswer", ["answer"], ["hm\n\nso", "answer"]),
         ("hm\n</think>\nanswer", ["answer"], ["hm", "answer"]),  # opened in the prompt
-        ("<think>a</think>b<think>c</think>d", ["d"], ["a", "b", "c", "d"]),  # what follows the last mark
         ("[THINK]a[/THINK]b<thinking>c</thinking>", None, ["a", "b", "c"]),
-        ("<think>a</think>b</think>c", ["c"], ["a", "b", "c"]),
         ("<think>a</think>\n```\n<think>\n```", ["```\n<think>\n```"], ["a", "```\n<think>\n```"]),
         ("b<think>never closed", None, ["b", "never closed"]),
-        ("<think>a", None, ["a"]),
     ],
 )
 def test_thinking(text, dropped, kept):

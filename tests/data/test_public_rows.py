@@ -16,7 +16,7 @@ from stepjepa.data.options import PrepareOptions
 from stepjepa.data.prepare_rows import read_example, recognise
 from stepjepa.data.report import DataReport
 from stepjepa.data.template import ChatRenderer
-from stepjepa.errors import DataError, RowError
+from stepjepa.errors import DataError
 from stepjepa.training.datasets import encode as encode_for_training
 from stepjepa.training.options import JEPAOptions
 from support.encoding import settings_of
@@ -32,7 +32,6 @@ LONG = "A second way to see it is to count the legs of each cat one by one."
 USER, ANSWER, SYSTEM = (
     {"role": role, "content": text} for role, text in (("user", Q), ("assistant", A), ("system", S))
 )
-SHARED = [{"from": "human", "value": Q}, {"from": "gpt", "value": A}]
 CHAT = [USER, ANSWER]
 
 
@@ -135,12 +134,8 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
         assert left_over(row, row_to_messages(row)).texts == ("key 'comment' of messages",)
 
 
-def test_earlier_turns_are_no_row_for_prepare():
-    row = ROWS["llama-factory"]["row"]
-    with pytest.raises(RowError, match="the chat is not one question and its answer"):
-        read_example(row, recognise([row], PrepareOptions(), "rows"), PrepareOptions())
-    # A history that is a text of its own is no turn, and is reported.
-    told = {**row, "history": LONG}
+def test_a_history_that_is_a_text_is_no_turn():
+    told = {**ROWS["llama-factory"]["row"], "history": LONG}
     assert left_over(told, row_to_messages(told)).texts == ("column 'history'",)
 
 

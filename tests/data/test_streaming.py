@@ -97,16 +97,6 @@ def test_a_window_ends_with_the_data_and_a_complete_step():
     assert made.reports[0].rows_read <= 50
 
 
-def test_shards_share_the_rows():
-    examples = Counter()
-    for shard in range(4):
-        reading = stream([rows(0, 40)], shard=shard, shards=4)
-        for one in next(reading.windows(20))[1]:
-            examples[one.row] += one.passes == 0
-            assert (one.row >> 16) % 4 == shard
-    assert examples == {n << 16 | index: 1 for n in range(40) for index in range(n % 3)}
-
-
 def test_nothing_to_read_is_an_error():
     with pytest.raises(DataError, match="empty; it needs at least one row"):
         next(stream([RowSource([])]).windows(4))

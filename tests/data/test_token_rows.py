@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import stepjepa
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.token_rows import stream_row
 from stepjepa.errors import RowError
-from stepjepa.evaluation.nll import answer_losses
 from support.encoding import settings_of
 
 IDS = [11, 12, 13, 14, 15, 16]
@@ -98,34 +96,3 @@ def test_other_lists_are_reported(bpe_tokenizer):
     assert stepjepa.check([{"input_ids": IDS, "labels": IDS}]).texts.rows_read == 1
     # Without ids nothing reads a mask.
     assert stream_row({"text": "a b c", "loss_mask": [1, 0]}, bpe_tokenizer).rest.others == ("loss_mask",)
-
-
-def test_the_loss_is_that_of_transformers(bpe_tokenizer):
-    """Padding, labels and masks in a batch of plain transformers, and the same rows here."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=len(bpe_tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
-    )
-    model = LlamaForCausalLM(config).eval()
-    rng = np.random.default_rng(0)
-    rows, labels = [], []
-    for length, kept in ((9, 6), (9, 9), (9, 4)):
-        ids = rng.integers(5, 200, length).tolist()
-        attention = [1] * kept + [0] * (length - kept)
-        wanted = rng.random(length) < 0.5
-        wanted[kept:] = False
-        wanted[kept - 1] = True
-        named = [token if on else -100 for token, on in zip(ids, wanted, strict=True)]
-        mask = [int(on) for on in wanted]
-        form = ({"labels": named}, {"completion_mask": mask}, {"labels": named, "assistant_masks": mask})[len(rows)]
-        rows.append({"input_ids": ids, "attention_mask": attention, **form})
-        labels.append(named)
-    batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask")}
-    with torch.no_grad():
-        right = model(**batch, labels=torch.tensor(labels)).loss.item()
-    store, report = encode(bpe_tokenizer, rows)
-    sums = answer_losses(model, list(store))
-    assert report.labelled_tokens == sum(tokens for _, tokens, *_ in sums)
-    assert sum(loss for loss, *_ in sums) / report.labelled_tokens == pytest.approx(right, abs=1e-6)

@@ -15,19 +15,13 @@ from stepjepa.errors import DataError
 from stepjepa.evaluation import nll
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from stepjepa.evaluation.run import evaluate_model
-from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.load import load_model
 from stepjepa.modeling.lora import lora_config
-from stepjepa.training.config import JEPAConfig
-from stepjepa.training.trainer import JEPATrainer
 from support.models import ARCHITECTURES, tiny_model
 from support.rows import step_rows
+from support.training import trainer_for
 
 ROWS = step_rows(24)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny", (message["content"] for row in ROWS for message in row["messages"]))
 
 
 def made_up(lengths):
@@ -55,13 +49,12 @@ def test_padding_changes_nothing(name):
         assert end_tokens == len(ending) and end_total == pytest.approx(expected, rel=1e-5)
 
 
-def trainer_for(tmp_path, tokenizer, **options):
-    peft = options.pop("peft", None)
-    config = JEPAConfig(
-        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=4, learning_rate=1e-2, disable_tqdm=True,
-        save_strategy="no", **options,
-    )  # fmt: skip
-    return JEPATrainer(load_model("tiny", tokenizer, seed=1), config, ROWS, ROWS[:9], tokenizer, peft)
+def trained(tmp_path, tokenizer, **options):
+    """A trainer after a step."""
+    model = load_model("tiny", tokenizer, seed=1)
+    trainer = trainer_for(tmp_path, tokenizer, ROWS, model=model, eval_rows=ROWS[:9], max_steps=1, **options)
+    trainer.train()
+    return trainer
 
 
 @pytest.mark.parametrize(
@@ -78,9 +71,7 @@ def trainer_for(tmp_path, tokenizer, **options):
     ],
 )
 def test_it_is_the_evaluation_loss_of_training(tmp_path, tokenizer, options):
-    trainer = trainer_for(tmp_path, tokenizer, **options)
-    if "peft" in options:  # a new adapter changes nothing
-        trainer.train()
+    trainer = trained(tmp_path, tokenizer, **options)
     expected = trainer.evaluate()["eval_lm_loss"]
     shared = {"max_length": trainer.args.max_length, "system_prompt": options.get("system_prompt")}
     trainer.model.train()
@@ -98,8 +89,7 @@ def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer
     """The predictor tokens, which a kept export has in its vocabulary, are never generated."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trainer = trainer_for(tmp_path, tokenizer, objective="step_jepa", predictors=3, keep_predictors=True)
-    trainer.train()
+    trainer = trained(tmp_path, tokenizer, objective="step_jepa", predictors=3, keep_predictors=True)
     with torch.no_grad():  # now a predictor token is the likeliest everywhere
         states = trainer.model.model(torch.tensor([[1, 5, 6]])).last_hidden_state
         trainer.model.jepa.predictors.weight[-1] = 50 * torch.nn.functional.normalize(states.mean((0, 1)), dim=0)
@@ -108,7 +98,7 @@ def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer
     inside = evaluate_model(
         trainer.model, tokenizer, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary
     )
-    model, own = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    model, own = (kind.from_pretrained(tmp_path / "out") for kind in (AutoModelForCausalLM, AutoTokenizer))
     kept = evaluate_model(model, own, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary)
     texts = [one.generated_response for one in inside.predictions]
     assert texts == [one.generated_response for one in kept.predictions]

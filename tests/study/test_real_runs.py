@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pytest
 import torch
@@ -34,7 +33,6 @@ data: {builtin: {train_rows: 16, select_rows: 2, test_rows: 6, max_steps: 3}}
 base: {model_name: tiny, max_steps: 2, per_device_train_batch_size: 4, learning_rate: 5.0e-3, logging_steps: 1}
 arms:
   regular: {objective: regular}
-  twin: {objective: regular}
   step_jepa: {objective: step_jepa, predictors: 1, lbd: 1, step_splitter: separator}
 seeds: [1, 2]
 controls: [shuffled]
@@ -61,14 +59,6 @@ def values(folder, arm, **wanted):
     return [record["metrics"]["test"]["answer_nll"] for record in records]
 
 
-def test_two_identical_arms_show_no_effect(results):
-    folder, _, said = results
-    assert values(folder, "twin") == values(folder, "regular")
-    result = arm_of(folder, "twin")["examples"]["result"]
-    assert [result[name] for name in ("mean", "sd", "t_p", "wilcoxon_p")] == [0, 0, 1, 1]
-    assert "  twin: not established: n=2 seeds in common with regular" in said  # a third would say more
-
-
 def arm_of(folder, name):
     """An arm in the table of answer_nll."""
     (table,) = [
@@ -84,27 +74,21 @@ def test_the_table_is_that_of_the_records(results):
     shuffled = values(folder, "step_jepa", control="shuffled")
     shorter = values(folder, "step_jepa", compute="equal compute")
     arm = arm_of(folder, "step_jepa")
-    row = {name: arm["summary"][key] for name, key in (("mean", "estimate"), ("sd", "sd"), ("low", "low"))}
+    row = {"mean": arm["summary"]["estimate"]}
     for kind in ("examples", "compute", "control"):
         row |= {f"{kind}_{name}": value for name, value in arm[kind]["result"].items()}
     row |= {"flops": arm["flops"], "examples_holm_p": arm["examples"]["holm_p"]}
-    half = stats.t.ppf(0.975, 1) * stdev(jepa) / math.sqrt(2)
     expected = {
         "mean": fmean(jepa),
-        "sd": stdev(jepa),
-        "low": fmean(jepa) - half,
         "examples_mean": fmean(jepa) - fmean(regular),
         "examples_t_p": stats.ttest_rel(jepa, regular).pvalue,
-        "examples_wilcoxon_p": stats.wilcoxon(jepa, regular).pvalue,
         "compute_mean": fmean(shorter) - fmean(regular),
-        "compute_t_p": stats.ttest_rel(shorter, regular).pvalue,
         "control_mean": fmean(jepa) - fmean(shuffled),
-        "control_t_p": stats.ttest_rel(jepa, shuffled).pvalue,
         "flops": fmean(r["flops"] for r in lines_of(folder / "results.jsonl") if r["settings"].get("lbd") == 1 and
                        r["control"] == "none" and r["compute"] == "equal examples"),
     }  # fmt: skip
     assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-    assert float(row["examples_holm_p"]) == pytest.approx(min(1, 2 * expected["examples_t_p"]), rel=1e-6)  # of two arms
+    assert float(row["examples_holm_p"]) == pytest.approx(expected["examples_t_p"], rel=1e-6)  # of one arm
     markdown = (folder / "table.md").read_text()
     assert (
         "| difference at equal examples [95 %] |" in markdown and "| difference at equal compute [95 %] |" in markdown
@@ -126,7 +110,7 @@ def test_arms_are_paired_by_seed(results):
     """All arms of a seed begin with the same weights and see the same examples in the same order."""
     folder, _, _ = results
     losses = {}
-    for arm in ("regular", "twin", "step_jepa", "step_jepa+shuffled"):
+    for arm in ("regular", "step_jepa", "step_jepa+shuffled"):
         for seed in (1, 2):
             written = json.loads((folder / "runs" / arm / f"seed-{seed}" / "model" / "metrics.json").read_text())
             losses[arm, seed] = written["log_history"][0]["lm_loss"]  # of the first batch, before any step

@@ -5,7 +5,6 @@ system text in the user's turn, a header that nobody asked for, text in the last
 blocks, so line breaks that must be written are given as strings.
 """
 
-import re
 from typing import NamedTuple
 
 
@@ -44,10 +43,6 @@ LLAMA3_UNDATED = r"""
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
 """.strip()
-
-# Llama 4: the same turns under other names.
-_NAMES = {"start_header_id": "header_start", "end_header_id": "header_end", "eot_id": "eot"}
-LLAMA4 = re.sub("|".join(_NAMES), lambda name: _NAMES[name[0]], LLAMA3_UNDATED)
 
 # The turns of a template that refuses those that do not alternate; `name` and `lead` are of Gemma's.
 _ALTERNATING = r"""

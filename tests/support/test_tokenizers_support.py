@@ -1,6 +1,5 @@
-"""The converted tokenizers give what their originals give, and the templates behave as they say."""
+"""The converted tokenizers give what their originals give."""
 
-import json
 from functools import cache
 
 import pytest
@@ -21,11 +20,6 @@ HARD = (
     "We'll CAN'T they'Re it\u2019s",
     "\x00\x7f\u2028\ufeffend",
 )
-DIALOGUE = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "12+5?"},
-    {"role": "assistant", "content": "12 + 5 = 17.\n\nSo 17."},
-]
 
 
 @cache
@@ -46,45 +40,9 @@ def converted(name):
 
 
 @pytest.mark.parametrize("name", ["llama3", "tekken", "v1", "v3"])
-def test_ids_equal_the_original_and_offsets_are_the_characters_of_the_bytes(name):
+def test_ids_equal_the_original(name):
     tokenizer, source = converted(name), original(name)
     source = source if name == "llama3" else source.instruct_tokenizer.tokenizer
-    marks = name in ("v1", "v3")
     for text in HARD if name == "v3" else (*HARD, " a", "  a", " ", "   \n x"):
-        out = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = out["input_ids"]
+        ids = made.ids_of(tokenizer, text)
         assert ids == source.encode(text, bos=False, eos=False) and tokenizer.decode(ids) == text, ascii(text)
-        if text not in HARD:
-            continue
-        owner = [i for i, letter in enumerate(text) for _ in letter.encode()]  # byte -> character
-        owner = [0, *owner] if marks else owner  # the leading mark is laid over the first character
-        at = 0
-        for token, span in zip(tokenizer.convert_ids_to_tokens(ids), out["offset_mapping"], strict=True):
-            plain = "?" if token.startswith("<0x") else token.replace(made.MARK, " ")
-            length = len(plain.encode()) if marks else len(token)
-            assert tuple(span) == (owner[at], owner[at + length - 1] + 1), (ascii(text), ascii(token))
-            at += length
-        assert at == len(owner)
-
-
-def test_llama3_ids_are_those_of_the_reference(shared_dir):
-    golden = shared_dir / "golden"
-    expected = json.loads((golden / "step_boundaries_llama3.json").read_text())["llama3"]
-    rows = [json.loads(line) for line in (golden / "examples_steps.jsonl").read_text().splitlines()]
-    tokenizer = made.llama3_tokenizer()
-    assert len(rows) == len(expected) == 8 and len(tokenizer) == 128256
-    for row, want in zip(rows, expected, strict=True):
-        ids = tokenizer.apply_chat_template(row["messages"], date_string="26 Jul 2024", return_dict=False)
-        assert ids == want["input_ids"]
-    assert made.special_id(tokenizer, "<|eot_id|>") == 128009
-    assert made.special_id(tokenizer, "<|reserved_special_token_247|>") == 128255
-
-
-@pytest.mark.parametrize("name", ["v1", "v3", "tekken"])
-@pytest.mark.parametrize("messages", [DIALOGUE, DIALOGUE[1:]], ids=["system", "no_system"])
-def test_mistral_chats_equal_the_original(name, messages):
-    source = original(name)
-    from mistral_common.protocol.instruct.request import ChatCompletionRequest
-
-    want = source.encode_chat_completion(ChatCompletionRequest.from_openai(messages)).tokens
-    assert converted(name).apply_chat_template(messages, return_dict=False) == want

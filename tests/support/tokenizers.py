@@ -157,13 +157,6 @@ def _with_bos(tokenizer: Tokenizer, token: str) -> Tokenizer:
     return tokenizer
 
 
-def of_ranks(file: Path, pattern: str, specials: list[str]) -> Tokenizer:
-    """The tokenizer of a file of tiktoken ranks, special tokens behind them."""
-    return _with_bos(
-        TikTokenConverter(str(file), pattern, extra_special_tokens=specials).converted(), "<|begin_of_text|>"
-    )
-
-
 def _set_byte_level(tokenizer: Tokenizer, pattern: str) -> None:
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -188,7 +181,9 @@ def _build_llama3() -> Tokenizer:
     named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
     for number, name in sorted(named.items()):
         specials.insert(number, f"<|{name}|>")
-    return of_ranks(source_file("llama_models", "llama3/tokenizer.model"), LLAMA3_PATTERN, specials)
+    file = source_file("llama_models", "llama3/tokenizer.model")
+    converter = TikTokenConverter(str(file), LLAMA3_PATTERN, extra_special_tokens=specials)
+    return _with_bos(converter.converted(), "<|begin_of_text|>")
 
 
 def _build_tekken() -> Tokenizer:

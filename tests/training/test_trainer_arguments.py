@@ -34,6 +34,7 @@ REFUSED = {
     ("lr_scheduler_type", "cosine_warmup_with_min_lr"): "min_lr",
     ("lr_scheduler_type", "warmup_stable_decay"): "num_decay_steps",
 }
+OF_MANY = {"optim", "lr_scheduler_type"}  # whose values are tried by `make test_all`, those that are refused always
 ELSEWHERE = {"torch_compile", "push_to_hub", "hub_always_push"}  # the first has a test below; there is no network
 NEEDS = {  # libraries of optimizers, by what their names hold
     "bnb|ademamix|8bit|lion|paged": "bitsandbytes",
@@ -64,7 +65,8 @@ def cases():
                 if value == getattr(option.default, "value", option.default) or name in ELSEWHERE or library in seen:
                     continue
                 seen |= {library} - {""}  # of the optimizers of a library that is not installed, one
-                yield name, value
+                runs_alike = name in OF_MANY and not library and (name, value) not in REFUSED
+                yield pytest.param(name, value, marks=pytest.mark.long if runs_alike else ())
 
 
 def missing(name, value):

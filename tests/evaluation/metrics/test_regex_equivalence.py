@@ -1,10 +1,9 @@
-"""Regular expressions that match the same lines: marked pairs, Python's `re`, a slow matcher."""
+"""Regular expressions that match the same lines: marked pairs, and Python's `re`."""
 
 import itertools
 import json
 import random
 import re
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from stepjepa.evaluation.metrics import make_metric
 from stepjepa.evaluation.metrics.regex_equivalence import (
     NotSupportedError,
     PatternError,
-    PatternPart,
     difference,
     parse,
 )
@@ -54,110 +52,48 @@ def test_what_a_verdict_says():
         metric.score("a", {"question": "?"})
 
 
-def generated(generator, depth, operators):
+def generated(generator, depth):
     """A random pattern over few characters."""
     kind = generator.random()
     if depth == 0 or kind < 0.3:
-        plain = ["a", "B", ".", "[aB]", "[^a]", r"\b", "[a-z]", " ", "-", r"\w", r"\W", "^", "$"]
-        return generator.choice(plain + ["(.*)"] * operators)
-    inner = [generated(generator, depth - 1, operators) for _ in range(2)]
+        return generator.choice(["a", "B", ".", "[aB]", "[^a]", r"\b", "[a-z]", " ", "-", r"\w", r"\W", "^", "$"])
+    inner = [generated(generator, depth - 1) for _ in range(2)]
     if kind < 0.5:
         return "".join(inner)
     if kind < 0.65:
         return f"({inner[0]}|{inner[1]})"
-    if operators and kind < 0.75:
-        return f"({inner[0]}&{inner[1]})"
-    if operators and kind < 0.85:
-        return f"~({inner[0]})"
     return f"({inner[0]}){generator.choice(['*', '+', '?', '{2}', '{1,2}', '{2,}'])}"
 
 
-def relatives(generator, pattern, operators):
-    """Patterns that are the same, or nearly so."""
-    yield generator.choice(
-        [pattern.replace("*", "+", 1), pattern.replace("a", "(?:a)"), f"({pattern}|{pattern})", f"{pattern}()"]
-    )
-    if operators:
-        yield generator.choice([f"~(~({pattern}))", pattern.replace("|", "&", 1), f"({pattern})&(.*)", f"~({pattern})"])
-
-
-def matches_slowly(part: PatternPart, text: str) -> bool:
-    """By the definition: where a part that begins at a place may end."""
-    size = len(text)
-
-    def in_word(place):
-        return 0 <= place < size and (text[place].isalnum() or text[place] == "_")
-
-    def after(part, places):
-        return frozenset(end for place in places for end in ends(part, place))
-
-    @lru_cache(None)
-    def ends(part, place):
-        if part.kind == "set":
-            inside = place < size and re.fullmatch(part.text, text[place], re.ASCII | re.DOTALL)
-            return frozenset([place + 1] if inside else [])
-        if part.kind in ("word", "no word", "begin", "end"):
-            edge = in_word(place - 1) != in_word(place)
-            holds = {"word": edge, "no word": not edge, "begin": place == 0, "end": place == size}[part.kind]
-            return frozenset([place] if holds else [])
-        if part.kind == "any":
-            return frozenset().union(*(ends(one, place) for one in part.parts))
-        if part.kind == "not":
-            return frozenset(range(place, size + 1)) - ends(part.parts[0], place)
-        places = frozenset([place])
-        if part.kind == "join":
-            for one in part.parts:
-                places = after(one, places)
-            return places
-        low, high = part.turns
-        found = places if low == 0 else frozenset()
-        for turn in range(1, low + size + 2 if high is None else high + 1):
-            places = after(part.parts[0], places)
-            found |= places if turn >= low else frozenset()
-        return found
-
-    return size in ends(part, 0)
-
-
-def slow_matcher(pattern, operators):
-    """Python's own where it knows the operators, which repeats no anchor."""
-    one = parse(pattern) if operators else re.compile(pattern)
-    return lambda text: matches_slowly(one, text) if operators else one.fullmatch(text) is not None
-
-
-@pytest.mark.parametrize("operators", [False, True])
-def test_verdicts_agree_with_slow_matchers(operators):
+def test_verdicts_agree_with_pythons_re():
+    """It has neither `&` nor `~`, which the marked pairs hold, and repeats no anchor."""
     texts = ["".join(signs) for length in range(5) for signs in itertools.product("aB -", repeat=length)]
-    generator, equal, unequal = random.Random(operators), 0, 0
-    for _ in range(120):
-        first = generated(generator, 2 + operators, operators)
-        for second in (generated(generator, 2, operators), *relatives(generator, first, operators)):
+    generator, equal, unequal = random.Random(0), 0, 0
+    for _ in range(150):
+        first = generated(generator, 2)
+        changed = first.replace("*", "+", 1), first.replace("a", "(?:a)"), f"({first}|{first})", f"{first}()"
+        for second in (generated(generator, 2), generator.choice(changed)):
             try:
-                match = [slow_matcher(one, operators) for one in (first, second)]
+                one, other = re.compile(first), re.compile(second)
             except re.error:
                 continue
             found = compare(first, second)
             if found is not None:
                 text, in_first = found
-                assert [one(text) for one in match] == [in_first, not in_first], (first, second)
+                assert bool(one.fullmatch(text)) is in_first is not bool(other.fullmatch(text)), (first, second)
                 unequal += 1
             else:
-                for text in generator.sample(texts, 20) if operators else texts:
-                    assert match[0](text) == match[1](text), (first, second, text)
+                for text in texts:
+                    assert bool(one.fullmatch(text)) == bool(other.fullmatch(text)), (first, second, text)
                 equal += 1
     assert equal > 60 and unequal > 60
-    part = parse(r"\bdog\b.*|~(.*\bdog.*)")
-    texts = {"dog": True, "dog x": True, "dogs": False, "a dog": False, "hotdog": True}
-    assert {text: matches_slowly(part, text) for text in texts} == texts, "the slow matcher knows boundaries"
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (".*a.{20}", ".*a.{10}.{10}"),
         ("(a|b)*a(a|b){25}", "(b|a)*a(a|b){24}(b|a)"),
         ("((a{1000}){1000}){1000}", "((a{1000}){999}a{1000}){1000}"),
-        ("[a-z]{1,1000000}", "[a-z]{1,999999}"),
         ("(.{1,50}a){20}", "(.{1,50}a){19}.{1,50}a"),
     ],
 )
@@ -171,7 +107,6 @@ def test_too_much_work_is_given_up(first, second):
     ("first", "second"),
     [
         ("(a*)*" * 300, "(a*)*"),
-        ("(a|aa){100}", "a{100,200}"),
         ("&".join(f"(.*{sign}.*)" for sign in "abcdefghijklmnop"), "&".join(f"(.*{s}.*)" for s in "ponmlkjihgfedcba")),
         ("~(" * 70 + "a*b" + ")" * 70, "a*b"),
         ("(" * 70 + "a" + "{2,})" * 70, "a" + "{2,}" * 70),
@@ -206,6 +141,7 @@ def test_what_binds_how_strongly():
     assert parse("~ab") == parse("(~(a))b")
     assert parse("~a*") == parse("(~(a))*")
     assert compare("~a*", "~(a*)") is not None
+    assert compare("(a&b)*", "()") is None and compare("(a&b)+", "a&b") is None  # which match nothing
     assert compare("a&b", r"a\&b") is not None
 
 
