@@ -92,6 +92,25 @@ def test_evaluation_asks_with_the_chat_template(tmp_path):
     assert result.value("contains") == 1 and result.value("stopped") == 1
 
 
+@pytest.mark.parametrize("objective", ["next_latent", "multi_token"])
+def test_drafts_of_fresh_heads_change_no_answer(tmp_path, objective):
+    run = trained(tmp_path, "run", objective=objective, save_strategy="no")
+    rows = write(tmp_path / "test.jsonl", [{"question": QUESTION, "answer": ANSWER}, *ROWS])
+    plain, drafted = (
+        evaluate(
+            model_name=str(run),
+            test_file=str(rows),
+            metric=["contains"],
+            max_new_tokens=48,
+            output_dir=str(tmp_path / f"drafts-{count}"),
+            draft_tokens=count,
+        )
+        for count in (None, 3)
+    )
+    answers = [[one.generated_response for one in result.predictions] for result in (plain, drafted)]
+    assert answers[0] == answers[1] and drafted.generation["drafts"]["passes"] > 40
+
+
 @pytest.mark.skipif(not GGUF.is_file(), reason=f"no file {GGUF}; make smollm2 fetches it")
 def test_a_gguf_file_is_trained_exported_and_evaluated(tmp_path):
     rows = write(tmp_path / "test.jsonl", [{"question": QUESTION, "answer": ANSWER}])

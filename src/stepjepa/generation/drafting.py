@@ -104,14 +104,14 @@ class Drafter:
         except Exception:  # each architecture has its own
             equal = False
         if not equal:
-            kind = type(self.model).__name__
-            raise ConfigError(f"--{_NAME.draft_tokens}: the cache of {kind} cannot be cut back; leave it out")
+            what = f"the cache of {type(self.model).__name__} cannot be cut back"
+            raise ConfigError(f"--{_NAME.draft_tokens}: {what}; leave it out")
 
     def _states(self, ids_T: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The last states (T, D) of tokens (T,) that follow those in the cache, to which they are added."""
         ids_1T = ids_T[None].to(embedding_rows(self.model).device)
-        states_TD: torch.Tensor = backbone(self.model)(input_ids=ids_1T, past_key_values=cache, use_cache=True)[0][0]
-        return states_TD
+        output = backbone(self.model)(input_ids=ids_1T, past_key_values=cache, use_cache=True)
+        return output[0][0]  # type: ignore[no-any-return]
 
     def _likeliest(self, states_TD: torch.Tensor, suppressed: Sequence[int]) -> torch.Tensor:
         """The likeliest token (T,) after each state."""

@@ -210,9 +210,20 @@ class LocalGenerator(BatchGenerator):
         lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
         message = f"out of memory with {len(batch)} questions at once; what is done is kept; {lower}"
         with saying_out_of_memory(message):
-            generations = (
-                self._sampled(batch, prompts) if self._drafter is None else self._drafted(prompts, self._drafter)
-            )
+            if self._drafter is not None:
+                generations = self._drafted(self._drafter, prompts)
+            else:
+                generations = generate_batch(
+                    self.model,
+                    self.prompter.tokenizer,
+                    prompts,
+                    self._max_new_tokens,
+                    self._stop_ids,
+                    temperature=batch[0].temperature,
+                    top_p=self._top_p,
+                    seed=seed_of(0, *(request.seed for request in batch)),
+                    suppressed=self._suppressed,
+                )
         replies = []
         for request, ids, one in zip(batch, prompts, generations, strict=True):
             text = mended(self.prompter.response(one.token_ids, one.text, ids))
@@ -220,20 +231,7 @@ class LocalGenerator(BatchGenerator):
             replies.append(Reply(request.row, text, one.stopped, len(ids), new_tokens, drafts=one.drafts))
         return replies
 
-    def _sampled(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Generation]:
-        return generate_batch(
-            self.model,
-            self.prompter.tokenizer,
-            prompts,
-            self._max_new_tokens,
-            self._stop_ids,
-            temperature=batch[0].temperature,
-            top_p=self._top_p,
-            seed=seed_of(0, *(request.seed for request in batch)),
-            suppressed=self._suppressed,
-        )
-
-    def _drafted(self, prompts: Sequence[list[int]], drafter: Drafter) -> list[Generation]:
+    def _drafted(self, drafter: Drafter, prompts: Sequence[list[int]]) -> list[Generation]:
         generations = []
         for prompt in prompts:
             new_ids, drafts = drafter.write(prompt, self._max_new_tokens, self._stop_ids, self._suppressed)

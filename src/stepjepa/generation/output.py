@@ -87,11 +87,10 @@ class Drafts(NamedTuple):
 
 def acceptance(answers: Iterable[Sequence[int] | None]) -> Record | None:
     """The `Drafts` of all answers, and the drafts kept per pass; None where nothing was drafted."""
-    drafted = [Drafts(*one) for one in answers if one is not None]
+    drafted = [one for one in answers if one is not None]
     if not drafted:
         return None
-    passes = sum(one.passes for one in drafted)
-    kept = sum(one.kept for one in drafted)
+    passes, kept = map(sum, zip(*drafted, strict=True))
     return {"passes": passes, "kept": kept, "kept_per_pass": kept / max(passes, 1)}
 
 

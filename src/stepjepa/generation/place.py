@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,8 +34,7 @@ from stepjepa.modeling.load import (
 )
 from stepjepa.modeling.lora import quantization
 from stepjepa.modeling.parts import causal_lm, embedding_rows
-from stepjepa.objectives.base import built_in, objective_of
-from stepjepa.training.options import method_of
+from stepjepa.objectives.base import built_in, drafting_objective
 from stepjepa.utils.files import read_object
 
 _NAME = Names(GeneratorOptions)
@@ -177,14 +175,13 @@ def load_drafter(place: Place, model: nn.Module, count: int) -> Drafter:
     Raises:
         ConfigError: there are none, or they are not this model's.
     """
-    drafting = [name for name, one in built_in().items() if one.drafts]
-    folder, inner = place.folder, causal_lm(model)
-    if folder is None or place.settings.get("objective") not in drafting or not (folder / PREDICTORS_FILE).is_file():
+    folder, inner, objective = place.folder, causal_lm(model), drafting_objective(place.settings)
+    if folder is None or objective is None or not (folder / PREDICTORS_FILE).is_file():
+        names = " or ".join(name for name, one in built_in().items() if one.drafts)
         raise ConfigError(
             f"--{_NAME.draft_tokens}: {place.name} has no heads that draft; give the folder of a run or a checkpoint with "
-            f"objective {' or '.join(drafting)} (stepjepa export leaves the heads out)"
+            f"objective {names} (stepjepa export leaves the heads out)"
         )
-    objective = objective_of(method_of(SimpleNamespace(**place.settings)))
     vocabulary, width = embedding_rows(inner).shape
     attach_saved(inner, folder, objective.modules(width, vocabulary))
     drafter = Drafter(inner, objective, loss_view(inner, vocabulary), count)

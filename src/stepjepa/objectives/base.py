@@ -576,5 +576,14 @@ def trained_pairs(settings: Mapping[str, Any]) -> bool:
     return bool(name and name != OBJECTIVES[0] and settings.get("lbd"))
 
 
+def drafting_objective(settings: Mapping[str, Any]) -> Objective | None:
+    """The objective of a run with these recorded settings, of its own options alone; None where it drafts nothing."""
+    chosen = built_in().get(str(settings.get("objective")))
+    if chosen is None or chosen.Options is None or not chosen.drafts:
+        return None
+    own = {name: settings[name] for name in options_of(chosen.Options) if name in settings}
+    return chosen(chosen.Options(**own))
+
+
 def _made(name: str, options: Any) -> Objective:
     return find_objective(name)(options)

@@ -112,7 +112,7 @@ class MultiToken(TokenHeads):
         return pairs * (self.options.token_horizon - 1) * self.head_flops(width, vocabulary, chunked)
 
     def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
-        """See `Objective`: one token of each head, in their order."""
+        """See `Objective`; a token of each head on the state (1, D), in their order."""
         import torch
 
         assert isinstance(view.modules, torch.nn.ModuleList)

@@ -118,7 +118,7 @@ class NextLatent(LookAhead):
         return _step(output.source_states, _next_ids(batch), view)
 
     def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
-        """See `Objective`: a rollout over its own tokens."""
+        """See `Objective`; a rollout from the state (1, D) over its own tokens."""
         import torch
 
         tokens = [token_1]
