@@ -27,7 +27,7 @@ LOWER = {
     "training": "config data objectives forest modeling losses",
     "parts": "config data objectives modeling training",  # the functions that the Trainer calls, for a loop of your own
     "inspect": "config data objectives forest modeling training",
-    "generation": "config data modeling",
+    "generation": "config data objectives modeling",  # an objective drafts
     "evaluation": "config data objectives modeling generation",
     "analysis": "config data objectives forest modeling training inspect generation evaluation",
     "study": "config data objectives modeling training generation evaluation analysis",

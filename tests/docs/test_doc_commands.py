@@ -42,6 +42,7 @@ PARSED_ONLY = {
     "--backend": "needs a server: tests/generation",
     "--from_states": "needs another command's files: tests/cli/test_analyze.py",
     "--ray_workers": "needs Ray: tests/utils/test_ray.py",
+    "--draft_tokens": "needs heads: tests/generation/test_drafting.py",
     "--harness": "needs lm-eval: tests/cli/test_harness.py",
     "--fsdp": "needs several accelerators: tests/training/test_fsdp.py",
     "--load_in_4bit": "needs bitsandbytes: tests/modeling/test_quantized.py",

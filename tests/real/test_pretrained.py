@@ -6,8 +6,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa import evaluate, train
+from stepjepa.generation.drafting import Drafter
+from stepjepa.generation.local import generate_batch
+from stepjepa.modeling.extras import add_extras
+from stepjepa.modeling.forward import loss_view
+from stepjepa.objectives.base import drafting_objective
 from support.pretrained import ANSWER, GGUF, MODEL, QUESTION, ROWS, answer_of, needs_model
 from support.rows import write
 
@@ -90,6 +96,24 @@ def test_evaluation_asks_with_the_chat_template(tmp_path):
         model_name=str(MODEL), test_file=str(rows), metric=["contains", "stopped"], max_new_tokens=48, output_dir=out
     )
     assert result.value("contains") == 1 and result.value("stopped") == 1
+
+
+@pytest.mark.parametrize("objective", ["next_latent", "multi_token"])
+def test_drafts_of_fresh_heads_change_no_answer(objective):
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    chats = [[{"role": "user", "content": text}] for text in (QUESTION, ROWS[1]["question"])]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    stop_ids = [tokenizer.eos_token_id]
+    chosen = drafting_objective({"objective": objective})
+    vocabulary, width = model.get_input_embeddings().weight.shape
+    add_extras(model, None, objective=chosen.modules(width, vocabulary))
+    drafter = Drafter(model, chosen, loss_view(model, vocabulary), 3)
+    drafter.check()
+    plain = generate_batch(model, tokenizer, prompts, 20, stop_ids)
+    assert [one.stopped for one in plain] == [True, False] and ANSWER in plain[0].text
+    for prompt, one in zip(prompts, plain, strict=True):
+        assert drafter.write(prompt, 20, stop_ids)[0] == one.token_ids + stop_ids * one.stopped
 
 
 @pytest.mark.skipif(not GGUF.is_file(), reason=f"no file {GGUF}; make smollm2 fetches it")

@@ -172,6 +172,7 @@ def restore(log: ReplyLog, record: Record, paths: Paths) -> dict[int, dict[str, 
             if path == paths.results[0]:
                 refused = one.note or REFUSED if one.stop_reason == REFUSED else None
                 stopped = one.stop_reason == STOPPED
-                reply = Reply(one.index, one.generated_response, stopped, 0, one.tokens or 0, refused)
+                tokens = one.tokens or 0
+                reply = Reply(one.index, one.generated_response, stopped, 0, tokens, refused, drafts=one.drafts)
                 log.replies[one.index] = reply
     return likelihoods

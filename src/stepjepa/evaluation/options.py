@@ -113,7 +113,11 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             self._check_file()
 
     def _check_harness(self) -> None:
-        others = [name for name in (_NAME.test_file, _NAME.metric, _NAME.output_file) if getattr(self, name)]
+        others = [
+            name
+            for name in (_NAME.test_file, _NAME.metric, _NAME.output_file, _NAME.draft_tokens)
+            if getattr(self, name)
+        ]
         if others or not self.model_name or self.backend != "transformers":
             what = f"leave --{others[0]} out" if others else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
             raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")

@@ -31,7 +31,7 @@ from stepjepa.utils.text import PAGE, one_line, wrapped
 _NAME = Names(EvaluateOptions)
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
 LIKELIHOOD = ("answer_nll", "content_nll", "end_nll", "answer_tokens", "end_tokens")
-_OPTIONAL = ("note", "undecided", *LIKELIHOOD)
+_OPTIONAL = ("note", "undecided", "drafts", *LIKELIHOOD)
 _TYPES: dict[str, tuple[type, ...]] = {"index": (int,), "correct": (bool,), NLL: (int, float)}
 # Kinds of errors; a wrong answer is of the first kind that fits.
 KINDS = {
@@ -64,6 +64,7 @@ class Prediction:
         note: why the first metric's score is not 1.
         undecided: see `Judgement.undecided`, of the first metric.
         answer_nll: nats per token of the reference answer, where that was computed; of `answer_tokens` tokens.
+        drafts: see `Drafts`; None where nothing was drafted.
         content_nll, end_nll: the same of its tokens without the end of turn, and of the end of turn (`end_tokens` tokens).
     """
 
@@ -84,6 +85,7 @@ class Prediction:
     end_nll: float | None = None
     answer_tokens: int | None = None
     end_tokens: int | None = None
+    drafts: Sequence[int] | None = None
 
     def record(self) -> dict[str, Any]:
         """As it is written."""

@@ -15,7 +15,7 @@ from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.generation.output import Reply
+from stepjepa.generation.output import Reply, acceptance, acceptance_text
 
 
 def drop_unusable(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
@@ -97,6 +97,7 @@ def prediction_of(
         scores={metric.name: one.score for metric, one in zip(metrics, judgements, strict=True)},
         note=first.note or None,
         undecided=first.undecided,
+        drafts=reply.drafts,
         **likelihood,
     )
 
@@ -134,6 +135,7 @@ def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dic
         "mean_tokens": tokens / len(answered) if answered else None,
         "tokens": tokens,
         "seconds": round(seconds, 3),
+        "drafts": acceptance(one.drafts for one in answered),
     }
 
 
@@ -199,6 +201,8 @@ def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
         yield f"did not stop   {_share_text(stop)} ({stop['count']} of {stop['n']})"
         total = f"{generation['tokens']} in {generation['seconds']:.1f} s"
         yield f"tokens         {generation['mean_tokens']:.1f} per response; {total}"
+    if drafts := generation.get("drafts"):
+        yield f"drafts         {acceptance_text(drafts)}"
 
 
 def _metric_text(summary: Mapping[str, Any]) -> str:

@@ -27,8 +27,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, library, said, saying_out_of_memory
+from stepjepa.generation.drafting import Drafter
 from stepjepa.generation.options import GeneratorOptions
-from stepjepa.generation.output import Reply, Request, mended, seed_of
+from stepjepa.generation.output import Drafts, Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import causal_lm, vocabulary_size
 
@@ -45,11 +46,13 @@ class Generation(NamedTuple):
         token_ids: the new tokens, without the stop token and anything after it.
         text: `token_ids` decoded, special tokens left out.
         stopped: True when the model ended by itself, False when `max_new_tokens` cut it off.
+        drafts: what came of them; None where nothing was drafted.
     """
 
     token_ids: list[int]
     text: str
     stopped: bool
+    drafts: Drafts | None = None
 
 
 def generate_batch(
@@ -103,13 +106,16 @@ def generate_batch(
             generation_config=config,
             synced_gpus=False,  # each process has questions of its own
         )
-    generations = []
-    for new_ids in output_BT[:, ids_BT.shape[1] :].tolist():
-        ends = [position for position, token in enumerate(new_ids) if token in stop_ids]
-        kept = new_ids[: ends[0]] if ends else new_ids
-        text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        generations.append(Generation(kept, text, stopped=bool(ends)))
-    return generations
+    return [_generation(tokenizer, new_ids, stop_ids) for new_ids in output_BT[:, ids_BT.shape[1] :].tolist()]
+
+
+def _generation(
+    tokenizer: PreTrainedTokenizerBase, new_ids: list[int], stop_ids: Sequence[int], drafts: Drafts | None = None
+) -> Generation:
+    ends = [position for position, token in enumerate(new_ids) if token in stop_ids]
+    kept = new_ids[: ends[0]] if ends else new_ids
+    text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return Generation(kept, text, bool(ends), drafts)
 
 
 @contextmanager
@@ -188,11 +194,13 @@ class LocalGenerator(BatchGenerator):
         max_new_tokens: int,
         top_p: float = 1.0,
         batch_size: int = BATCH_SIZE,
+        drafter: Drafter | None = None,
     ):
         inner = causal_lm(model)
         limit = max_positions(inner)
         super().__init__(prompter, batch_size, None if limit is None else limit - max_new_tokens)
         self.model = model
+        self._drafter = drafter
         self._max_new_tokens, self._top_p = max_new_tokens, top_p
         config = getattr(model, "generation_config", None)
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
@@ -202,22 +210,33 @@ class LocalGenerator(BatchGenerator):
         lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
         message = f"out of memory with {len(batch)} questions at once; what is done is kept; {lower}"
         with saying_out_of_memory(message):
-            generations = generate_batch(
-                self.model,
-                self.prompter.tokenizer,
-                prompts,
-                self._max_new_tokens,
-                self._stop_ids,
-                temperature=batch[0].temperature,
-                top_p=self._top_p,
-                seed=seed_of(0, *(request.seed for request in batch)),
-                suppressed=self._suppressed,
-            )
+            if self._drafter is not None:
+                generations = self._drafted(self._drafter, prompts)
+            else:
+                generations = generate_batch(
+                    self.model,
+                    self.prompter.tokenizer,
+                    prompts,
+                    self._max_new_tokens,
+                    self._stop_ids,
+                    temperature=batch[0].temperature,
+                    top_p=self._top_p,
+                    seed=seed_of(0, *(request.seed for request in batch)),
+                    suppressed=self._suppressed,
+                )
         replies = []
         for request, ids, one in zip(batch, prompts, generations, strict=True):
             text = mended(self.prompter.response(one.token_ids, one.text, ids))
-            replies.append(Reply(request.row, text, one.stopped, len(ids), len(one.token_ids) + one.stopped))
+            new_tokens = len(one.token_ids) + one.stopped
+            replies.append(Reply(request.row, text, one.stopped, len(ids), new_tokens, drafts=one.drafts))
         return replies
+
+    def _drafted(self, drafter: Drafter, prompts: Sequence[list[int]]) -> list[Generation]:
+        generations = []
+        for prompt in prompts:
+            new_ids, drafts = drafter.write(prompt, self._max_new_tokens, self._stop_ids, self._suppressed)
+            generations.append(_generation(self.prompter.tokenizer, new_ids, self._stop_ids, drafts))
+        return generations
 
 
 class VllmGenerator(BatchGenerator):

@@ -46,11 +46,23 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         1.0, "Share of the probability mass to sample from.", SAMPLING, above=0, at_most=1, needs={"temperature": True}
     )
     seed: int = option(42, "Seed of the sampling, mixed with the row.", SAMPLING, needs={"temperature": True})
+    draft_tokens: int | None = option(
+        None,
+        "Draft so many tokens at a time with the heads of next_latent or multi_token (which has one head a token), and keep "
+        "those that the model would have written: the same greedy text in fewer passes of the model.",
+        SAMPLING,
+        at_least=1,
+    )
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         check_fields(self)
         super().check()
+        if self.draft_tokens is not None and (self.temperature or self.backend != "transformers"):
+            raise ConfigError(
+                f"--{_NAME.draft_tokens} drafts greedy answers of transformers alone; set --{_NAME.temperature} 0 and "
+                f"--{_NAME.backend} transformers, or leave it out"
+            )
         if self.backend == "vllm":
             library("vllm", "vllm")  # raises an error that says how to install it
 

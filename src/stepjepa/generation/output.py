@@ -65,6 +65,7 @@ class Reply:
         prompt_tokens, new_tokens: counts, 0 where they are unknown.
         refused: why this one request cannot be answered (a prompt that is too long, a content filter).
         reasoning: thoughts that a server returns in a field of their own.
+        drafts: see `Drafts`; None where nothing was drafted.
     """
 
     row: int
@@ -74,6 +75,28 @@ class Reply:
     new_tokens: int = 0
     refused: str | None = None
     reasoning: str | None = None
+    drafts: Sequence[int] | None = None
+
+
+class Drafts(NamedTuple):
+    """Of one answer: passes of the model over drafts, without the one over the prompt, and drafted tokens that were kept."""
+
+    passes: int
+    kept: int
+
+
+def acceptance(answers: Iterable[Sequence[int] | None]) -> Record | None:
+    """The `Drafts` of all answers, and the drafts kept per pass; None where nothing was drafted."""
+    drafted = [one for one in answers if one is not None]
+    if not drafted:
+        return None
+    passes, kept = map(sum, zip(*drafted, strict=True))
+    return {"passes": passes, "kept": kept, "kept_per_pass": kept / max(passes, 1)}
+
+
+def acceptance_text(drafts: Record) -> str:
+    """What `acceptance` gives, in words."""
+    return f"{drafts['kept_per_pass']:.2f} kept per pass of the model ({drafts['kept']} in {drafts['passes']})"
 
 
 class Generator(Protocol):

@@ -16,10 +16,13 @@ from stepjepa.config.option import Names
 from stepjepa.data.report import recorded_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, saying_out_of_memory
+from stepjepa.generation.drafting import Drafter
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator, VllmGenerator
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Generator
 from stepjepa.modeling.export import export_problem
+from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved
+from stepjepa.modeling.forward import loss_view
 from stepjepa.modeling.load import (
     GGUF_SUFFIX,
     check_local,
@@ -30,6 +33,8 @@ from stepjepa.modeling.load import (
     load_tokenizer,
 )
 from stepjepa.modeling.lora import quantization
+from stepjepa.modeling.parts import causal_lm, embedding_rows
+from stepjepa.objectives.base import built_in, drafting_objective
 from stepjepa.utils.files import read_object
 
 _NAME = Names(GeneratorOptions)
@@ -164,6 +169,26 @@ def load_place(
     return model, f"{kind}{model.num_parameters():,} parameters, {dtype} on {device}"
 
 
+def load_drafter(place: Place, model: nn.Module, count: int) -> Drafter:
+    """What drafts `count` tokens at a time with the heads that lie next to a model; they become part of it.
+
+    Raises:
+        ConfigError: there are none, or they are not this model's.
+    """
+    folder, inner, objective = place.folder, causal_lm(model), drafting_objective(place.settings)
+    if folder is None or objective is None or not (folder / PREDICTORS_FILE).is_file():
+        names = " or ".join(name for name, one in built_in().items() if one.drafts)
+        raise ConfigError(
+            f"--{_NAME.draft_tokens}: {place.name} has no heads that draft; give the folder of a run or a checkpoint with "
+            f"objective {names} (stepjepa export leaves the heads out)"
+        )
+    vocabulary, width = embedding_rows(inner).shape
+    attach_saved(inner, folder, objective.modules(width, vocabulary))
+    drafter = Drafter(inner, objective, loss_view(inner, vocabulary), count)
+    drafter.check()
+    return drafter
+
+
 def load_generator(
     place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False
 ) -> tuple[Generator, str]:
@@ -175,5 +200,8 @@ def load_generator(
         return VllmGenerator(place.base or place.name, prompter, options), "vLLM"
     model, description = load_place(place, prompter.tokenizer, options, no_lora)
     size = options.batch_size or BATCH_SIZE
-    local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size)
+    drafter = None
+    if options.draft_tokens is not None:
+        drafter = load_drafter(place, model, options.draft_tokens)
+    local = LocalGenerator(model, prompter, options.max_new_tokens, options.top_p, size, drafter)
     return local, f"{description}, batches of {size}"

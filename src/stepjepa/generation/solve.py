@@ -35,6 +35,8 @@ from stepjepa.generation.output import (
     Reply,
     ReplyLog,
     Request,
+    acceptance,
+    acceptance_text,
     digest_of,
     json_line,
     reading_record,
@@ -157,6 +159,8 @@ class GenerationResult:
         lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
         if summary["tokens_written"]:
             lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
+        if drafts := summary.get("drafts"):
+            lines.append(f"  drafts: {acceptance_text(drafts)}")
         return "\n".join(lines)
 
 
@@ -296,6 +300,7 @@ def _summary(asked: ProblemSet, last: Sequence[Attempt], log: ReplyLog) -> Recor
         "first_skipped": asked.first_skipped,
         "tokens_read": sum(one.prompt_tokens for one in log.replies.values()),
         "tokens_written": sum(one.new_tokens for one in log.replies.values()),
+        "drafts": acceptance(one.drafts for one in log.replies.values()),
     }
 
 

@@ -480,9 +480,14 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             encoder.shadow[name].copy_(like(value, encoder.shadow[name]))
 
 
-def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> str | None:
+def attach_saved(
+    inner: PreTrainedModel, folder: str | os.PathLike[str], objective: nn.Module | None = None
+) -> str | None:
     """Give a causal LM the predictor rows and the head that lie next to it, as training had them; the head's kind, None
-    where there is none. What an objective has trained besides is of use to its training alone.
+    where there is none.
+
+    Args:
+        objective: modules of its objective, which get the weights there; without them those are left.
 
     Raises:
         ConfigError: the file is damaged, or of a model of another width or vocabulary.
@@ -493,17 +498,19 @@ def attach_saved(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> str 
     try:
         with safe_open(path, "pt") as file:
             groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
-            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith((ROWS, HEAD))}  # noqa: SIM118
+            wanted = (ROWS, HEAD) if objective is None else (ROWS, HEAD, OBJECTIVE)
+            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(wanted)}  # noqa: SIM118
         rows = weights.get(ROWS)
-        tensors = (len(weights) - (rows is not None)) // len(groups)  # of a group's head
+        head = {name: value for name, value in weights.items() if name.startswith(HEAD)}
+        tensors = len(head) // len(groups)  # of a group's head
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")
         width = embedding_rows(inner).shape[1]
         last = ".2.weight" if kind == "mlp" else ".0.weight"
-        target_width = next((len(value) for name, value in weights.items() if name.endswith(last)), None)
+        target_width = next((len(value) for name, value in head.items() if name.endswith(last)), None)
         if rows is not None and rows.shape[1] != width:
             raise RuntimeError(f"its rows are {rows.shape[1]} wide, the model's {width}")
         predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))
-        add_extras(inner, predictors, kind or "none", groups=groups, target_width=target_width)
+        add_extras(inner, predictors, kind or "none", objective=objective, groups=groups, target_width=target_width)
         extras = trained_extras(inner)
         extras.load_state_dict(weights)
         check_finite(extras, str(path))

@@ -78,6 +78,7 @@ class Objective:
         aligned_targets: whether a shuffled target is the one at the same place among the pairs of the other example.
         needs_steps: whether the steps of the answers are found for it; before the options are known, whether they may be.
         draws: whether `draw` does anything.
+        drafts: whether `draft` does anything.
         several_pairs: whether an example usually has several pairs.
         groups: of K predictor tokens, each with a predictor head of its own, by the numbers in the tokens' names.
         unread: options that it does not read though it may read others of their topics; they must be left out.
@@ -106,6 +107,7 @@ class Objective:
     aligned_targets: ClassVar[bool] = False
     needs_steps: bool = False
     draws: bool = False
+    drafts: ClassVar[bool] = False
     several_pairs: bool = False
     groups: tuple[int, ...] = (1,)
     unread: frozenset[str] = frozenset()
@@ -315,6 +317,10 @@ class Objective:
     def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
         """The source states (P, D) that the loss compares; the arguments are those of `loss`."""
         return output.source_states
+
+    def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
+        """The token (1,) that follows a state (1, D), and up to `count` further ones that its modules predict, (1 + n,)."""
+        raise NotImplementedError
 
     # What a source is compared with: the next three alone decide on the targets' gradient and on controls; `distances`: how.
 
@@ -568,6 +574,15 @@ def trained_pairs(settings: Mapping[str, Any]) -> bool:
     """Whether a run with these recorded settings trained pairs. A file of one's own is not imported for that."""
     name = settings.get("objective")
     return bool(name and name != OBJECTIVES[0] and settings.get("lbd"))
+
+
+def drafting_objective(settings: Mapping[str, Any]) -> Objective | None:
+    """The objective of a run with these recorded settings, of its own options alone; None where it drafts nothing."""
+    chosen = built_in().get(str(settings.get("objective")))
+    if chosen is None or chosen.Options is None or not chosen.drafts:
+        return None
+    own = {name: settings[name] for name in options_of(chosen.Options) if name in settings}
+    return chosen(chosen.Options(**own))
 
 
 def _made(name: str, options: Any) -> Objective:

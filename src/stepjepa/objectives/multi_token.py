@@ -9,7 +9,8 @@
 
 Every head f_k is a network of its own, D -> 2 D -> D with GELU in between; W is the model's output head, trained along. The
 cross-entropy is summed over the heads and averaged over the states; tokens beyond the labelled run are left out. It predicts
-no states: it is the known remedy where next-token prediction fails to plan. The heads serve training alone.
+no states: it is the known remedy where next-token prediction fails to plan. The heads serve training, and draft tokens
+(``--draft_tokens``), one each. The exported model is the plain one.
 
 Shapes: P states, one a pair; D width, A tokens ahead, H = A + 1 with the next one.
 """
@@ -90,6 +91,7 @@ class MultiToken(TokenHeads):
     Options = MultiTokenOptions
     vector_names = "state", "tokens after"
     distance_name = "cross-entropy"
+    drafts = True
 
     @property
     def sources(self) -> int | None:  # type: ignore[override]
@@ -109,6 +111,15 @@ class MultiToken(TokenHeads):
         chunked = pairs > chunk_rows(vocabulary)
         return pairs * (self.options.token_horizon - 1) * self.head_flops(width, vocabulary, chunked)
 
+    def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
+        """See `Objective`; a token of each head on the state (1, D), in their order."""
+        import torch
+
+        assert isinstance(view.modules, torch.nn.ModuleList)
+        states = [_predicted(head, state_1D) for head in view.modules[:count]]
+        drafts = [view.logits(predicted_1D).argmax(dim=-1) for predicted_1D in states]
+        return torch.cat([token_1, *drafts])
+
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         import torch
 
@@ -120,6 +131,11 @@ class MultiToken(TokenHeads):
         rows = chunk_rows(view.vocabulary)
         total = states_PD.new_zeros((), dtype=torch.float32)
         for head, token_P in zip(view.modules, tokens_PA.unbind(dim=1), strict=True):
-            predicted_PD = head(states_PD.float()).to(states_PD.dtype)
-            total = total + chunked_cross_entropy_sum(view.logits, predicted_PD, token_P, rows)
+            total = total + chunked_cross_entropy_sum(view.logits, _predicted(head, states_PD), token_P, rows)
         return {JEPA: LossPart(total, batch.weight)}
+
+
+def _predicted(head: nn.Module, states_PD: torch.Tensor) -> torch.Tensor:
+    """What a head makes of states (P, D), in their dtype."""
+    predicted_PD: torch.Tensor = head(states_PD.float())
+    return predicted_PD.to(states_PD.dtype)

@@ -19,7 +19,8 @@ Either weight may be 0: without the KL the states alone are predicted, without t
 `smooth_l1` unless ``--jepa_loss`` says otherwise; it is logged at weight 0 too.
 
 f is LayerNorm, Linear(2 D, D), GELU, Linear(D, D), GELU, Linear(D, D); its last layer starts at zero, so that at first it
-predicts that nothing changes. It serves training alone.
+predicts that nothing changes. It serves training, and drafts tokens (``--draft_tokens``): each from the state that it
+predicts behind the one before. The exported model is the plain one.
 
 Shapes: P rollouts, one a pair; D width, V vocabulary, C rows of a chunk.
 """
@@ -69,6 +70,7 @@ class NextLatent(LookAhead):
     defaults = Defaults(target_grad=False, jepa_loss="smooth_l1")
     Options = NextLatentOptions
     vector_names = "state", "next state"
+    drafts = True
 
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""
@@ -114,6 +116,16 @@ class NextLatent(LookAhead):
     def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
         """The states (P, D) after the first step of every rollout."""
         return _step(output.source_states, _next_ids(batch), view)
+
+    def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
+        """See `Objective`; a rollout from the state (1, D) over its own tokens."""
+        import torch
+
+        tokens = [token_1]
+        for _ in range(count):
+            state_1D = _step(state_1D, tokens[-1], view)
+            tokens.append(view.logits(state_1D).argmax(dim=-1))
+        return torch.cat(tokens)
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
         """See `Objective`; a part of its own is the divergence of the tokens."""

@@ -1,0 +1,193 @@
+"""Drafts change how many passes an answer takes, and nothing else: the same token ids as plain greedy decoding."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+
+from stepjepa.cli.main import main
+from stepjepa.errors import ConfigError
+from stepjepa.generation.drafting import Drafter
+from stepjepa.generation.local import generate_batch
+from stepjepa.generation.output import acceptance
+from stepjepa.modeling.extras import add_extras
+from stepjepa.modeling.forward import loss_view
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.options import JEPAOptions
+from support.answers import TEST, TRAIN
+from support.models import tiny_model
+from support.rows import lines, write
+from support.runs import one_line, printed
+from support.tokenizers import byte_bpe_tokenizer, fresh
+
+OBJECTIVES = ("next_latent", "multi_token")
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18], [3, 3, 3, 3, 3], [20, 21, 22]]
+LENGTH = 13
+
+
+def spread(model):
+    """Large weights spread the logits, so that rounding cannot turn one argmax into another."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def drafter_of(model, objective, count=3):
+    options = JEPAOptions(objective=objective)
+    options.check()
+    chosen = objective_of(options)
+    vocabulary, width = model.get_input_embeddings().weight.shape
+    add_extras(model, None, objective=spread(chosen.modules(width, vocabulary)))
+    return Drafter(model, chosen, loss_view(model, vocabulary), count)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral_sliding", "gemma3_sliding", "cohere_scaled_logits"])
+def test_the_tokens_are_those_of_greedy_batches(name, objective):
+    """Windows of 6 tokens; without a stop token, and with some that end answers early; of tokens that may not be written."""
+    model, tokenizer = spread(tiny_model(name)), fresh(byte_bpe_tokenizer())
+    drafter = drafter_of(model, objective)
+    drafter.check()
+    free = generate_batch(model, tokenizer, PROMPTS, LENGTH, [])
+    stops = [free[0].token_ids[2], free[3].token_ids[-2]]
+    for stop_ids, suppressed in (([], []), (stops, []), (stops, [free[1].token_ids[0], 10**6])):
+        expected = generate_batch(model, tokenizer, PROMPTS, LENGTH, stop_ids, suppressed=suppressed)
+        for prompt, one in zip(PROMPTS, expected, strict=True):
+            written, _ = drafter.write(prompt, LENGTH, stop_ids, suppressed)
+            assert written[: len(one.token_ids)] == one.token_ids
+            assert written[len(one.token_ids) :] == [token for token in written[-1:] if one.stopped]
+
+
+class Scripted:
+    """Drafts what `text`, the tokens after the prompt, says comes next, with an error in the places that are `wrong`."""
+
+    def __init__(self, text, wrong=()):
+        self.text, self.wrong, self.known = text, wrong, 0
+
+    def draft(self, state_1D, token_1, count, view):
+        assert int(token_1) == self.text[self.known]
+        places = range(self.known + 1, len(self.text))[:count]
+        errors = [place in self.wrong for place in places]
+        self.known += 1 + [*errors, True].index(True)
+        return torch.tensor(
+            [int(token_1), *(self.text[one] ^ error for one, error in zip(places, errors, strict=True))]
+        )
+
+
+def test_accepted_lengths_by_hand():
+    model, tokenizer = spread(tiny_model("llama")), fresh(byte_bpe_tokenizer())
+    prompt = PROMPTS[2]
+    (plain,) = generate_batch(model, tokenizer, [prompt], LENGTH, [])
+    text = plain.token_ids
+
+    def drafts(wrong, count=3, stop=None):
+        view = loss_view(model, len(model.get_input_embeddings().weight))
+        stop_ids = [] if stop is None else [text[stop]]
+        written, found = Drafter(model, Scripted(text, wrong), view, count).write(prompt, LENGTH, stop_ids)
+        assert written == text[: LENGTH if stop is None else text.index(text[stop]) + 1]
+        return tuple(found)
+
+    # The pass over the prompt writes the first of 13 tokens, each further one its right drafts and one token more.
+    assert drafts(wrong=()) == (3, 9)
+    assert drafts(wrong=range(LENGTH)) == (12, 0)
+    assert drafts(wrong=(2, 7)) == (5, 7)  # 0 | 1 2 | 3 4 5 6 | 7 | 8 9 10 11 | 12
+    assert drafts(wrong=(), count=5) == (2, 10)
+    assert drafts(wrong=(), count=100) == (1, 11)  # there is room for no more
+    assert text.index(text[5]) == 5 and drafts(wrong=(), stop=5) == (2, 4)  # what is drafted behind the end is not kept
+    assert drafts(wrong=(), stop=0) == (0, 0)
+    assert acceptance([[3, 9], None, (1, 0)]) == {"passes": 4, "kept": 9, "kept_per_pass": 2.25}
+    assert acceptance([(0, 0)]) == {"passes": 0, "kept": 0, "kept_per_pass": 0.0} and acceptance([None]) is None
+
+
+def test_a_state_that_cannot_be_cut_back_is_refused():
+    config = transformers.MambaConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=2
+    )
+    with pytest.raises(ConfigError, match="the cache of MambaForCausalLM cannot be cut back"):
+        drafter_of(transformers.MambaForCausalLM(config).eval(), "next_latent").check()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Runs of both objectives, one of them an adapter, with a checkpoint; and questions."""
+    folder = tmp_path_factory.mktemp("drafting")
+    words = f"train --train_file {write(folder / 'train.jsonl', TRAIN)} --batch_size 8 --disable_tqdm true --lbd 1"
+    run = "--model_name tiny --learning_rate 3e-3 --max_steps 60 --save_steps 60"
+    for objective, further in (("next_latent", "--latent_horizon 2"), ("multi_token", "--token_horizon 3")):
+        options = f"{words} {run} --objective {objective} {further} --output_dir {folder / objective}"
+        assert main(options.split()) == 0
+    adapter = f"--model_name {folder}/multi_token --lora --max_steps 3 --learning_rate 0.01 --merge_lora false"
+    adapter += f" --objective next_latent --save_strategy no --output_dir {folder / 'adapter'}"
+    assert main(f"{words} {adapter}".split()) == 0
+    write(folder / "test.jsonl", TEST)
+    return folder
+
+
+@pytest.fixture
+def evaluate(home, tmp_path, capsys):
+    def run(model, output, *flags, status=0):
+        words = ["evaluate", home / model, home / "test.jsonl", "--metric", "exact", "--max_new_tokens", 24]
+        said = printed(capsys, [*words, "--output_dir", tmp_path / output, *flags], status)
+        if status:
+            return one_line(said, "evaluate")
+        record = json.loads((tmp_path / output / "metrics.json").read_text())
+        return SimpleNamespace(said=said, rows=lines(tmp_path / output / "predictions.jsonl"), record=record)
+
+    return run
+
+
+@pytest.mark.parametrize("model", [*OBJECTIVES, "next_latent/checkpoint-60", "adapter"])
+def test_an_evaluation_with_drafts(evaluate, home, model):
+    plain = evaluate(model, "plain")
+    drafted = evaluate(model, "drafted", "--draft_tokens", 2, "--batch_size", 5)
+    counts = [row.pop("drafts") for row in drafted.rows]
+    assert drafted.rows == plain.rows and plain.record["generation"]["drafts"] is None
+    found = drafted.record["generation"]["drafts"]
+    assert (found["passes"], found["kept"]) == tuple(map(sum, zip(*counts, strict=True)))
+    for row, (passes, kept) in zip(drafted.rows, counts, strict=True):
+        # The pass over the prompt writes one token; the end of the turn may drop the last one of a pass.
+        assert 0 <= 1 + passes + kept - row["tokens"] <= (row["stop_reason"] == "stop")
+    assert found["kept"] > 12 and f"drafts         {found['kept_per_pass']:.2f} kept per pass" in drafted.said
+    again = evaluate(model, "drafted", "--draft_tokens", 2, "--batch_size", 5, "--metric", "exact", "stopped")
+    assert again.record["generation"] == drafted.record["generation"]
+
+
+def test_the_solutions_are_those_of_plain_greedy_decoding(home, tmp_path, capsys):
+    words = (
+        f"generate {home}/test.jsonl --model_name {home}/next_latent --temperature 0 --attempts 1 --max_new_tokens 24"
+    )
+    for name, flags in (("plain", []), ("drafted", ["--draft_tokens", "4"])):
+        said = printed(capsys, [*words.split(), "--output_file", tmp_path / f"{name}.jsonl", *flags])
+    assert "  drafts: " in said and "kept per pass of the model" in said
+    plain, drafted = (lines(tmp_path / f"{name}.unsolved.jsonl") for name in ("plain", "drafted"))
+    assert plain == drafted and len(plain) > 6
+
+
+def test_refusals(evaluate, home, tmp_path, capsys):
+    drafting = ("--draft_tokens", 2)
+    for flags in (("--temperature", 0.5), ("--backend", "vllm")):
+        assert "--draft_tokens drafts greedy answers of transformers alone" in evaluate(
+            "next_latent", "out", *drafting, *flags, status=2
+        )
+    words = ["generate", home / "test.jsonl", "--model_name", "x", "--output_file", tmp_path / "x.jsonl", *drafting]
+    server = ["--backend", "openai", "--base_url", "http://localhost:1/v1", "--temperature", 0, "--attempts", 1]
+    for flags in ([], server):
+        assert "greedy answers of transformers alone" in one_line(printed(capsys, [*words, *flags], 2), "generate")
+    harness = printed(capsys, ["evaluate", home / "next_latent", "--harness", "mmlu", *drafting], 2)
+    assert "leave --draft_tokens out" in one_line(harness, "evaluate")
+    exported = tmp_path / "exported"
+    assert main(["export", str(home / "next_latent"), str(exported)]) == 0
+    capsys.readouterr()
+    where = "give the folder of a run or a checkpoint with objective next_latent or multi_token"
+    assert where in evaluate(exported, "out", *drafting, status=2)
+    # Heads of another run.
+    heads = (home / "multi_token" / "predictors.safetensors").read_bytes()
+    (exported / "predictors.safetensors").write_bytes(heads)
+    assert "are no predictors of this model" in evaluate(exported, "out", *drafting, status=2)
+    assert "it must be at least 1" in evaluate("next_latent", "out", "--draft_tokens", 0, status=2)
