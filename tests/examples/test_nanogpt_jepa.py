@@ -53,6 +53,18 @@ def test_other_runs(script, tmp_path, monkeypatch, capsys, options, arms):
     check_run(tmp_path / "out", capsys.readouterr().out, arms)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_part_of_less_than_two_tokens_leaves_cross_entropy_alone(script, size, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *TINY, "--block_size", str(size), "--out_dir", str(out)])
+    script.main()
+    assert f"--block_size {size} leaves less than 2 tokens after the cut" in capsys.readouterr().out
+    baseline, jepa = json.loads((out / "results.json").read_text())["arms"].values()
+    for one, other in zip(baseline["log"], jepa["log"], strict=True):
+        assert other["train_ce"] == pytest.approx(one["train_ce"], abs=1e-4) and other["train_jepa"] == 0
+        assert other["held_out_ce"] == pytest.approx(one["held_out_ce"], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -61,7 +73,6 @@ def test_other_runs(script, tmp_path, monkeypatch, capsys, options, arms):
         ("--max_iter 5", "--max_iter"),
         ("--jepa_lambda nan", "--jepa_lambda"),
         ("--jepa_split 1", "--jepa_split"),
-        ("--block_size 1", "needs"),
         ("--jepa_k 65", "0 .. 64"),
         ("--tokenizer word", "--tokenizer"),
         ("--control shuffled --batch_size 1", "--batch_size of 2"),
