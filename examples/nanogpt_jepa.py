@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["stepjepa[analysis]"]
+# [tool.uv.sources]
+# stepjepa = { path = ".." }
+# ///
 """A nanoGPT with the JEPA term: one GPT, one loop, plain PyTorch. stepjepa gives the layout, the mask and the losses.
 
     python examples/nanogpt_jepa.py                      # baseline, then JEPA: same seed, data order and first weights
