@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["stepjepa[docs]"]
+# [tool.uv.sources]
+# stepjepa = { path = ".." }
+# ///
 """Writes the notes of docs/paper.md into a PDF of the LLM-JEPA paper that you have, each beside the place it is about.
 
     python examples/annotate_paper.py paper.pdf annotated.pdf

@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["stepjepa", "lightning"]
+# [tool.uv.sources]
+# stepjepa = { path = ".." }
+# ///
 """A JEPA objective in a Lightning module, by manual optimization: a batch of the loader is one optimizer step.
 
     pip install lightning

@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["stepjepa[analysis]"]
+# [tool.uv.sources]
+# stepjepa = { path = ".." }
+# ///
 """A nanoGPT with the JEPA term: one GPT, one loop, plain PyTorch. stepjepa gives the layout, the mask and the losses.
 
     python examples/nanogpt_jepa.py                      # baseline, then JEPA: same seed, data order and first weights
@@ -10,6 +16,8 @@ x[:s] and K copies of one learned predictor vector must point where the last sta
     trunk    x[0] .. x[s-1] .. x[T-1]    positions 0 .. T-1      nanoGPT's own sequence: its CE does not change
     branch          +- <p> .. <p>        positions s .. s+K-1    sees x[:s] and itself, nothing sees it; read at its end
     target   x[s] .. x[T-1]              positions 0 .. T-1-s    sees itself alone, no gradient; read at its end
+
+Where a part is shorter than two tokens the loss is CE alone.
 
 For a nanoGPT of your own: take `lay_out` and `losses`, give wte one more row, let forward take positions and a mask.
 Letters: B blocks, R rows, T tokens, D width, H heads, K predictors, N trunk tokens, V vocabulary.
@@ -106,6 +114,8 @@ def losses(model, batch, y):
     trunk = rows.segment == 0  # (R, T + K and padding)
     labels = y[rows.example[trunk], rows.order[trunk]]  # (N,), N = B * T
     ce = linear_cross_entropy_sum(hidden[trunk], model.head, labels) / len(labels)
+    if batch.target_rows is None:  # a part of less than two tokens: cross-entropy alone
+        return ce, torch.zeros(len(y), device=ce.device), torch.zeros(len(y), device=ce.device)
     prediction = hidden.flatten(0, 1)[batch.sources.positions]  # (B, D)
     # Targets in the same rows and a .detach() would give the same numbers, but the backward pass would then compute the
     # zeros of all their tokens. Rows of their own, in a pass that keeps no graph, are cheaper.
@@ -261,8 +271,7 @@ def parse(argv=None):
         (not 0 <= args.jepa_lambda < math.inf, f"--jepa_lambda must be 0 or more, got {args.jepa_lambda}"),
         (not cut, f"--jepa_split must lie between 0 and 1, got {args.jepa_split}"),
         (not 0 <= args.seed < 2**32, f"--seed must lie in 0 .. 2**32 - 1, got {args.seed}"),
-        (rest < 2, f"--block_size {args.block_size} cut at token {cut} leaves less than the 2 tokens a target needs"),
-        (not 0 <= args.jepa_k <= rest, f"--jepa_k {args.jepa_k} must lie in 0 .. {rest}, the room behind the cut"),
+        (args.jepa_k < 0 or args.jepa_k > rest >= 2, f"--jepa_k must lie in 0 .. {rest}, the room behind the cut"),
         (lone, "--control shuffled needs a --batch_size of 2 or more and a --jepa_lambda above 0"),
         (taken, f"--out_dir {args.out_dir} is a file or holds files: name another folder, or add --overwrite"),
         (not find_spec("matplotlib"), "the curve needs matplotlib: pip install 'stepjepa[analysis]'"),
@@ -276,6 +285,8 @@ def parse(argv=None):
         parser.error(f"--out_dir {args.out_dir} cannot be made: {error.strerror}")
     except (RuntimeError, AssertionError) as error:
         parser.error(f"--device {args.device} cannot be used: {str(error).splitlines()[0]}")
+    if rest < 2:
+        print(f"--block_size {args.block_size} leaves less than 2 tokens after the cut: cross-entropy alone")
     return args
 
 

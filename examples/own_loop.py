@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["stepjepa"]
+# [tool.uv.sources]
+# stepjepa = { path = ".." }
+# ///
 """A JEPA objective in a plain PyTorch loop, without the Trainer: the same weights, bit for bit, as `JEPATrainer`'s.
 
 python examples/own_loop.py

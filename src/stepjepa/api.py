@@ -90,7 +90,7 @@ def train(**options: Any) -> TrainResult:
         for line in run_notes(run, config, options):
             say(f"note   {line}")
     command = command_line("train", options, run, config)
-    if run.debug_level >= 5 and name.logging_steps not in options:
+    if run.debug_level >= 1 and name.logging_steps not in options:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
         _show_first_row(run, config)

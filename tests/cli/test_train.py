@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_utils
 
 from stepjepa.cli.main import main
 from stepjepa.modeling.load import load_model, load_tokenizer
@@ -208,3 +208,13 @@ def test_a_real_file_gives_a_model_that_loads_and_generates(name, train, tmp_pat
     chat = [{"role": "user", "content": "lines with a vowel"}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
     assert model.generate(**prompt, max_new_tokens=4).shape[1] > prompt["input_ids"].shape[1]
+
+
+def test_kernels_of_the_hub_are_asked_of_transformers_or_missed_in_one_line(train, monkeypatch):
+    monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda: False)
+    said = one_line(train("--use_kernels", status=2))
+    assert "--use_kernels: Kernels are not available" in said and "pip install kernels" in said
+    asked = []
+    monkeypatch.setattr(modeling_utils.PreTrainedModel, "set_use_kernels", lambda self, wanted: asked.append(wanted))
+    train("--use_kernels")
+    assert asked == [True]

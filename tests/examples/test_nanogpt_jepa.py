@@ -53,13 +53,25 @@ def test_other_runs(script, tmp_path, monkeypatch, capsys, options, arms):
     check_run(tmp_path / "out", capsys.readouterr().out, arms)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_part_of_less_than_two_tokens_leaves_cross_entropy_alone(script, size, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *TINY, "--block_size", str(size), "--out_dir", str(out)])
+    script.main()
+    assert f"--block_size {size} leaves less than 2 tokens after the cut" in capsys.readouterr().out
+    baseline, jepa = json.loads((out / "results.json").read_text())["arms"].values()
+    for one, other in zip(baseline["log"], jepa["log"], strict=True):
+        assert other["train_ce"] == pytest.approx(one["train_ce"], abs=1e-4) and other["train_jepa"] == 0
+        assert other["held_out_ce"] == pytest.approx(one["held_out_ce"], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ("--n_layer 0", "--n_layer must be 1 or more"),
         ("--n_head 5", "no multiple of --n_head 5"),
         ("--jepa_lambda nan", "--jepa_lambda"),
-        ("--block_size 1", "needs"),
+        ("--jepa_split 1", "--jepa_split"),
         ("--jepa_k 65", "0 .. 64"),
         ("--control shuffled --batch_size 1", "--batch_size of 2"),
         ("--control shuffled --jepa_lambda 0", "--jepa_lambda above 0"),

@@ -79,6 +79,15 @@ def test_a_pipe_gets_plain_lines(command, capfd):
     assert re.fullmatch(rf"step 3/3{LOSSES}", steps[2])
 
 
+def test_the_lowest_debug_level_prints_losses_and_total_of_every_step(command, capfd):
+    at = command.index("--logging_steps")
+    assert main([*command[3:at], *command[at + 2 :], "--max_steps", "3", "--debug", "1", "--lbd", "0.5"]) == 0
+    lines = re.findall(r"^step (\d)/3  LM loss: (\S+), JEPA loss: (\S+), Total: (\S+)$", capfd.readouterr().out, re.M)
+    assert [step for step, *_ in lines] == ["1", "2", "3"]
+    for _, lm, jepa, total in lines:
+        assert float(total) == pytest.approx(float(lm) + 0.5 * float(jepa), abs=2e-4)
+
+
 def run_a_step(view, state):
     control = TrainerControl()
     view.on_train_begin(None, state, control)

@@ -79,6 +79,40 @@ def test_log_and_evaluation(tmp_path, tokenizer, options):
     assert metrics["eval_loss"] == pytest.approx(0.5 * metrics["eval_lm_loss"] + 0.5 * jepa, rel=1e-6)
 
 
+def test_accuracy_and_entropy_are_those_of_the_models_logits_at_the_labels(tmp_path, tokenizer, monkeypatch):
+    """In one piece, in chunks, and by the model's own forward; the loss and the weights stay as they are."""
+    rows, found, trained = step_rows(8), [], []
+    options = {"max_steps": 1, "batch": 8, "eval_rows": rows, **STEPS}
+    plain = trainer_for(tmp_path, tokenizer, rows, **options)
+    batch = batch_of(plain)
+    with torch.no_grad():
+        logits = torch.cat([plain.model(input_ids=one).logits[0, labels - 1] for one, labels in labelled(plain)])
+    log_probabilities = logits[:, : plain.setup.vocabulary].log_softmax(-1)
+    right = (log_probabilities.argmax(-1) == batch.label_ids).float().mean()
+    entropy = -(log_probabilities.exp() * log_probabilities).sum(-1).mean()
+    for token_metrics, most in ((False, None), (True, None), (True, 5)):
+        if most:
+            monkeypatch.setattr("stepjepa.modeling.parts.chunk_rows", lambda vocabulary, most=most: most)
+        trainer = trainer_for(tmp_path, tokenizer, rows, token_metrics=token_metrics, **options)
+        evaluated = trainer.evaluate()
+        trainer.train()
+        trained.append((logs_of(trainer)[0]["loss"], weights(trainer.model)["model.norm.weight"]))
+        assert ("entropy" in logs_of(trainer)[0]) == ("eval_entropy" in evaluated) == token_metrics
+        if token_metrics:
+            found += [logs_of(trainer)[0], {name.removeprefix("eval_"): value for name, value in evaluated.items()}]
+    for metrics in found:
+        assert metrics["mean_token_accuracy"] == pytest.approx(float(right), abs=1e-6)
+        assert metrics["entropy"] == pytest.approx(float(entropy), rel=1e-5)
+    assert trained[0][0] == trained[1][0] and torch.equal(trained[0][1], trained[1][1])
+
+
+def labelled(trainer):
+    """Token ids (1, T) and places of the labels of each training example."""
+    for example in trainer.train_dataset.store:
+        places = torch.cat([torch.arange(*span) for span in example.labels])
+        yield torch.from_numpy(example.trunk.astype("int64"))[None], places
+
+
 @pytest.mark.parametrize("logging_steps", [1, 3])
 def test_the_final_losses_are_means_only(tmp_path, tokenizer, logging_steps):
     """With 4 steps the last log was written after step 4 or after step 3."""

@@ -422,12 +422,15 @@ class ForestOutput:
         source_states: (P, D), the states that stand for the source views, after the predictor head if there is one.
         target_states: (P, D), those that the loss compares them with.
         predicted_ids: (N,) int64, the most likely token after each labelled position; None unless asked for.
+        token_sums: (2,) float32, how many of the N labels are the most likely token, and the sum of the entropies (nats);
+            None unless asked for.
     """
 
     parts: dict[str, LossPart]
     source_states: torch.Tensor
     target_states: torch.Tensor
     predicted_ids: torch.Tensor | None = None
+    token_sums: torch.Tensor | None = None
 
     @property
     def lm_loss_sum(self) -> torch.Tensor:

@@ -29,6 +29,7 @@ def linear_cross_entropy_sum(
     scale: float = 1.0,
     softcap: float | None = None,
     max_logits_bytes: int = MAX_LOGITS_BYTES,
+    token_sums: bool = False,
 ) -> torch.Tensor:
     """Summed cross-entropy of ``softcap(scale * (hidden @ weight.T + bias))`` against the labels.
 
@@ -42,9 +43,10 @@ def linear_cross_entropy_sum(
         labels_N: (N,) int64.
         scale, softcap: see `scaled_logits`.
         max_logits_bytes: bound on the float32 logits in memory at once.
+        token_sums: see `chunked_cross_entropy_sum`, which then computes it.
 
     Returns:
-        () float32.
+        () float32, or (3,) with `token_sums`.
     """
 
     def head(chunk_CD: torch.Tensor) -> torch.Tensor:
@@ -52,13 +54,13 @@ def linear_cross_entropy_sum(
 
     rows = chunk_rows(weight_VD.shape[0], max_logits_bytes)
     plain = bias_V is None and scale == 1.0 and softcap is None and hidden_ND.dtype == weight_VD.dtype == torch.float32
-    kernel = getattr(F, "linear_cross_entropy", None)
+    kernel = None if token_sums else getattr(F, "linear_cross_entropy", None)
     if hidden_ND.shape[0] > rows and plain and kernel and not torch.is_autocast_enabled(hidden_ND.device.type):
         from torch.nn import LinearCrossEntropyOptions
 
         options = LinearCrossEntropyOptions(batch_chunk_size=rows)
         return kernel(hidden_ND, weight_VD, labels_N, reduction="sum", options=options)
-    return chunked_cross_entropy_sum(head, hidden_ND, labels_N, rows)
+    return chunked_cross_entropy_sum(head, hidden_ND, labels_N, rows, token_sums)
 
 
 def chunk_rows(vocabulary: int, max_logits_bytes: int = MAX_LOGITS_BYTES) -> int:
@@ -67,7 +69,11 @@ def chunk_rows(vocabulary: int, max_logits_bytes: int = MAX_LOGITS_BYTES) -> int
 
 
 def chunked_cross_entropy_sum(
-    head: Callable[[torch.Tensor], torch.Tensor], hidden_ND: torch.Tensor, labels_N: torch.Tensor, rows: int
+    head: Callable[[torch.Tensor], torch.Tensor],
+    hidden_ND: torch.Tensor,
+    labels_N: torch.Tensor,
+    rows: int,
+    token_sums: bool = False,
 ) -> torch.Tensor:
     """Summed cross-entropy of ``head(hidden)``, `rows` positions at a time.
 
@@ -76,13 +82,21 @@ def chunked_cross_entropy_sum(
         hidden_ND: (N, D).
         labels_N: (N,) int64.
         rows: positions a chunk.
+        token_sums: whether to count the labels that are the most likely token, and to sum up the entropies (nats), too.
 
     Returns:
-        () float32; for N = 0 zero, still connected to the logits.
+        () float32; for N = 0 zero, still connected to the logits. With `token_sums` (3,): loss, count, entropy.
     """
 
     def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(head(chunk_CD).float(), labels_C, reduction="sum")
+        logits_CV = head(chunk_CD).float()
+        loss = F.cross_entropy(logits_CV, labels_C, reduction="sum")
+        if not token_sums:
+            return loss
+        with torch.no_grad():
+            right_C = logits_CV.argmax(dim=-1) == labels_C
+            entropy = torch.special.entr(logits_CV.softmax(dim=-1)).sum()
+        return torch.stack([loss, right_C.sum().float(), entropy])
 
     return chunked_sum(chunk_loss, rows, hidden_ND, labels_N)
 
@@ -90,7 +104,7 @@ def chunked_cross_entropy_sum(
 def chunked_sum(
     chunk_loss: Callable[..., torch.Tensor], rows: int, hidden_ND: torch.Tensor, *others: torch.Tensor
 ) -> torch.Tensor:
-    """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions, each () float32.
+    """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions, each float32 of one shape.
 
     If there is more than one chunk, each is checkpointed: its intermediate values are computed again in the backward pass.
 
@@ -98,7 +112,7 @@ def chunked_sum(
         hidden_ND, others: (N, ...) each.
 
     Returns:
-        () float32; for N = 0 the loss of no positions, still connected to the states.
+        The same shape; for N = 0 the loss of no positions, still connected to the states.
     """
     if hidden_ND.shape[0] <= rows:
         return chunk_loss(hidden_ND, *others)

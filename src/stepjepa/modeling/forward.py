@@ -65,8 +65,8 @@ def attach_forest_forward(
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
     With a step the parts of the objective's loss are computed along with the LM loss; without, the states are as they are.
-    `predict_ids` asks for the most likely tokens. The model's `forward` is replaced; V of its softmax is `vocabulary`. While
-    it is in training mode, the embeddings of the chats get `noise`, the alpha of `noisy_chats`.
+    `predict_ids` and `token_sums` ask for those fields. The model's `forward` is replaced; V of its softmax is `vocabulary`.
+    While it is in training mode, the embeddings of the chats get `noise`, the alpha of `noisy_chats`.
     """
     inner: Any = causal_lm(model)
     own = own_forward(inner)
@@ -78,11 +78,12 @@ def attach_forest_forward(
         batch: Batch | None = None,
         step: int | None = None,
         predict_ids: bool = False,
+        token_sums: bool = False,
         **kwargs: Any,
     ) -> Any:
         if batch is None:
             return own_forward(self)(*args, **kwargs)  # of this object: a copy of the model has its own
-        return _forest_forward(self, vocabulary, objective, batch, step, predict_ids, noise)
+        return _forest_forward(self, vocabulary, objective, batch, step, predict_ids, token_sums, noise)
 
     vars(inner)["_own_forward"] = own
     inner.forward = types.MethodType(forward, inner)
@@ -105,6 +106,7 @@ def _forest_forward(
     batch: Batch,
     step: int | None,
     predict: bool,
+    token_sums: bool,
     noise: float | None,
 ) -> ForestOutput:
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
@@ -126,12 +128,14 @@ def _forest_forward(
         predicting, *vectors = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
     source, target = vectors[0], vectors[1] if separate is None else separate
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)
-    lm = head.loss_sum(model, predicting, batch.label_ids)
+    sums = head.loss_sum(model, predicting, batch.label_ids, token_sums=token_sums)
+    lm = sums[0] if token_sums else sums
     output = ForestOutput(
         {LM: LossPart(lm, batch.label_ids.numel(), 1.0 if objective is None else objective.options.gamma)},
         source if predictor is None else predictor(source, batch.groups),
         target,
         head.most_likely(model, predicting) if predict else None,
+        sums[1:].detach() if token_sums else None,
     )
     if objective is not None and step is not None:
         view = loss_view(model, vocabulary)

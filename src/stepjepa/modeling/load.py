@@ -36,7 +36,7 @@ from stepjepa.data.tokens import template_marks
 from stepjepa.errors import ConfigError, RunError, StepJepaError, is_out_of_memory, library, said
 from stepjepa.modeling.lora import prepared
 from stepjepa.modeling.options import ModelOptions
-from stepjepa.modeling.parts import text_config, vocabulary_size
+from stepjepa.modeling.parts import backbone, causal_lm, text_config, vocabulary_size
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -179,6 +179,7 @@ def load_model(
     dtype: str = "float32",
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    use_kernels: bool = False,
     quantized: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
     """A causal LM: from a Hub id, a folder or a GGUF file with its weights, or with random weights (`pretrain`, presets).
@@ -217,6 +218,11 @@ def load_model(
             model = AutoModelForCausalLM.from_pretrained(**source, **kwargs)
     except Exception as error:
         raise _not_loaded("model", name, error) from None
+    if use_kernels:
+        try:
+            model.use_kernels = True
+        except (ValueError, ImportError) as error:  # the package is not installed, or too old
+            raise ConfigError(f"--{_NAME.use_kernels}: {said(error)}") from error
     object.__setattr__(model, ATTENTION_ASKED, bool(attn_implementation))
     if random:
         if tokenizer.eos_token_id is not None:
@@ -290,7 +296,12 @@ def _check_decoder(name: str, trust_remote_code: bool) -> None:
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
-    """Positions that a model with learned absolute positions has; None for rotary and other relative ones."""
+    """Positions that a model with learned absolute positions has; None for rotary and other relative ones.
+
+    A model of Unsloth has as many as it was loaded for: its forward leaves out what is beyond.
+    """
+    if length := getattr(backbone(causal_lm(model)), "max_seq_length", None):
+        return int(length)
     config = text_config(model.config)
     if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
         return None

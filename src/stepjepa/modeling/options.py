@@ -63,6 +63,9 @@ class ModelOptions(LoadingOptions):
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
         None, "Attention kernel. Default: the fastest that is exact (flex_attention on CUDA).", _MODEL, resume=True
     )
+    use_kernels: bool = option(
+        False, "Let transformers replace layers by kernels of the Hub; needs the package kernels.", _MODEL, resume=True
+    )
     pretrain: bool = option(False, "Start from random weights of the model's configuration.", _MODEL)
 
 

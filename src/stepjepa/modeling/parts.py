@@ -165,6 +165,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
         with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
             yield
     finally:
+        model.train(modes[model])  # kernels of the Hub are replaced along with the mode
         for module, mode in modes.items():
             module.training = mode
         for module, name, buffer, value in buffers:
@@ -203,12 +204,18 @@ class OutputHead:
         return scaled_logits(module(states_ND)[..., : self.vocabulary], self.scale, self.softcap)
 
     def loss_sum(
-        self, model: PreTrainedModel, states_ND: torch.Tensor, labels_N: torch.Tensor, rows: int | None = None
+        self,
+        model: PreTrainedModel,
+        states_ND: torch.Tensor,
+        labels_N: torch.Tensor,
+        rows: int | None = None,
+        token_sums: bool = False,
     ) -> torch.Tensor:
         """Summed cross-entropy () float32 of `states_ND` against `labels_N`.
 
         Args:
             rows: positions whose logits are held at once; None for as many as memory should bear.
+            token_sums: return (3,), see `chunked_cross_entropy_sum`.
         """
         rows = chunk_rows(self.vocabulary) if rows is None else rows
         if self.plain and not self.own:
@@ -218,13 +225,19 @@ class OutputHead:
             def loss(states_ND: torch.Tensor) -> torch.Tensor:
                 weight, bias = module.weight[: self.vocabulary], getattr(plain_module(module), "bias", None)
                 bias = None if bias is None else bias[: self.vocabulary]
-                return linear_cross_entropy_sum(states_ND, weight, labels_N, bias, self.scale, self.softcap, limit)
+                return linear_cross_entropy_sum(
+                    states_ND, weight, labels_N, bias, self.scale, self.softcap, limit, token_sums
+                )
 
             if not is_sharded(plain_module(module).weight):
                 return loss(states_ND)
             with forward_as(module, loss):  # which finds the module's weights whole
                 return module(states_ND)  # type: ignore[no-any-return]
-        return chunked_cross_entropy_sum(lambda states_CD: self.logits(model, states_CD), states_ND, labels_N, rows)
+
+        def logits(states_CD: torch.Tensor) -> torch.Tensor:
+            return self.logits(model, states_CD)
+
+        return chunked_cross_entropy_sum(logits, states_ND, labels_N, rows, token_sums)
 
     def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
         """(N,) int64, the token with the largest logit for each state, chunk by chunk."""

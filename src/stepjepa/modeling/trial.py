@@ -6,6 +6,8 @@ form must come to. The views are compared with separate passes. What must hold:
 * nothing before the last token moves when the last token does, else labels would be seen by what predicts them;
 * `two_pass` gives the model's own logits, else no form does;
 * `packed` gives the logits and states of `two_pass`, with sliding windows made so short that they show;
+* all this also holds in training mode, for which some libraries (Unsloth) have a forward that drops the mask, or cuts the
+  embeddings off from the graph and with them the predictor tokens;
 * FlexAttention, which is compiled, also gives the gradient of eager attention, and takes rows of another shape.
 
 Shapes: N labelled positions, D width, V vocabulary, P pairs.
@@ -30,7 +32,7 @@ from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
 from stepjepa.forest.collate import ForestCollator, collator_for
 from stepjepa.forest.layout import label_indices
-from stepjepa.modeling.extras import OBJECTIVE, is_extra
+from stepjepa.modeling.extras import OBJECTIVE, is_extra, trained_extras
 from stepjepa.modeling.load import ATTENTION_ASKED
 from stepjepa.modeling.masks import (
     FLEX,
@@ -160,15 +162,8 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
             output = model(batch=collator_for("two_pass", ids, 0)(_examples(inner, 1 << 16, len(ids))).to(device))
     except Exception:
         return []
-    outputs = (output.lm_loss_sum, output.source_states, output.target_states)
-    pending = [one.grad_fn for one in outputs if one.grad_fn is not None]
-    seen, reached = set(pending), {id(parameter) for parameter in routed(inner).parameters()}
-    while pending:  # the graph is followed without a backward pass
-        node = pending.pop()
-        reached.add(id(getattr(node, "variable", None)))
-        following = {one for one, _ in node.next_functions if one is not None} - seen
-        seen |= following
-        pending += following
+    reached = _reached(output.lm_loss_sum, output.source_states, output.target_states)
+    reached |= {id(parameter) for parameter in routed(inner).parameters()}
     frozen = []
     for name, parameter in model.named_parameters():
         # The modules of the objective are reached by its loss, which made-up examples need not have.
@@ -176,6 +171,19 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
             parameter.requires_grad_(False)
             frozen.append(name)
     return frozen
+
+
+def _reached(*outputs: torch.Tensor) -> set[int]:
+    """The ids of the parameters in the graph of some tensors of any shape, which is followed without a backward pass."""
+    pending = [one.grad_fn for one in outputs if one.grad_fn is not None]
+    seen, reached = set(pending), set[int]()
+    while pending:
+        node = pending.pop()
+        reached.add(id(getattr(node, "variable", None)))
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        pending += following
+    return reached
 
 
 def exactness(model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()) -> Verdict:
@@ -274,6 +282,7 @@ class _Trial:
                 logits = self._head.logits(self._inner, predicting)
             if is_flex(attention) and not forward_only(attention, self._device.type):
                 self._try_gradient(form, attention)
+            in_training = self._training_fault(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
             return Verdict(f"{what} ({said(error, lines=1)[:200]})")
@@ -289,7 +298,25 @@ class _Trial:
             self._states = states
         errors += [distance(side, expected) for side, expected in zip(states, self._states, strict=True)]
         exact = all(error <= self._limit for error in errors)  # no comparison with NaN holds
-        return Verdict("" if exact else fault, float(np.max(errors)))
+        return Verdict(in_training if exact else fault, float(np.max(errors)))
+
+    def _training_fault(self, form: str, attention: str) -> str:
+        """What a form gets wrong in training mode alone; empty for nothing."""
+        changed = [one._replace(trunk=np.append(one.trunk[-1:], one.trunk[1:])) for one in self._examples]
+        outputs = []
+        for examples in (self._examples, changed):  # with the same random numbers, for dropout
+            batch = self._batch(examples, form, attention)
+            with attention_of(self._inner, attention), unchanged(self._model, training=True), torch.enable_grad():
+                output = self._model(batch=batch)
+            outputs.append(output)
+        rows = trained_extras(self._inner).predictors
+        if rows is not None and id(rows.weight) not in _reached(output.source_states):
+            return "in training mode it cuts off its embeddings, so predictor tokens would not be trained; use predictors=0"
+        # The first token of a chat is in no target, and a target sees itself alone.
+        expected, found = (output.target_states.float() for output in outputs)
+        if distance(found, expected) <= self._limit:
+            return ""
+        return f"in training mode {_MASK}"
 
     def _try_gradient(self, form: str, attention: str) -> None:
         """Train on rows of another shape; raises where that does not run or has another gradient than eager attention."""

@@ -181,7 +181,7 @@ class CheckpointedTrainer(Trainer):
     run_options: RunOptions | None = None  # of the command, which made the model from them
     _meter: LossMeter
     _broken_step: torch.Tensor  # (), at which the loss was not finite; 0 for none
-    _view: Any
+    view: Any
 
     @property
     def at_equal_compute(self) -> bool:
@@ -266,7 +266,7 @@ class CheckpointedTrainer(Trainer):
                 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
                 result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
-            self._view.on_train_end(self.args, self.state, self.control)
+            self.view.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loads)
             self.args.eval_on_start = evaluates
         if self.state.global_step == state.global_step:  # of no step there is no mean loss

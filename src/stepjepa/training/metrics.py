@@ -34,27 +34,34 @@ from stepjepa.utils.terminal import is_quiet, say
 KEPT_TARGETS = 256
 # What does not grow with the number of batches that it was taken over, besides the parts of the loss.
 MEANS = ("cosine_similarity", "target_std", "effective_rank")
+# Of the labelled tokens, where they are asked for; called as in TRL.
+TOKEN_MEANS = ("mean_token_accuracy", "entropy")
 # What a line of the log shows, how it is called there, and its format.
 _SHOWN = (
     ("lm_loss", "lm", ".4f"),
     ("jepa_loss", "jepa", ".4f"),
     ("cosine_similarity", "cos", ".3f"),
+    ("mean_token_accuracy", "acc", ".3f"),
+    ("entropy", "entropy", ".3f"),
     ("eval_lm_loss", "eval lm", ".4f"),
     ("eval_jepa_loss", "eval jepa", ".4f"),
     ("tokens_per_second", "tok/s", ".0f"),
 )
+# The same in the words of the published script.
+_PUBLISHED = (("lm_loss", "LM loss"), ("jepa_loss", "JEPA loss"), ("loss", "Total"))
 
 
-def evaluation_names(parts: Sequence[str], scored: Sequence[str]) -> list[str]:
+def evaluation_names(parts: Sequence[str], scored: Sequence[str], token_means: Sequence[str] = ()) -> list[str]:
     """What an evaluation is called by in the log, without ``eval_``.
 
     Args:
         parts: of the loss besides the LM loss; none where no pairs are compared.
         scored: metrics of answers.
+        token_means: of the labelled tokens.
     """
     pairs = (*parts, "num_pairs", *MEANS) if parts else ()
     answers = (*scored, "did_not_stop") if scored else ()
-    return ["loss", LM, *pairs, *answers, "runtime", "samples_per_second", "steps_per_second"]
+    return ["loss", LM, *token_means, *pairs, *answers, "runtime", "samples_per_second", "steps_per_second"]
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
@@ -126,7 +133,8 @@ class LossMeter:
 
     Attributes:
         names: of the parts of the loss.
-        sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens.
+        sums: (2 * parts + 5,) float64: sum and count of every part, pairs, cosine similarities, tokens, and those of
+            `TOKEN_MEANS`.
         targets: (P, D) target states of some micro-batches.
         since: the start of the time that the speed is taken over.
         tokens: of all processes, once `metrics` was called.
@@ -152,7 +160,8 @@ class LossMeter:
             self.weights[name] = part.weight
             numbers += [part.sum.detach(), part.count]
         tokens = sum(rows.filled.sum() for rows in batch.every_rows)  # without padding
-        numbers += [len(source_PD), cosine_P.sum(), tokens]
+        token_sums = (0, 0) if output.token_sums is None else output.token_sums
+        numbers += [len(source_PD), cosine_P.sum(), tokens, *token_sums]
         device = source_PD.device
         dtype = precise_dtype(device)
         sums = torch.stack([torch.as_tensor(number, device=device).to(dtype) for number in numbers])
@@ -167,12 +176,16 @@ class LossMeter:
         Args:
             makes_pairs: whether pairs are compared at all.
         """
-        empty = [0.0] * (2 * len(self.names) + 3)
-        *parts, pairs, cosine, self.tokens = over_processes(empty if self.sums is None else self.sums, accelerator)
+        empty = [0.0] * (2 * len(self.names) + 5)
+        totals = over_processes(empty if self.sums is None else self.sums, accelerator)
+        *parts, pairs, cosine, self.tokens, right, entropy = totals
         metrics = {}
         for name, total, count in zip(self.names, parts[::2], parts[1::2], strict=True):
             if name == LM or count:
                 metrics[name] = total / (count or 1.0)
+        if entropy:  # zero where nothing was counted
+            labels = parts[2 * self.names.index(LM) + 1]
+            metrics |= dict(zip(TOKEN_MEANS, (right / labels, entropy / labels), strict=True))
         if makes_pairs:
             metrics |= {"cosine_similarity": cosine / pairs} if pairs else {}
             metrics["num_pairs"] = int(pairs)
@@ -259,7 +272,8 @@ def clock(seconds: float) -> str:
 
 
 class RunDisplay(ProgressCallback):
-    """One plain line a log entry; on a terminal also the Trainer's bars.
+    """One plain line a log entry; on a terminal also the Trainer's bars. With `published` the line of a training step is
+    ``LM loss: 2.3451, JEPA loss: 0.1234, Total: 2.3574``.
 
     Args:
         disable_tqdm: lines alone on a terminal, too.
@@ -270,6 +284,7 @@ class RunDisplay(ProgressCallback):
         super().__init__()
         self.has_bar = sys.stderr.isatty() and not disable_tqdm and not is_quiet()
         self.metrics = metrics
+        self.published = False
 
     def on_train_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -288,7 +303,10 @@ class RunDisplay(ProgressCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """See `TrainerCallback`."""
-        losses = short(logs or {}, self.metrics)
+        logs = logs or {}
+        losses = short(logs, self.metrics)
+        if self.published and "loss" in logs:
+            losses = ", ".join(f"{name}: {logs[key]:.4f}" for key, name in _PUBLISHED if key in logs)
         if not state.is_world_process_zero or not losses:
             return
         show = say if self.training_bar is None else self.training_bar.write

@@ -85,6 +85,9 @@ class OutputOptions(Topic):
     """What is counted and written."""
 
     track_flop: bool = option(False, "Count the floating point operations of every step.", OUTPUT, resume=True)
+    token_metrics: bool = option(
+        False, "Log mean_token_accuracy and entropy (nats) of the labelled tokens.", OUTPUT, resume=True
+    )
     merge_lora: bool | None = option(
         None,
         "Write LoRA merged into the model (true) or as an adapter (false). Default: an adapter, but merged where the "
@@ -344,7 +347,7 @@ class SourceOptions:
     )  # fmt: skip
     debug_level: int = option(
         0,
-        "Log level: from 5 the losses of every step, from 7 also the first row as stepjepa inspect shows it.",
+        "Log level: from 1 every step's losses and their total, from 7 also the first row as stepjepa inspect shows it.",
         RUN,
         resume=True,
         identity=False,

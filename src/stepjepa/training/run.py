@@ -229,6 +229,7 @@ def make_trainer(
         dtype=run.dtype,
         attn_implementation=run.attn_implementation,
         trust_remote_code=run.trust_remote_code,
+        use_kernels=run.use_kernels,
         quantized=quantization({**vars(run), **vars(config)}),
     )
     peft = None
@@ -244,6 +245,7 @@ def make_trainer(
     evaluation = RowSource(run.eval_file, run.eval_split) if run.eval_file else None
     trainer = JEPATrainer(model, config, Sources(sources), evaluation, tokenizer, peft, score_answers)
     trainer.run_options = run
+    trainer.view.published = run.debug_level >= 1
     if run.stop_at is not None or run.early_stopping_patience is not None:
         trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
     return trainer

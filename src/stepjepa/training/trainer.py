@@ -41,6 +41,7 @@ from stepjepa.training.config import JEPAConfig, check_arguments, check_optimize
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
 from stepjepa.training.metrics import (
     MEANS,
+    TOKEN_MEANS,
     LossMeter,
     Predictions,
     RunDisplay,
@@ -202,8 +203,8 @@ class JEPATrainer(CheckpointedTrainer):
         for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
-        self._view = RunDisplay(bool(args.disable_tqdm), metrics)
-        self.add_callback(self._view)
+        self.view = RunDisplay(bool(args.disable_tqdm), metrics)
+        self.add_callback(self.view)
         self.add_callback(StepEvents(self))
         self._meter = LossMeter((LM, *self.setup.objective.part_names))
         self._broken_step = torch.zeros((), device=args.device)
@@ -220,7 +221,7 @@ class JEPATrainer(CheckpointedTrainer):
             return
         objective = objective_of(args)
         parts = objective.part_names if objective.makes_pairs else ()
-        metrics = evaluation_names(parts, scored)
+        metrics = evaluation_names(parts, scored, TOKEN_MEANS if args.token_metrics else ())
         prefixes = [""]
         if type(evaluation) is dict:
             prefixes = [f"{key}_" for key in evaluation]
@@ -325,7 +326,7 @@ class JEPATrainer(CheckpointedTrainer):
         """What the model returns for one micro-batch; `step` seeds what is random in the loss."""
         if self.args.torch_compile:  # and every position goes through all layers
             inputs = inputs.untrimmed()
-        return model(batch=inputs, step=step, predict_ids=predict_ids)
+        return model(batch=inputs, step=step, predict_ids=predict_ids, token_sums=self.args.token_metrics)
 
     def compute_loss(  # type: ignore[override]
         self,
@@ -436,7 +437,7 @@ class JEPATrainer(CheckpointedTrainer):
         losses = entries[-1] if entries else {}
         if self._meter.sums is not None:
             losses = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-        return {name: losses[name] for name in (*self._meter.names, *MEANS) if name in losses}
+        return {name: losses[name] for name in (*self._meter.names, *TOKEN_MEANS, *MEANS) if name in losses}
 
     # Evaluation
 
