@@ -180,6 +180,14 @@ def test_chats_are_mapped_and_labelled_as_axolotl_does(folder):
         assert labelled == {place for place, label in enumerate(row["labels"]) if label != -100}
 
 
+def test_a_switched_on_question_is_one_line(folder):
+    chat = [{"from": "human", "value": "1 + 1?", "train": True}, {"from": "gpt", "value": "One.\n\nTwo."}]
+    write(folder / "train.jsonl", [{"conversations": chat}])
+    given = config()
+    given["datasets"][0]["message_field_training"] = "train"
+    assert_refused("message_field_training: a message of another role", loaded, given)
+
+
 # What is refused
 
 
