@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup setup_browser smollm2 demo test test_all test_oldest test_gpu families mutants kill fuzz lint house bench scale docs clean
+.PHONY: help setup setup_browser smollm2 demo test test_all test_oldest test_axolotl test_gpu families mutants kill fuzz lint house bench scale docs clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,6 +10,7 @@ PIP := $(BIN)/python -m pip install --no-compile
 BROWSER := $(VENV)/browser
 AXE := axe-core@4.14.1
 OLDEST := $(VENV)/oldest
+AXOLOTL := $(VENV)/axolotl
 ARGS ?=
 WORKERS ?= 2
 
@@ -71,6 +72,13 @@ test_oldest: | $(BIN)/python ## run the tests with the oldest version of transfo
 	sed -n 's/.*"transformers>=\([0-9.]*\),.*/transformers==\1.0/p' pyproject.toml >> $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --no-compile --quiet -e '.[dev,analysis]' -c $(OLDEST)/constraints.txt
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m 'not long' $(ARGS)
+
+# In an environment of its own, because Axolotl pins other versions of our libraries.
+test_axolotl: | $(BIN)/python ## run the tests of the Axolotl plugin with Axolotl itself (3.5 GB)
+	$(BIN)/python -m venv $(AXOLOTL)
+	grep '^torch==' constraints.txt > $(AXOLOTL)/constraints.txt
+	$(AXOLOTL)/bin/python -m pip install --no-compile --quiet -e . axolotl==0.19.0 pytest -c $(AXOLOTL)/constraints.txt
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(AXOLOTL)/bin/python -m pytest tests/integrations $(ARGS)
 
 test_gpu: setup ## compare what a GPU computes with the CPU (needs a GPU)
 	STEPJEPA_GPU=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) tests/gpu $(ARGS)

@@ -26,6 +26,7 @@ LOWER = {
     "modeling": "config data objectives forest losses",  # the LM loss is computed inside the wrapped module's call
     "training": "config data objectives forest modeling losses",
     "parts": "config data objectives modeling training",  # the functions that the Trainer calls, for a loop of your own
+    "integrations": "parts config data objectives modeling training",  # trainers of other libraries
     "inspect": "config data objectives forest modeling training",
     "generation": "config data objectives modeling",  # an objective drafts
     "evaluation": "config data objectives modeling generation",

@@ -17,7 +17,7 @@ from stepjepa.training.sampling import Draw
 from stepjepa.training.trainer import JEPATrainer
 from support.models import tiny_model
 from support.rows import step_rows
-from support.training import STEPS, logs_of, name_of, trainer_for, weights
+from support.training import STEPS, batch_of, logs_of, name_of, trainer_for, weights
 
 TUBE = {"objective": "semantic_tube", "tube_length_adjustment": "cosine_like", "tube_times": 2}
 READOUT = {"objective": "llm_jepa", "readout": "mean", "readout_layer": 1}
