@@ -240,6 +240,15 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
 
 
+def test_steps_that_a_column_holds():
+    rows = [
+        {"question": "how", "answer": "one two three", "steps": ["one", "two three"]},
+        {"question": "how", "steps": ["one", "two"]},
+    ]
+    found = tokens_of(rows, step_splitter="list")
+    assert found.data.pairs == 2 and found.data.labelled_tokens == 5 + 2
+
+
 def test_truncation():
     found = tokens_of(ROWS, max_length=10)
     cut = found.truncation
