@@ -106,8 +106,6 @@ def test_views_of_both_kinds(model, bpe_tokenizer, views, count):
     ("options", "rows"),
     [
         ({"step_pairs": "first"}, [0, 3]),
-        ({"step_pairs": "all"}, [0, 0, 0, 3]),
-        ({"step_pairs": "all", "horizon": 2}, [0, 0]),
         ({"step_pairs": "all", "multi_horizon": [3, 1]}, [0, 0, 0, 0, 3]),
         ({"step_pairs": "all", "last_token": -2}, [0, 0, 0, 3]),
     ],

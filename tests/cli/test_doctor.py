@@ -6,7 +6,6 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.modeling import trial
 from stepjepa.training import doctor
 from stepjepa.training.doctor import Tried
 
@@ -44,15 +43,6 @@ def test_settings_are_tried_and_trained(only, capsys):
     assert 0 < abs(default["lm_loss"] - short["lm_loss"]) < 0.01 * default["lm_loss"]
     assert default["mebibytes"] is None  # memory is that of a GPU
     assert found["recommended"].startswith("stepjepa train --train_file FILE --model_name tiny")
-
-
-@pytest.mark.slow
-def test_a_model_that_takes_no_mask_is_trained_in_two_passes(only, monkeypatch):
-    monkeypatch.setattr(trial, "masks_unsupported", lambda model: "it takes no mask")
-    only([""])
-    found = stepjepa.doctor()
-    assert (found.tried[0].attention, found.tried[0].fault) == ("two_pass", "") and found.tried[0].speed > 0
-    assert found.recommended == "stepjepa train --train_file FILE --model_name tiny"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from stepjepa.cli.main import main
 from stepjepa.evaluation import nll
 from stepjepa.generation import local, place
 from stepjepa.generation.local import generate_batch
-from support.answers import SYSTEM, TEST, TRAIN, vllm_stand_in
+from support.answers import SYSTEM, TEST, TRAIN
 from support.rows import lines, write
 from support.runs import printed
 
@@ -215,14 +215,13 @@ def test_what_is_not_stored_is_all_that_the_model_is_asked_for(evaluate, home, t
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["metrics.json", "predictions.jsonl"]
 
 
-@pytest.mark.parametrize("batches", [1, 2])
-def test_interrupted_and_resumed(evaluate, tmp_path, monkeypatch, batches):
+def test_interrupted_and_resumed(evaluate, tmp_path, monkeypatch):
     flags = ["--metric", "exact", "answer_nll", "--temperature", "1.5"]
     evaluate("run", *flags, output="whole")
     calls = []
 
     def counted(*args, **kwargs):
-        if len(calls) == batches:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         calls.append(1)
         return generate_batch(*args, **kwargs)
@@ -270,41 +269,6 @@ def test_rows_and_options_of_metrics(home, tmp_path, capsys):
     assert "did you mean 'reference_column'?" in capsys.readouterr().err
 
 
-def test_prompts_without_room_are_refused(tmp_path, capsys):
-    """GPT-2 has 256 learned positions."""
-    from support.models import tiny_model
-    from support.tokenizers import byte_bpe_tokenizer
-
-    tokenizer = byte_bpe_tokenizer()
-    tokenizer.save_pretrained(tmp_path / "gpt2")
-    tiny_model("gpt2", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "gpt2")
-    rows = [{"question": text, "answer": "3"} for text in ("How many?", "x y " * 200, "What?")]
-    words = ["evaluate", str(tmp_path / "gpt2"), write(tmp_path / "rows.jsonl", rows), "--metric", "gsm8k", "exact"]
-    assert main([*words, "--max_new_tokens", "6"]) == 0
-    said = capsys.readouterr()
-    assert "the file's own, where it has one" in said.err and "1 prompts had no room" in said.out
-    found = lines(tmp_path / "gpt2" / "evaluation-rows" / "predictions.jsonl")
-    assert [row["stop_reason"] for row in found][1] == "refused" and found[1]["correct"] is False
-    assert "room for 250" in found[1]["note"] and found[1]["gt_answer"] == "3" and found[1]["scores"]["exact"] == 0.0
-
-
-def test_what_vllm_is_asked(evaluate, home, tmp_path, monkeypatch):
-    text = " The answer is 7. "
-    seen = vllm_stand_in(monkeypatch, lambda params: {"text": text, "finish_reason": "length"})
-    evaluate("run", "--metric", "gsm8k", "--backend", "vllm", output="out")
-    own = {"model": str(home / "run"), "tokenizer": str(home / "run"), "dtype": "auto", "seed": 42}
-    own |= {"trust_remote_code": False, "tensor_parallel_size": 1}
-    assert seen[0] == own
-    asked = [(len(one.params), one.params[0].temperature, one.params[0].max_tokens) for one in seen[1:]]
-    assert asked == [(5, 0, 24), (5, 0, 24), (2, 0, 24)]
-    row = of(tmp_path / "out")[0][0]
-    found = row["generated_response"], row["gen_answer"], row["stop_reason"], row["tokens"]
-    assert found == (text, "7", "length", 2)
-    del seen[:]
-    evaluate("adapter", "--metric", "gsm8k", "--backend", "vllm", "--no_lora", output="c")
-    assert seen[0] == own | {"tokenizer": str(home / "adapter")}
-
-
 def test_analysis(evaluate, home, tmp_path, capsys):
     evaluate("adapter", "--metric", "gsm8k", "exact", output="adapter")
     files = [str(path / "predictions.jsonl") for path in (home / "run" / "evaluation-test", tmp_path / "adapter")]
@@ -312,12 +276,7 @@ def test_analysis(evaluate, home, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "12 answers" in said and "accuracy by gsm8k" in said
     assert main(["evaluate", "--analyze", *files, "--max_new_tokens", "3"]) == 0
-    said = capsys.readouterr().out
-    assert "Whether the training of B helps is not established: one seed of each;" in " ".join(said.split())
-    assert "B - A" in said and "McNemar" in said
-    assert main(["evaluate", "--analyze", *files, "--metric", "exact", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["both"] + record["only_a"] + record["only_b"] + record["neither"] == 12
-    assert record["paired"]["metric"] == "exact"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Whether the training of B helps is not established: one seed of each;" in said and "McNemar" in said
     for words, said in ((["a", "b", "c"], "one file of predictions, or two"), ([str(tmp_path)], "is a folder")):
         assert main(["evaluate", "--analyze", *words]) == 2 and said in capsys.readouterr().err

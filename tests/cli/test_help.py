@@ -8,8 +8,6 @@ import sys
 import pytest
 
 from stepjepa.cli.main import COMMANDS, main
-from stepjepa.config.option import options_of
-from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from support.reports import write_run
 
 
@@ -43,13 +41,6 @@ def test_flags_stand_in_groups_with_defaults_and_one_example(shown, command):
     named = set(re.findall(r"--(\w+)", parts[0] + example)) - {"option", "help"}
     assert named <= spelt | {"config"}, "the docstring of the command names what is no option"
     assert max(map(len, text.splitlines())) <= 120
-
-
-def test_every_option_of_train_is_shown_once(shown):
-    text = shown("train")
-    names = [name for part in (RunOptions, JEPAOptions, TrainerOptions) for name in options_of(part)]
-    assert sorted(re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)) == sorted([*names, "config"])
-    assert "(also --batch_size, --per_gpu_train_batch_size; default: 8)" in " ".join(text.split())
 
 
 def test_a_slip_in_a_name_is_answered_before_torch_is_loaded(tmp_path):

@@ -7,25 +7,15 @@ import pytest
 
 from stepjepa.cli.main import main
 from support.drawings import cells
-from support.pages import read_page
 
 STEPS = {"question": "How many?", "answer": "First one.\n\nThen two.\n\nSo three.", "plan": "Count."}
 ONE = {"question": "How many?", "answer": "Three."}
-HOSTILE = {
-    "messages": [
-        {
-            "role": "user",
-            "content": "</script><script>alert(1)</script>\u202e\x00\ud83d\ude00 \u05e9\u05dc\u05d5\u05dd",
-        },
-        {"role": "assistant", "content": "\x1b[31m<!--\n\n\u0000two</title>"},
-    ]
-}
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "data.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in (STEPS, ONE, {"messages": []}, HOSTILE, STEPS)))
+    path.write_text("\n".join(json.dumps(row) for row in (STEPS, ONE)))
     return str(path)
 
 
@@ -59,29 +49,19 @@ DRAWN = [
         "; 1 pair ",
     ),
     ("--step_jepa", "trunk: step 3|So·three.", "trunk: end of turn|<end>", "target 1|Then·two.↵↵ «target 1»"),
-    ("--step_jepa", "branch 1|<predictor_1><predictor_2> «source 1»", "; 1 pair "),
     ("--step_jepa --step_pairs all --predictors 1", "branch 2|<predictor_1> «source 2»", "; 2 pairs "),
-    ("--step_jepa --step_pairs all --predictors 1", "target 2|So·three. «target 2»"),
     ("--step_jepa --predictor_order descending", "branch 1|<predictor_2><predictor_1> «source 1»"),
     # As `stepjepa train` without an objective.
     ("--max_length 2048", "trunk: user|How·many? «end of source 1; source 1»", f"target 1|{WHOLE} «target 1»"),
-    ("--max_length 2048", "llm_jepa, in_context, K = 0, packed"),
-    ("--last_token -1", f"target 1|{WHOLE}<end> «target 1»"),
     (COLUMN, "trunk: user|How·many? «end of source 1; source 1»", "target 1|Count. «target 1»"),
-    (COLUMN, "mean over a view, target from plan", "read at mean h["),
     (f"{COLUMN} --row 1", f"without a pair {PLAIN}no text in the column of the target views (first: "),
     ("--step_jepa --row 1", "trunk: step 1|Three.", f"{PLAIN}the answer has fewer than two steps", "pairs: none"),
     ("--step_jepa --max_length 14", f"{PLAIN}the views were cut at max_length", "1 answer cut at max_length"),
-    ("--step_jepa --horizon 3", f"{PLAIN}the horizon reaches beyond"),
     ("--step_jepa --forward two_pass", "in training every segment is a row of its own"),
     ("--step_jepa --forward inline", "(isolated in its place)"),
-    ("--objective split", "targets get no gradient"),
     ("--target_encoder ema", "by the EMA encoder"),
     ("--objective semantic_tube --tube_times 2", "2 pairs, sampled for epoch 0 with seed 42"),
-    ("--objective semantic_tube --tube_mode e2e", "user: - h[", "answer: - h["),
-    ("--objective multi_token --token_positions question", "; 1 pair"),
     ("--objective next_latent", "pair 1 state: ", "next state: "),
-    ("--step_jepa --step_pairs random", "1 pair, sampled for epoch 0 with seed 42"),
     ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
     ("--step_pairs all", "--step_pairs has no effect with objective llm_jepa"),
 ]
@@ -126,23 +106,6 @@ def test_plain_text(inspect, tmp_path):
     assert "training skips this row" in inspect("--regular --row 1", file=str(mixed), status=2)
 
 
-def test_named_columns(inspect, tmp_path):
-    rows = tmp_path / "choices.jsonl"
-    rows.write_text('{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": 1}\n')
-    columns = "--source_column sentence --target_column texts"
-    out = inspect(columns, "--choice_column right", file=str(rows))
-    assert cells(out, "trunk: user").startswith("It·is·red.") and cells(out, "target 1") == "a·rose «target 1»"
-    err = inspect(columns, file=str(rows), status=2)
-    assert "content of type list" in err and "training skips this row" in err
-
-
-def test_what_is_sampled_of_a_row_depends_on_those_before(inspect):
-    """Training numbers its examples, and the third row has none."""
-    pairs = [cells(inspect("--step_jepa --step_pairs random --row 4 --seed", seed), "target 1") for seed in range(8)]
-    first = [cells(inspect("--step_jepa --step_pairs random --seed", seed), "target 1") for seed in range(8)]
-    assert len(set(pairs)) == 2 and pairs != first
-
-
 def test_a_page_and_a_picture(inspect, tmp_path):
     page, png = tmp_path / "new" / "page.html", tmp_path / "row.png"
     out = inspect("--step_jepa --html", page, "--png", png)
@@ -155,12 +118,3 @@ def test_a_page_and_a_picture(inspect, tmp_path):
     assert page.read_bytes() == before
     inspect("--step_jepa --overwrite --html", page)
     assert page.read_bytes() == before  # the same row is the same page
-
-
-def test_hostile_text(inspect, tmp_path):
-    page = tmp_path / "page.html"
-    inspect("--step_jepa --row 3 --html", page)
-    text = page.read_text(encoding="ascii")
-    assert text.count("<script") == 2 and text.count("</script") == 2
-    texts = "".join(read_page(page)["texts"])
-    assert r"\u202e" in texts and "\u202e" not in texts and "\U0001f600" in texts and "\x1b" not in texts

@@ -37,15 +37,6 @@ def run_process(*words: str, **kwargs) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, **kwargs)
 
 
-def test_arguments_and_status_pass_through(command, monkeypatch):
-    seen = []
-    command(lambda argv: seen.append(argv) or 7)
-    assert main(["train", "--lbd", "0.5", "--help"]) == 7
-    monkeypatch.setattr(sys, "argv", ["stepjepa", "train", "--x"])
-    assert main() == 7
-    assert seen == [["--lbd", "0.5", "--help"], ["--x"]]
-
-
 def test_help_and_version(capsys):
     names = "train demo prepare check inspect generate evaluate analyze study export report doctor"
     assert set(COMMANDS) == set(names.split())
@@ -126,13 +117,6 @@ def test_closed_pipe_is_quiet(unbuffered):
 def test_python_dash_m():
     done = run_process("-m", "stepjepa", "nonsense")
     assert done.returncode == 2 and "unknown command 'nonsense'" in done.stderr
-
-
-def test_a_command_is_imported_only_when_called():
-    code = "import sys\nfrom stepjepa.cli.main import main\nmain(['--help'])\nmain(['nonsense'])\n"
-    code += "assert not {'numpy', 'stepjepa.training.options'} & set(sys.modules)"
-    done = run_process("-c", code)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

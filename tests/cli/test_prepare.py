@@ -1,4 +1,4 @@
-"""``stepjepa prepare`` through the entry point: what it says, and that training takes what it writes."""
+"""``stepjepa prepare`` through the entry point: what it says, and all of GSM8K."""
 
 import json
 
@@ -7,12 +7,6 @@ import pytest
 from stepjepa.cli.main import main
 from stepjepa.data.steps import make_splitter
 from support.rows import gsm8k, lines, write
-
-
-def teacher(index):
-    steps = f"**Step 1:** Take the {index} of them.\n\n**Step 2:** Add one to get \\boxed{{{index}}}."
-    response = f"<think>\nHm.\n</think>\n\n{steps}"
-    return {"question": f"What is {index}?", "answer": "x", "ground_truth": str(index), "deepseek_response": response}
 
 
 def test_what_it_says(tmp_path, monkeypatch, capsys):
@@ -31,22 +25,6 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "Next: stepjepa train --train_file out/train.jsonl --model_name mini --step_jepa --output_dir runs/train",
     ]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", "train.report.json"}
-
-
-@pytest.mark.parametrize("make", [gsm8k, teacher])
-def test_training_takes_it(tmp_path, make, capsys):
-    source = write(tmp_path / "raw.jsonl", [make(n) for n in range(24)])
-    out = tmp_path / "prepared.jsonl"
-    assert main(["prepare", source, "--output_file", str(out), "--valid_ratio", "0.2"]) == 0
-    assert main(["check", str(out)]) == 0
-    assert "Verdict: ready for step_jepa" in capsys.readouterr().out
-    words = "--step_jepa --step_pairs all --model_name tiny --max_steps 5 --batch_size 4".split()
-    words += ["--train_file", str(out), "--eval_file", str(tmp_path / "prepared.valid.jsonl")]
-    assert main(["train", *words, "--output_dir", str(tmp_path / "run")]) == 0
-    report = json.loads((tmp_path / "run" / "data_report.json").read_text())["train"]
-    rows = lines(out)
-    assert report["rows_kept"] == len(rows) and report["rows_skipped"] == report["examples_without_pairs"] == {}
-    assert report["pairs"] == sum(row["total_steps"] - 1 for row in rows)
 
 
 def test_gsm8k(shared_dir, tmp_path):

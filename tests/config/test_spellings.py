@@ -16,7 +16,7 @@ from stepjepa.analysis.options import AnalyzeOptions
 from stepjepa.cli.main import main
 from stepjepa.config.gone import GONE
 from stepjepa.config.option import check_fields, options_of
-from stepjepa.config.parser import StrictParser
+from stepjepa.config.parser import Answer, StrictParser
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.data.options import PrepareOptions, StepsOptions
@@ -85,14 +85,15 @@ tokenizer
 # Those that a `JEPATrainer` hands to `transformers.Trainer`.
 FROM_TRAINER = "compute_metrics callbacks optimizers optimizer_cls_and_kwargs".split()
 
-# What a name that is no option here stands for: what it sets,
-MEANINGS: dict[str, object] = {
+# What a name stands for that is no option here; the others have an answer, and some of those a word that changes nothing.
+MEANINGS = {
     "warmup_ratio 0.1": {"warmup_steps": 0.1},
     "evaluation_strategy steps": {"eval_strategy": "steps"},
     "per_gpu_train_batch_size 4": {"per_device_train_batch_size": 4},
     "per_gpu_eval_batch_size 4": {"per_device_eval_batch_size": 4},
     "no_cuda true": {"use_cpu": True},
     "adafactor true": {"optim": "adafactor"},
+    "adafactor false": {},
     "group_by_length true": {"train_sampling_strategy": "group_by_length"},
     "torchdynamo inductor": {"torch_compile_backend": "inductor"},
     "xpu_backend gloo": {"ddp_backend": "gloo"},
@@ -111,58 +112,10 @@ MEANINGS: dict[str, object] = {
     "use_liger true": {"use_liger_kernel": True},
     "use_peft true": {"lora": True},
     "lora_r 8": {"lora_rank": 8},
+    "save_safetensors true": {},
+    "loss_type nll": {},
+    "bnb_4bit_quant_type nf4": {},
 }
-# nothing,
-IDLE = """use_mps_device=true adafactor=false save_safetensors=true include_tokens_per_second=true fp16_backend=auto
-dataset_text_field=text shuffle_dataset=true truncation_mode=keep_start loss_type=nll lora_task_type=CAUSAL_LM
-bnb_4bit_quant_type=nf4"""
-# or an error with these words.
-ANSWERS = {
-    "below 1": "warmup_ratio=1",
-    "--use_cpu": "use_mps_device=false",
-    "--hub_model_id": "push_to_hub_organization=a",
-    "safetensors only": "save_safetensors=false",
-    "compute_metrics": "include_inputs_for_metrics=true",
-    "TENSORBOARD_LOGGING_DIR": "logging_dir=logs",
-    "--bf16": "fp16_backend=apex half_precision_backend=apex fp16_opt_level=O2",
-    "--torch_compile": "jit_mode_eval=true use_ipex=true",
-    "GPUs": "tpu_num_cores=8 tpu_metrics_debug=true",
-    "--fsdp": "sharded_ddp=simple mp_parameters=x",
-    "min_num_params": "fsdp_min_num_params=100",
-    "transformer_layer_cls_to_wrap": "fsdp_transformer_layer_cls_to_wrap=Layer",
-    "--accelerator_config": "dispatch_batches=true split_batches=true",
-    "no state": "past_index=0",
-    "one loop": "use_legacy_prediction_loop=true",
-    "stepjepa study": "ray_scope=all",
-    "hf download": "model_revision=main",
-    "--attn_implementation": "model_init_kwargs={}",
-    "--chat_template": "eos_token=<|im_end|>",
-    "padding": "pad_token=<pad>",
-    "NAME:CONFIG": "dataset_config=main",
-    "--mixing_weights": "datasets=x",
-    "--valid_ratio": "test_split_size=0.1",
-    "the column text": "dataset_text_field=body",
-    "read as they are": "dataset_kwargs={}",
-    "--dataset_num_proc": "dataset_batch_size=10",
-    "sequential": "shuffle_dataset=false",
-    "on the right only": "truncation_mode=keep_end",
-    "none is joined": "num_of_sequences=10 chars_per_token=3",
-    "packed": "packing=true packing_strategy=bfd eval_packing=true padding_free=true pad_to_multiple_of=8",
-    "--labels": "completion_only_loss=true",
-    "--gamma": "loss_type=dft",
-    "--gamma * LM": "router_aux_loss_coef=0.01",
-    "--gradient_checkpointing": "activation_offloading=true",
-    "--gradient_checkpointing_kwargs": "gradient_checkpointing_use_reentrant=false",
-    "--ddp_broadcast_buffers": "ignore_bias_buffers=true",
-    "causal language models": "lora_task_type=SEQ_CLS",
-    "--lora_target_modules": "lora_target_parameters=x",
-    "--train_tokens": "lora_modules_to_save=lm_head",
-    "peft_config": "use_rslora=true use_dora=true",
-    "--load_in_4bit": "bnb_4bit_quant_type=fp4 use_bnb_nested_quant=false bnb_4bit_quant_storage=uint8",
-}
-MEANINGS |= {case.replace("=", " "): {} for case in IDLE.split()}
-MEANINGS |= {case.replace("=", " "): words for words, cases in ANSWERS.items() for case in cases.split()}
-
 # What a `JEPAConfig` refuses, alone or here.
 NOT_ALONE = {"streaming", "use_liger_kernel", "chat_template", "ddp_backend"}
 
@@ -173,9 +126,24 @@ def parser():
     return StrictParser(types, aliases=published(*types), positional=("train_file",))
 
 
-def test_every_name_is_an_option_or_has_a_meaning(parser):
-    others = {*TRANSFORMERS_4, *EARLIER_4, *TRL, *EARLIER_TRL} - set(parser.options)
-    assert others == {case.split()[0] for case in MEANINGS}
+@pytest.fixture(scope="module")
+def others(parser):
+    """The names that are no options here."""
+    return {*TRANSFORMERS_4, *EARLIER_4, *TRL, *EARLIER_TRL} - set(parser.options)
+
+
+def in_python(name, value, fields=()):
+    """The values of these fields where a dataclass is made with a name."""
+    given = {"true": True, "false": False}.get(value, value)
+    if name in published(JEPAConfig):
+        config = JEPAConfig(**{name: given})
+        return {field: getattr(config, field) for field in fields}
+    return stepjepa.train(**{name: given})
+
+
+def test_every_name_is_an_option_or_has_a_meaning(parser, others):
+    answered = {name for name in others if isinstance(parser.aliases[name], Answer)}
+    assert others - answered == {case.split()[0] for case, fields in MEANINGS.items() if fields}
     # The installed version has no field less than the list says, so nothing has left since.
     now = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     assert {name for name in TRANSFORMERS_4 if name not in now} - {"overwrite_output_dir"} <= others
@@ -185,37 +153,37 @@ def test_every_name_is_an_option_or_has_a_meaning(parser):
 @pytest.mark.parametrize("case", MEANINGS)
 def test_the_meaning_is_the_same_everywhere(case, parser, tmp_path):
     name, value = case.split()
+    file, meaning = tmp_path / "run.yaml", MEANINGS[case]
+    file.write_text(f"{name}: {value}\n")
+    assert parser.values([f"--{name}", value]) == parser.values(["--config", str(file)]) == meaning
+    if name in published(JEPAConfig) and not NOT_ALONE & set(meaning):
+        assert in_python(name, value, meaning) == meaning
+
+
+def test_the_answer_is_the_same_everywhere(parser, others, tmp_path):
     file = tmp_path / "run.yaml"
-    file.write_text(f"{name}: {value!r}\n" if value[0] in "{<" else f"{name}: {value}\n")
-
-    def in_python():
-        given = {"true": True, "false": False}.get(value, value)
-        if name in published(JEPAConfig):
-            return {field: getattr(JEPAConfig(**{name: given}), field) for field in set(MEANINGS[case])}
-        return stepjepa.train(**{name: given})
-
-    meaning = MEANINGS[case]
-    if isinstance(meaning, dict):
-        assert parser.values([f"--{name}", value]) == parser.values(["--config", str(file)]) == meaning
-        if name in published(JEPAConfig) and not NOT_ALONE & set(meaning):
-            assert in_python() == meaning
-        return
-    with pytest.raises(ConfigError) as flag:
-        parser.values([f"--{name}", value])
-    with pytest.raises(ConfigError) as key:
-        parser.values(["--config", str(file)])
-    with pytest.raises(ConfigError) as argument:
-        in_python()
-    begins = (f"--{name}: ", f"{file}:1: {name}: ", f"{name}: ")
-    for error, begin in zip((flag, key, argument), begins, strict=True):
-        message = str(error.value)
-        assert message.startswith(begin) and meaning in message, message
-        assert "did you mean" not in message and "unknown" not in message and len(message) < 250
+    answers = {name: parser.aliases[name] for name in others if isinstance(parser.aliases[name], Answer)}
+    assert len(answers) > 50
+    for name, answer in answers.items():
+        file.write_text(f"{name}: something\n")
+        ways = {
+            f"--{name}: ": lambda name=name: parser.values([f"--{name}", "something"]),
+            f"{file}:1: {name}: ": lambda: parser.values(["--config", str(file)]),
+            f"{name}: ": lambda name=name: in_python(name, "something"),
+        }
+        for begin, way in ways.items():
+            with pytest.raises(ConfigError) as caught:
+                way()
+            message = str(caught.value)
+            assert message.startswith(begin) and str(answer) in message, message
+            assert "did you mean" not in message and "unknown" not in message and len(message) < 250
 
 
 def test_two_names_that_disagree(parser):
     with pytest.raises(ConfigError, match="--warmup_ratio sets warmup_steps to 0.1, but --warmup_steps sets it to 7"):
         parser.values("--warmup_ratio 0.1 --warmup_steps 7".split())
+    with pytest.raises(ConfigError, match="below 1"):
+        parser.values("--warmup_ratio 1".split())
     with pytest.raises(ConfigError, match="use_cpu sets use_cpu to False, but no_cuda sets it to True"):
         JEPAConfig(use_cpu=False, no_cuda=True)
     with pytest.raises(TypeError, match="learning_rat"):
@@ -269,23 +237,19 @@ def test_the_names_of_training_arguments_are_known_without_their_library():
     assert not inherited_names() - {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
 
 
-# Values that an option no longer takes are answered with what replaces them, as a flag and from Python.
 TAKERS = (PrepareOptions, StepsOptions, AnalyzeOptions, EvaluateOptions, ProblemRows)
-CASES = [
-    (kind, option, value) for kind in TAKERS for option in GONE if option in options_of(kind) for value in GONE[option]
-]
 
 
-def test_every_option_of_the_table_is_an_option():
-    assert {option for _, option, _ in CASES} == set(GONE)
-
-
-@pytest.mark.parametrize(("kind", "option", "value"), CASES)
-def test_the_answer_names_what_replaces_the_value(kind, option, value):
-    with pytest.raises(ConfigError) as by_flag:
-        StrictParser(kind).values([f"--{option}", value])
-    with pytest.raises(ConfigError) as from_python:
-        check_fields(kind(**{option: [value] if options_of(kind)[option].many else value}), kind)
-    for error in (by_flag, from_python):
-        assert f"{value} is gone; {GONE[option][value]}" in str(error.value)
-        assert "\n" not in str(error.value)
+def test_values_that_left_are_answered_with_what_replaces_them_as_a_flag_and_from_python():
+    cases = [(kind, option) for kind in TAKERS for option in GONE if option in options_of(kind)]
+    assert {option for _, option in cases} == set(GONE)
+    for kind, option in cases:
+        for value, instead in GONE[option].items():
+            given = [value] if options_of(kind)[option].many else value
+            for way in (
+                lambda kind=kind, option=option, value=value: StrictParser(kind).values([f"--{option}", value]),
+                lambda kind=kind, option=option, given=given: check_fields(kind(**{option: given}), kind),
+            ):
+                with pytest.raises(ConfigError) as caught:
+                    way()
+                assert f"{value} is gone; {instead}" in str(caught.value) and "\n" not in str(caught.value)

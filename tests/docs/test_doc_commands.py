@@ -9,7 +9,9 @@ import importlib
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas
 import pytest
@@ -18,6 +20,7 @@ from transformers import TrainingArguments
 
 from stepjepa.cli.main import main, run
 from stepjepa.config.parser import StrictParser
+from stepjepa.errors import ConfigError
 from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.tree import recipe_files
@@ -40,7 +43,6 @@ LINE = re.compile(r"^ *(?:\$ )?(?:(?:srun|torchrun|accelerate launch|python)\b.*
 # What is not run here, and where it is run.
 PARSED_ONLY = {
     "--backend": "needs a server: tests/generation",
-    "--from_states": "needs another command's files: tests/cli/test_analyze.py",
     "--ray_workers": "needs Ray: tests/utils/test_ray.py",
     "--draft_tokens": "needs heads: tests/generation/test_drafting.py",
     "--harness": "needs lm-eval: tests/cli/test_harness.py",
@@ -164,8 +166,22 @@ def shortened(words: list[str]) -> list[str]:
     return words + SHORT.get(words[0], [])
 
 
+RUN = [one for one in commands() if is_run(*one)]
+# Their options are read and checked here; that such runs train is proved by tests/training and tests/cli/test_published.py.
+TRAININGS = [one for one in RUN if one[0] != "README.md" and words_of(one[1])[0] == "train"]
+
+
+@pytest.mark.parametrize(("page", "command"), TRAININGS)
+def test_the_options_of_a_training_fit_together(page, command, made, monkeypatch, capsys):
+    monkeypatch.chdir(made)
+    monkeypatch.setattr("stepjepa.training.run.run_training", Mock(side_effect=ConfigError("far enough")))
+    assert main(shortened(words_of(command))) == 2 and "error: far enough" in capsys.readouterr().err
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "command"), [one for one in commands() if is_run(*one)])
+@pytest.mark.parametrize(
+    ("page", "command"), [pytest.param(*one, marks=pytest.mark.long if one in TRAININGS else ()) for one in RUN]
+)
 def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
     if "tensorboard" in command:
         pytest.importorskip("tensorboard", reason="needs the package tensorboard")
@@ -198,7 +214,8 @@ def test_python_names_what_exists_and_yaml_can_be_read():
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stepjepa"):
                     module = importlib.import_module(node.module)
-                    assert not [alias.name for alias in node.names if not hasattr(module, alias.name)], block
+                    names = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                    assert all(find_spec(f"{node.module}.{name}") for name in names), block
 
 
 def test_the_page_on_inspect(made, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from faults import fuzz, kill
 
-CASES = 160
+CASES = 120
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in forked children")
 

@@ -19,17 +19,14 @@ def precious(folder):
     return folder
 
 
-@pytest.fixture(params=["folder", "checkpoint", "file", "nothing"])
-def elsewhere(request, tmp_path, ended):
-    """What a link may lead to: a folder, a checkpoint of another run, a file or nothing."""
-    path = tmp_path / "elsewhere"
-    if request.param == "folder":
-        precious(path)
-    elif request.param == "checkpoint":
-        shutil.copytree(ended / "checkpoint-2", path)
-    elif request.param == "file":
-        path.write_text("dear")
-    return path
+@pytest.fixture
+def elsewhere(tmp_path, ended):
+    """What a link may lead to: a folder, a checkpoint of another run, a file, nothing."""
+    places = [tmp_path / name for name in ("folder", "checkpoint", "file", "nothing")]
+    precious(places[0])
+    shutil.copytree(ended / "checkpoint-2", places[1])
+    places[2].write_text("dear")
+    return places
 
 
 def content(path):
@@ -42,31 +39,29 @@ def test_a_link_in_place_of_a_checkpoint_stops_a_run_before_anything_is_written(
 ):
     out = copy_of(ended, tmp_path) if flags else tmp_path / "out"
     out.mkdir(exist_ok=True)
-    (out / "checkpoint-8").symlink_to(elsewhere)
-    before = files_of(out), content(elsewhere)
-    assert train(out, *CONSTANT, *flags, "--save_total_limit", 1) == 2
-    assert "checkpoint-8 is a symbolic link" in one_line(capsys.readouterr().err)
-    assert (files_of(out), content(elsewhere)) == before and (out / "checkpoint-8").is_symlink()
+    link = out / "checkpoint-8"
+    for place in elsewhere:
+        link.symlink_to(place)
+        before = files_of(out), content(place)
+        assert train(out, *CONSTANT, *flags, "--save_total_limit", 1) == 2
+        assert "checkpoint-8 is a symbolic link" in one_line(capsys.readouterr().err)
+        assert (files_of(out), content(place)) == before and link.is_symlink()
+        link.unlink()
 
 
-def test_a_resumed_run_leaves_links_to_earlier_checkpoints_alone(ended, elsewhere, tmp_path):
-    out = copy_of(ended, tmp_path, killed_after=4)
+def test_a_run_is_resumed_from_a_link_and_leaves_all_links_alone(ended, elsewhere, tmp_path):
+    """The checkpoint that it is resumed from, and earlier ones that rotation would remove."""
+    out, disk = copy_of(ended, tmp_path, killed_after=4), tmp_path / "large disk"
     shutil.rmtree(out / "checkpoint-2")
-    (out / "checkpoint-1").symlink_to(elsewhere)
-    before = content(elsewhere)
+    (out / "checkpoint-4").rename(disk)
+    for name, place in zip(("checkpoint-0", "checkpoint-1", "checkpoint-2", "checkpoint-3"), elsewhere, strict=True):
+        (out / name).symlink_to(place)
+    (out / "checkpoint-4").symlink_to(disk)
+    before = [content(place) for place in (*elsewhere, disk)]
     assert resume(out, *CONSTANT, "--save_total_limit", 1) == 0
-    assert content(elsewhere) == before and result_of(out) == result_of(ended)
-    kept = {path.name: path.is_symlink() for path in out.glob("checkpoint-*")}
-    assert kept == {"checkpoint-1": True, "checkpoint-6": False}
-
-
-def test_a_run_is_resumed_from_a_checkpoint_that_is_a_link(ended, tmp_path):
-    out = copy_of(ended, tmp_path, killed_after=4)
-    (out / "checkpoint-4").rename(tmp_path / "large disk")
-    (out / "checkpoint-4").symlink_to(tmp_path / "large disk")
-    before = files_of(tmp_path / "large disk")
-    assert resume(out, *CONSTANT, "--save_total_limit", 1) == 0
-    assert files_of(tmp_path / "large disk") == before and result_of(out) == result_of(ended)
+    assert [content(place) for place in (*elsewhere, disk)] == before and result_of(out) == result_of(ended)
+    links = [path.name for path in out.glob("checkpoint-*") if path.is_symlink()]
+    assert len(links) == 5 and (out / "checkpoint-6").is_dir()
 
 
 @pytest.mark.parametrize("resumed", [False, True])

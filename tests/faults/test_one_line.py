@@ -82,7 +82,6 @@ def options_class(kind=int, **members):
     ("options", "words"),
     [
         (object, "Own.Options is not a dataclass"),
-        ("Options", "Own.Options is not a dataclass"),
         (options_class(weight=3)(), "Own.Options is not a dataclass"),
         (options_class(), "the options of Own cannot be made of their defaults .*'weight'"),
         (options_class(weight="three"), "weight is 'three'; it must be a whole number"),
@@ -106,10 +105,9 @@ def test_broken_options_of_an_own_objective_are_named(options, words):
 # Files
 
 
-@pytest.mark.parametrize("levels", [7, 40])
-def test_aliases_of_yaml_are_limited(levels):
+def test_aliases_of_yaml_are_limited():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
     begin = time.process_time()
     with pytest.raises(ConfigError, match=f"run.yaml:2: more than {MOST_VALUES:,} values, aliases"):
         parse_tree("\n".join(["b: 1", *lines]), "run.yaml")

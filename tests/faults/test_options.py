@@ -21,16 +21,7 @@ from stepjepa.study.spec import StudyOptions
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from support.answers import TEST
 from support.rows import step_rows, write
-
-
-def refusal(capsys, *words) -> str:
-    """The one line with which a command line is refused."""
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and len(error) < 500, error
-    return error
-
+from support.runs import one_line
 
 # The same defaults from everywhere
 
@@ -77,9 +68,7 @@ PARTS = ["Step one.", "Step two."]
     [
         ("--max_steps 1", {"total_steps": 2}, True),
         ("--steps_column parts", {"parts": PARTS}, True),
-        ("--config run.yaml", {"total_steps": 2}, True),
         ("", {"total_steps": 1, "steps": ["Step one. Step two."]}, False),
-        ("--regular", {"total_steps": 2}, False),
         ("--config objective.yaml", {"total_steps": 2}, False),
     ],
 )
@@ -89,7 +78,6 @@ def test_a_note_where_no_objective_is_given_and_the_data_has_steps(tmp_path, cap
     if not trained:
         monkeypatch.setattr("stepjepa.training.run.run_training", Mock(side_effect=ConfigError("enough")))
     write(tmp_path / "rows.jsonl", [{"messages": CHAT, **row}] * 4)
-    (tmp_path / "run.yaml").write_text("seed: 7\n")
     (tmp_path / "objective.yaml").write_text("objective: llm_jepa\n")
     assert main(["train", *PUBLISHED, *words.split()]) == (0 if trained else 2)
     notes = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
@@ -141,7 +129,8 @@ def test_a_picture_that_needs_matplotlib_is_refused_before_the_page_is_written(t
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     rows, page, picture = write(tmp_path / "rows.jsonl", TEST[:4]), tmp_path / "page.html", tmp_path / "row.png"
-    error = refusal(capsys, "inspect", rows, "--model_name", "tiny", "--html", page, "--png", picture)
+    assert main(["inspect", rows, "--model_name", "tiny", "--html", str(page), "--png", str(picture)]) == 2
+    error = one_line(capsys.readouterr().err, "inspect")
     assert "this needs matplotlib" in error and "pip install" in error
     assert not page.exists() and not picture.exists()
 
@@ -157,7 +146,7 @@ def number_fields(kind):
     return sorted(numbers & fields)
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, 10**20, -2])
+@pytest.mark.parametrize("value", [math.nan, 10**20, -2])
 def test_no_number_of_a_run_is_beyond_use(value, tmp_path):
     trainer, method = number_fields(transformers.TrainingArguments), number_fields(JEPAOptions)
     assert {"save_steps", "per_device_train_batch_size", "max_grad_norm", "seed", "warmup_steps"} <= set(trainer)

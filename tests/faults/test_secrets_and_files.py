@@ -4,32 +4,18 @@ import copy
 import pickle
 
 import pytest
-import torch
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_training
 from stepjepa.study.tree import parse_tree
 from stepjepa.training.config import JEPAConfig
-from support.tokenizers import fresh
-from support.training import trainer_for
 
 TOKEN = "hf_verysecretindeed"
 
 
-def test_the_token_of_the_hub_is_in_no_file(tmp_path, bpe_tokenizer):
-    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer = trainer_for(tmp_path, fresh(bpe_tokenizer), **saves, hub_token=TOKEN, last_token=-1)
-    trainer.train()
-    trainer.save_model()
-    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert any(path.name == "training_args.bin" for path in files)
-    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
-    assert trainer.args.hub_token == TOKEN  # the run still has it
-    read = torch.load(next(path for path in files if path.name == "training_args.bin"), weights_only=False)
-    assert (read.hub_token, read.last_token, read.max_steps) == (None, -1, 1)
-
-    # A copy keeps the secret and a pickle does not.
+def test_a_copy_keeps_the_token_of_the_hub_and_a_pickle_does_not(tmp_path):
+    """`training_args.bin` is such a pickle; that no file of a run has the token is in tests/modeling/test_card.py."""
     config = JEPAConfig(output_dir=str(tmp_path), hub_token=TOKEN, last_token=-2)
     assert copy.deepcopy(config).hub_token == TOKEN and TOKEN.encode() not in pickle.dumps(config)
     again = pickle.loads(pickle.dumps(config))
@@ -47,14 +33,14 @@ def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
     assert TOKEN not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [".out.jsonl.tmp", ".out.report.json.tmp"])
-def test_prepared_files_follow_no_link(name, tmp_path):
+def test_prepared_files_follow_no_link(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "a", "answer": "one.\\n\\ntwo.\\n#### 2"}\n')
     (tmp_path / "out").mkdir()
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / "out" / name).symlink_to(victim)
+    for name in (".out.jsonl.tmp", ".out.report.json.tmp"):
+        (tmp_path / "out" / name).symlink_to(victim)
     assert main(["prepare", str(rows), "--output_file", str(tmp_path / "out" / "out.jsonl")]) == 0
     assert victim.read_text() == "precious"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["out.jsonl", "out.report.json"]

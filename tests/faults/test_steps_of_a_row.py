@@ -164,7 +164,6 @@ TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
 @pytest.mark.parametrize(
     ("rows", "splitter"),
     [
-        ([chat(NUMBERED, total_steps=3)] * 3, "separator"),
         ([chat(NUMBERED)] * 60 + [chat(PARAGRAPHS)], "separator"),  # serves 61, numbered 60
         ([chat(ITEMS, steps=["1. Take four.", "2. Halve it."])] * 9 + [chat(PARAGRAPHS)], "separator"),
     ],

@@ -23,15 +23,6 @@ def clean(text: str) -> bool:
     return all(character == "\n" or character.isprintable() for character in text)
 
 
-def error_of(capsys, words) -> str:
-    """The one error line with which a command ends."""
-    capsys.readouterr()
-    assert main(words) == 2
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
-    assert clean(error) and len(error) < 500, error
-    return error
-
-
 def test_text_and_lines(capsys):
     assert printable("a\nb\r\x1b") == "a\nb\\r\\x1b"
     assert escaped("a\nb\t") == "a\\nb\\t" and escaped("\u00e9\u65e5\U0001f600") == "\u00e9\u65e5\U0001f600"
@@ -99,7 +90,9 @@ def test_paths_that_cannot_be_are_one_printable_line(command, name, tmp_path, ca
     write(tmp_path / "rows.jsonl", TEST[:4])
     log = [{"step": 1, "lm_loss": 1.0}, {"step": 2, "lm_loss": 0.5}]
     (tmp_path / "metrics.json").write_text(json.dumps({"log_history": log}))
-    error_of(capsys, [word.format(name) for word in command.split()])
+    assert main([word.format(name) for word in command.split()]) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
+    assert clean(error) and len(error) < 500, error
 
 
 def test_every_logger_prints_once(monkeypatch):

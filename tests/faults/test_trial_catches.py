@@ -19,11 +19,9 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.nll import answer_losses
 from stepjepa.forest import visibility
 from stepjepa.modeling import masks, trial
-from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.parts import output_head, tolerance
-from stepjepa.modeling.trial import exactness
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import make_collator, set_up_model
@@ -57,19 +55,18 @@ def test_branches_are_tried_with_the_predictors_of_the_run():
     assert found == ["packed", "two_pass"]
 
 
-@pytest.mark.parametrize("size", [3e-3, 1e-2])
-def test_a_small_fault_is_noticed_in_float32(size, monkeypatch):
+def test_a_small_fault_is_noticed_in_float32(monkeypatch):
     own = masks.additive_mask
 
     def noisy(*rows_and_dtype):
         mask = own(*rows_and_dtype)
-        return mask / 2 + torch.rand(mask.shape) * size
+        return mask / 2 + torch.rand(mask.shape) * 3e-3
 
     monkeypatch.setattr(masks, "additive_mask", noisy)
     assert chosen(family_model("llama", "eager"))[1] == "two_pass"
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma3_sliding", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_sliding"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_of_a_short_dtype_is_no_fault(name, dtype):
     assert chosen(tiny_model(name).to(dtype))[1] == "packed"
@@ -194,9 +191,8 @@ def test_flex_attention_that_is_not_exact_leaves_sdpa(name, broken, on_cuda, mon
     assert on_cuda(tiny_model("llama", "flex_attention"))[0] == "two_pass"
 
 
-@pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
-@pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gpt2"])
-def test_the_trial_leaves_no_trace(name, forward):
+@pytest.mark.parametrize(("forward", "name"), [("auto", "llama"), ("packed", "gpt2"), ("two_pass", "mistral_sliding")])
+def test_the_trial_leaves_no_trace(forward, name):
     changes = {} if name == "gpt2" else {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
     model = tiny_model(name, **changes).train()
     (model.transformer.h[1] if name == "gpt2" else model.model.layers[1]).eval()
@@ -275,7 +271,7 @@ def ready(model, count=0, examples=None):
 
 
 # Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
-@pytest.mark.parametrize("family", ["modernbert-decoder", "electra", "rembert", "xlstm"])
+@pytest.mark.parametrize("family", ["modernbert-decoder", "rembert", "xlstm"])
 def test_the_loss_is_that_of_the_models_own_head_in_training_and_evaluation(family):
     model = family_model(family)
     expected = own_losses(model)
@@ -303,20 +299,7 @@ def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
     assert float(head.loss_sum(model, states[:0], labels[:0])) == 0
 
 
-def test_the_start_up_trial_of_a_saved_model_has_its_own_logits(tmp_path):
-    family_model("modernbert-decoder").save_pretrained(tmp_path)
-    model = load_model(str(tmp_path), NO_TOKENS)
-    attach_forest_forward(model, VOCABULARY)
-    verdict = exactness(model, VOCABULARY, "eager")
-    assert verdict.fault == "" and verdict.off < 1e-5
-    expected = own_losses(model)
-    model, _, batch = ready(model)
-    with torch.no_grad():
-        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt_neox", "olmo2"])
-@pytest.mark.parametrize("window", [4, 20])
+@pytest.mark.parametrize(("family", "window"), [("llama", 4), ("gpt_neox", 20)])
 def test_a_window_in_the_configuration_that_the_class_ignores_is_ignored(family, window, caplog):
     model = family_model(family)
     model.config.sliding_window = window
@@ -332,7 +315,7 @@ def test_a_window_in_the_configuration_that_the_class_ignores_is_ignored(family,
         assert float(model(batch=batch).lm_loss_sum) == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("forward", ["auto", "packed", "two_pass"])
+@pytest.mark.parametrize("forward", ["auto", "two_pass"])
 @pytest.mark.parametrize("objective", ["step_jepa", "regular"])
 def test_a_model_that_sees_the_last_token_from_before_is_refused(forward, objective, tmp_path):
     """An encoder would be trained on labels that it sees."""

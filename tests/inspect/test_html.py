@@ -17,9 +17,7 @@ from support.records import row_record
 from support.rows import step_rows, write
 
 CASES = [
-    {"objective": "llm_jepa", "predictors": 2},
     {"objective": "llm_jepa", "predictors": 2, "forward": "inline"},
-    {"objective": "llm_jepa", "views": "standalone", "predictors": 1},
     {"objective": "step_jepa", "step_pairs": "all", "forward": "two_pass"},
     {"objective": "semantic_tube", "tube_times": 2},
 ]

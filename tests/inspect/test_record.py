@@ -29,11 +29,6 @@ def steps(predictors=2):
     return paired(range(6), ((1, 6),), [Views(2, 3, 5)], predictors)
 
 
-# Prompt q; steps a, b, c; e ends the turn. Every step predicts the next one.
-def every_step(predictors=2):
-    return paired([0, 1, 2, 3, 5], ((1, 5),), [Views(1, 2, 3), Views(2, 3, 4)], predictors)
-
-
 # The same with horizons 1 and 2: a -> b, a -> c, b -> c.
 def horizons(predictors=1):
     return paired([0, 1, 2, 3, 5], ((1, 5),), [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)], predictors)
@@ -164,14 +159,11 @@ USER, ANSWER = Tokens(2, 5), Tokens(7, 9)
 # mode, spans; of each pair the states of source and target.
 TUBES = [
     ("span", [(1, 2)], [("T - P: - h[1] + h[2] - h[3] + h[4] - h[6] + h[8]", "P: - h[2] + h[3]")]),
-    ("span", [(2, 4)], [("T - P: - h[1] + h[3] - h[7] + h[8]", "P: - h[3] + h[4] - h[6] + h[7]")]),  # over the gap
     (
         "span",
         [(0, 3), (3, 5)],
         [("T - P: - h[6] + h[8]", "P: - h[1] + h[4]"), ("T - P: - h[1] + h[4]", "P: - h[6] + h[8]")],
     ),
-    ("three_index", [(0, 2, 4)], [("r to t: - h[3] + h[4] - h[6] + h[7]", "s to r: - h[1] + h[3]")]),
-    ("e2e", (), [("user: - h[1] + h[4]", "answer: - h[6] + h[8]")]),
     ("mean", (), [("user: mean h[2-4]", "answer: mean h[7-8]")]),
     ("curvature", (), [(f"before: - h[{n - 1}] + h[{n}]", f"after: - h[{n}] + h[{n + 1}]") for n in (2, 3, 7)]),
 ]

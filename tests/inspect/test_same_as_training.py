@@ -135,7 +135,7 @@ def test_inline(files, options):
     assert len(record.pairs) == 1 and record.floors.any()
 
 
-@pytest.mark.parametrize("row", [0, 2, 3, 4])
+@pytest.mark.parametrize("row", [0, 4])
 @pytest.mark.parametrize("options", [{"objective": "semantic_tube"}, {"step_pairs": "random", "jepa_ratio": 0.7}])
 def test_draws_of_every_row(files, row, options):
     options = {"objective": "step_jepa", **options}
@@ -145,7 +145,7 @@ def test_draws_of_every_row(files, row, options):
     assert sorted(positions) == sorted(batch.sources.positions.tolist())
 
 
-@pytest.mark.parametrize("predictors", [0, 1, 2])
+@pytest.mark.parametrize("predictors", [0, 2])
 def test_split_as_it_is_trained_by_default(files, predictors):
     """Its targets get no gradient and go through a pass of their own."""
     record, batch, _ = both(files["chats"], CHAT, CHAT - 1, objective="split", predictors=predictors)

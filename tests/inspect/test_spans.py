@@ -1,14 +1,12 @@
 """Names of the trunk's tokens: they agree with what the data package encodes, in every template."""
 
-import numpy as np
 import pytest
 
 from stepjepa.data.encode import encode_dataset, make_encoder, read_chat
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.template import ChatRenderer
-from stepjepa.data.types import Example
-from stepjepa.inspect.layout import NamedSpan, token_text, trunk_names
+from stepjepa.inspect.layout import token_text, trunk_names
 from stepjepa.inspect.view import trunk_spans
 from stepjepa.modeling.load import train_tokenizer
 from support.encoding import settings_of, views_of
@@ -132,10 +130,3 @@ def test_names_of_a_chat_that_is_cut():
     whole = named(byte_bpe_tokenizer())[1]
     for length in (len(whole) - 1, whole.index("trunk: answer 1") + 2):
         assert named(byte_bpe_tokenizer(), max_length=length)[1] == whole[:length]
-
-
-def test_spans_beyond_the_trunk_name_nothing():
-    example = Example(np.arange(4, dtype=np.int32), ((1, 4),))
-    spans = [NamedSpan("user", 0, 1), NamedSpan("answer", 1, 3), NamedSpan("user", 6, 9)]
-    assert trunk_names(example, spans) == ["trunk: user", "trunk: answer", "trunk: answer", "trunk: end of turn"]
-    assert trunk_names(example) == ["trunk: prompt", *["trunk: answer"] * 3]

@@ -51,12 +51,6 @@ def shown(example, predictors=2, **options):
     return [line.rstrip() for line in drawn(row, 140).splitlines()]
 
 
-def shown_tube(mode, spans=()):
-    pairs = pairs_of_spans(Span(2, 5), Span(7, 9), spans, tube_options(mode=mode))
-    example = Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=tuple(pairs))
-    return [line.rstrip() for line in drawn(tube_record(example, LETTERS.__getitem__, mode), 140).splitlines()]
-
-
 def test_a_drawing_in_full():
     lines = [line.rstrip() for line in drawn(record(), title="row 0", notes=["a note"]).splitlines()]
     assert lines == [
@@ -131,15 +125,6 @@ STANDALONE = Example(
                 "     8 t         ▀▀",
             ],
         ),
-        (
-            paired(range(5), ((1, 5),), [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)]),
-            0,
-            False,
-            [
-                "trunk: answer      1         1  a «end of source 1, 2; source 1, 2»│b «end of source 3; source 3»│c│d",
-                "target 2           6         3  c «target 2, 3»",
-            ],
-        ),
     ],
 )
 def test_lines_of_every_form(example, predictors, inline, lines):
@@ -147,14 +132,7 @@ def test_lines_of_every_form(example, predictors, inline, lines):
     assert [line for line in lines if line not in found] == []
 
 
-def test_sums_of_states():
-    lines = shown_tube("span", [(2, 4)])
-    assert lines[0] == "10 tokens: 10 on the trunk (3 labelled); 1 pair"
-    first = lines.index("pairs (h: the state of a token)")
-    assert lines[first + 1 : first + 3] == [
-        "  pair 1  T - P: - h[1] + h[3] - h[7] + h[8]",
-        "          P: - h[3] + h[4] - h[6] + h[7]",
-    ]
+def test_many_sums_of_states():
     many = pairs_of_spans(Span(2, 12), Span(13, 23), (), tube_options(mode="curvature"))
     example = Example(np.arange(24, dtype=np.int32), (Span(13, 24),), pairs=tuple(many))
     lines = drawn(tube_record(example, str, "curvature"), 140).splitlines()
@@ -184,17 +162,6 @@ def test_the_blocks_are_the_matrix(length, width):
     assert max(len(line.plain) for line in lines[2:]) <= width
 
 
-def test_positions_that_are_shown():
-    assert evenly(5, 9) == [0, 1, 2, 3, 4] and evenly(60, 3) == [0, 30, 59]
-
-
-def test_token_lines_fit_the_width():
-    row = record(words=["word", " and", " \u65e5\u672c"], length=40)
-    text = drawn(row, 60)
-    assert text.count("\u65e5\u672c") + text.count("\u65e5\n") >= row.texts.count(" \u65e5\u672c")
-    assert "who sees whom" in drawn(row, 30)
-
-
 def test_text_in_the_data_does_nothing():
     text = drawn(record(words=HOSTILE), notes=["no pair: [red]why[/red]\x1b"])
     assert all(character == "\n" or character.isprintable() for character in text)
@@ -210,7 +177,3 @@ def test_colour_on_terminals_only(monkeypatch):
     assert "\x1b[" in drawn(record(), file=Screen()) and "\x1b" not in drawn(record())
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in drawn(record(), file=Screen())
-
-
-def test_a_row_without_pairs():
-    assert "pairs: none" in drawn(row_record(STEPS.plain(), 2, LETTERS.__getitem__, vocabulary=6))
