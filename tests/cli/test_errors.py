@@ -140,6 +140,8 @@ FLAGS = [
     ("--objective semantic_tube --tube_mode e2e --tube_times 3", "e2e", "tube_times=3"),
     ("--objective semantic_tube --tube_mode mean --tube_sampler steps", "mean", "tube_sampler=steps"),
     ("--objective split --forward inline", "inline"),
+    ("--mask_ratio 0.3 --forward inline", "mask_ratio", "forward packed"),
+    ("--mask_ratio 1.5", "mask_ratio is 1.5"),
     ("--front_pred", "front_pred", "--predictors 1"),
     ("--front_pred --predictors 1 --views in_context", "front_pred", "standalone"),
     ("--step_jepa --front_pred", "standalone", "step_jepa"),

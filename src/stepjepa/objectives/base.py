@@ -26,12 +26,13 @@ from stepjepa.objectives.options import (
     Defaults,
     EMAOptions,
     LossOptions,
+    MaskOptions,
     PairOptions,
     PredictorOptions,
     ReplayOptions,
     TargetOptions,
 )
-from stepjepa.objectives.pairs import PairBuilder
+from stepjepa.objectives.pairs import PairBuilder, masked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from stepjepa.data.encode import TokenChat
 
-_NAME = Names(LossOptions, PredictorOptions, TargetOptions)
+_NAME = Names(LossOptions, MaskOptions, PredictorOptions, TargetOptions)
 # Parts of the loss, as the log has them.
 JEPA, REGULARIZER, REPLAY = _NAME.jepa_loss, _NAME.regularizer, "replay_loss"
 
@@ -105,7 +106,6 @@ class Objective:
     halves: ClassVar[bool] = False
     aligned_targets: ClassVar[bool] = False
     needs_steps: bool = False
-    draws: bool = False
     several_pairs: bool = False
     groups: tuple[int, ...] = (1,)
     unread: frozenset[str] = frozenset()
@@ -186,6 +186,11 @@ class Objective:
                 f"forward=inline isolates a view inside the chat, and {_NAME.jepa_target_column}={self.target_column} is "
                 "not in it; use forward packed"
             )
+        if self.options.forward == "inline" and self.mask_ratio:
+            raise ConfigError(
+                f"forward=inline reads the source on the chat, whose tokens {_NAME.mask_ratio} would hide from the LM loss; "
+                "use forward packed"
+            )
 
     # What it is called in summaries
 
@@ -216,6 +221,11 @@ class Objective:
         return str(self.options.jepa_loss)
 
     @property
+    def draws(self) -> bool:
+        """See the class."""
+        return self.mask_ratio > 0
+
+    @property
     def sampled(self) -> bool:
         """Whether the pairs of an example differ from epoch to epoch."""
         return self.draws
@@ -224,6 +234,17 @@ class Objective:
     def predictors(self) -> int:
         """K, predictor tokens of one group."""
         return self.options.predictors or 0
+
+    @property
+    def learned_tokens(self) -> int:
+        """Tokens that it trains in every group: the predictors, or the one that is repeated, and last the mask token."""
+        different = min(self.predictors, 1) if self.options.same_predictor else self.predictors
+        return different + (self.mask_ratio > 0)
+
+    @property
+    def mask_ratio(self) -> float:
+        """Share of a source view's tokens that are masked."""
+        return self.options.mask_ratio if MaskOptions in self.reads else 0.0
 
     @property
     def one_pair(self) -> bool:
@@ -246,14 +267,20 @@ class Objective:
         """What is read, in a few words each, where that is not the default."""
         mean = "mean over a view" if self.takes_predictors and self.options.readout == "mean" else ""
         layer = f"layer {self.layer}" if self.takes_predictors and self.layer is not None else ""
-        return tuple(filter(None, (mean, layer, self.target_column and f"target from {self.target_column}")))
+        column = f"target from {self.target_column}" if self.target_column else ""
+        masks = ""
+        if self.mask_ratio:
+            how = "as one span" if self.options.mask_span else "token by token"
+            masks = f"{self.mask_ratio:.0%} of the source masked {how}"
+        return tuple(filter(None, (mean, layer, column, masks)))
 
     # From chats to examples
 
     def builder(self, ids: np.ndarray, target: np.ndarray | None = None) -> PairBuilder:
         """Collects the pairs of a chat of tokens `ids` (T,), read as the run's options say; `target`: see `PairBuilder`."""
         options = self.options
-        return PairBuilder(ids, self.predictors, options.last_token, options.readout == "mean", self.layer, target)
+        mean, masks = options.readout == "mean", self.mask_ratio > 0
+        return PairBuilder(ids, self.predictors, options.last_token, mean, self.layer, target, masks)
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a tokenised chat."""
@@ -273,7 +300,7 @@ class Objective:
         Args:
             rng: seeded by the run's seed, the epoch and the row; the only source of randomness.
         """
-        return example
+        return masked(example, self.mask_ratio, self.options.mask_span, rng) if self.mask_ratio else example
 
     # From states to the loss
 

@@ -42,6 +42,7 @@ from stepjepa.objectives.options import (
     SELF,
     EMAOptions,
     LossOptions,
+    MaskOptions,
     PairOptions,
     PredictorOptions,
     ReplayOptions,
@@ -122,6 +123,7 @@ class ExampleOptions(
     StepJEPAOptions,
     PredictorOptions,
     TargetOptions,
+    MaskOptions,
     PairOptions,
     MethodOptions,
 ):
