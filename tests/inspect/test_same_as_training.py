@@ -23,7 +23,7 @@ TURNS = [
     {"role": "user", "content": "How many are two and three?"},
     {"role": "assistant", "content": "Two.\n\nThree more.\n\nSo five."},
     {"role": "user", "content": "And with four?"},
-    {"role": "assistant", "content": "Five.\n\nFour more.\n\nThat makes nine.\n\nNine."},
+    {"role": "assistant", "content": "Five.\n\nFour more.\n\nThat makes nine.\n\nThe answer is 9."},
 ]
 ROWS = [step_rows(1)[0], {"messages": []}, *step_rows(4, seed=3)[1:], {"messages": TURNS}]
 TEXTS = [{"text": "Three and four are seven, " * 5}, {"text": " "}, {"text": "Five more make twelve."}]
@@ -51,6 +51,7 @@ EVERYWHERE = [
     {"objective": "next_latent"},
     {"objective": "multi_token", "token_positions": "question"},
     {"objective": "future_summary"},
+    {"objective": "steps_to_answer", "predictors": 1},
 ]
 INLINE = [
     {"objective": "llm_jepa", "predictors": 2},

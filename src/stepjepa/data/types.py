@@ -256,6 +256,7 @@ class Turn(NamedTuple):
         label_stop: end of the labelled tokens: after the end-of-turn token.
         steps: spans of the answer's steps, none unless the objective needs them. A step whose last character was merged
             into the next one's first token may be left without a token (start == stop).
+        cue: of the answer, what announces its final answer; None unless the objective finds one (`Objective.cue_of`).
     """
 
     user: Span | None
@@ -263,6 +264,7 @@ class Turn(NamedTuple):
     answer: Span
     label_stop: int
     steps: tuple[Span, ...] = ()
+    cue: Span | None = None
 
 
 class OnDevice:

@@ -200,7 +200,7 @@ class TwoPassCollator:
         target_rows, target_starts = None, starts
         together = sources + targets
         if self.separate_targets:
-            target_starts = [{} for _ in examples]
+            target_starts = [{} for _ in examples] if targets else starts  # targets on the trunk are read there
             target_rows = self._rows(examples, targets, target_starts, 0)
             together = sources
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())

@@ -282,6 +282,11 @@ class Objective:
         mean, masks = options.readout == "mean", self.mask_ratio > 0
         return PairBuilder(ids, self.predictors, options.last_token, mean, self.layer, target, masks)
 
+    def cue_of(self, answer: str) -> tuple[int, int] | None:
+        """Where the words that announce the final answer stand in the text of an answer, [start, end); the chat's turns then
+        have their tokens (`Turn.cue`). None where it needs none."""
+        return None
+
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a tokenised chat."""
         raise NotImplementedError
@@ -474,6 +479,7 @@ _BUILT_IN = {
     "next_latent": "NextLatent",
     "multi_token": "MultiToken",
     "future_summary": "FutureSummary",
+    "steps_to_answer": "StepsToAnswer",
 }
 OBJECTIVES = tuple(_BUILT_IN)
 

@@ -39,8 +39,8 @@ class PairOptions(Topic):
 
     target_grad: bool | None = option(
         None,
-        "Gradient into the target views too. Default: true; false for split, next_latent and with a target_encoder other "
-        "than self.",
+        "Gradient into the target views too. Default: true; false for split, next_latent, steps_to_answer and with a "
+        "target_encoder other than self.",
         METHOD,
     )
     jepa_ratio: float = option(
@@ -205,7 +205,7 @@ class LossOptions(Topic):
     jepa_loss: str | None = option(
         None,
         "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine, "
-        "smooth_l1 for next_latent.",
+        "smooth_l1 for next_latent and steps_to_answer.",
         LOSS,
         choices=LOSSES,
         own=True,

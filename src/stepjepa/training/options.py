@@ -63,8 +63,9 @@ class MethodOptions(Topic):
         LLMJEPA.name,
         "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> later step (step_jepa), first "
         "part of the tokens -> the rest (split), displacements of the chat's own states (semantic_tube), state and token -> "
-        "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary); or a "
-        "class of your own, as file.py:Class or package.module:Class, whose code is run.",
+        "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary), "
+        "state before the answer without the steps -> with them (steps_to_answer); or a class of your own, as file.py:Class "
+        "or package.module:Class, whose code is run.",
         METHOD,
         choices=OBJECTIVES,
         own=True,
