@@ -159,6 +159,8 @@ FLAGS = [
     ("--objective future_summary --jepa_loss mse", "future_summary", "jepa_loss"),
     ("--objective steps_to_answer --target_encoder ema", "steps_to_answer", "target_encoder"),
     ("--objective steps_to_answer --last_token -1", "steps_to_answer", "last_token"),
+    ("--objective steps_to_answer --answer_layers 1 9", "layer 9", "layers 0 to 3"),
+    ("--objective steps_to_answer --answer_layers 1 --readout_layer 2", "answer_layers", "readout_layer"),
     ("--objective steps_to_answer --forward inline", "inline", "steps_to_answer"),
     ("--objective semantic_tube --tube_mode curvature --jepa_l2", "curvature", "jepa_loss"),
     ("--objective semantic_tube --predictors 2", "semantic_tube", "predictors"),

@@ -68,11 +68,14 @@ def in_a_loop(run: Run, tokenizer) -> torch.Tensor:
         rows = torch.cat([rows, model.jepa.predictors.weight])
     learned = list(range(vocabulary, vocabulary + run.options.predictors))
 
-    def state(tokens: list[int]) -> torch.Tensor:
+    layers = run.options.answer_layers or [run.options.readout_layer or -1]
+
+    def state(tokens: list[int], cue: list[int]) -> torch.Tensor:
         inner = getattr(model, model.base_model_prefix)
         output = inner(inputs_embeds=rows[tokens][None], output_hidden_states=True)
-        layer = run.options.readout_layer
-        return (output.last_hidden_state if layer is None else output.hidden_states[layer])[0, -1]
+        found = [output.last_hidden_state if layer == -1 else output.hidden_states[layer] for layer in layers]
+        read = len(cue) if run.options.readout == "mean" else 1
+        return torch.stack([states[0, -read:].mean(0) for states in found])
 
     sources, targets = [], []
     for number, row in enumerate(rows_of()):
@@ -87,12 +90,13 @@ def in_a_loop(run: Run, tokenizer) -> torch.Tensor:
         stop = place + len(CUES[number % 4]) - 3 * (number % 4 == 2)
         cue = [token for token, end in zip(encoded["input_ids"], ends, strict=True) if place < end <= stop]
         before = [token for token, end in zip(encoded["input_ids"], ends, strict=True) if end <= stop]
-        sources.append(state([*tokenizer(prompt, add_special_tokens=False)["input_ids"], *learned, *cue]))
-        targets.append(state(before).detach())
+        sources.append(state([*tokenizer(prompt, add_special_tokens=False)["input_ids"], *learned, *cue], cue))
+        targets.append(state(before, cue).detach())
     if run.options.control == "shuffled":
         targets = targets[1:] + targets[:1]
     pairs = zip(sources, targets, strict=True)
-    return torch.stack([F.smooth_l1_loss(*pair) for pair in pairs]).sum()
+    losses_L = [F.smooth_l1_loss(*states) for pair in pairs for states in zip(*pair, strict=True)]
+    return torch.stack(losses_L).sum()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +106,8 @@ def in_a_loop(run: Run, tokenizer) -> torch.Tensor:
         {"model": "gpt2", "predictors": 2},
         {"model": "mistral_sliding", "predictors": 1, "control": "shuffled"},
         {"model": "llama", "readout_layer": 1},
+        {"model": "gpt2", "answer_layers": [0, 1, -1], "control": "shuffled"},
+        {"model": "llama", "answer_layers": [0, 1], "predictors": 1, "readout": "mean"},
     ],
     ids=name_of,
 )
@@ -118,7 +124,9 @@ def test_every_layout_equals_a_plain_loop(tokenizer, options, monkeypatch):
     lm = plain.model(batch=plain.collator()(plain.examples)).lm_loss_sum.item()
     for name, batch in layouts(run, monkeypatch):
         parts, found, _ = losses(run, batch)
-        assert batch.pairs == 6 and parts.jepa.item() == pytest.approx(expected.item(), rel=1e-4), name
+        assert batch.pairs == 6 * len(options.get("answer_layers", [-1])) and parts.jepa.item() == pytest.approx(
+            expected.item(), rel=1e-4
+        ), name
         assert_same_direction_and_size(found, wanted)
         assert parts.lm.item() == pytest.approx(lm, rel=1e-6)
 

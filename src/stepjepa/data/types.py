@@ -327,7 +327,8 @@ class StateReads(OnDevice):
         coefficients: (M,) float32; None with `vectors`.
         order: (P,) int64, the vector that each pair gets; None for its own.
         count: P.
-        layer: see `Read`.
+        layers: those whose states are read, see `Read`.
+        layer_of: (M,) int64, which of several layers each position is in; None for one.
     """
 
     positions: torch.Tensor
@@ -335,7 +336,8 @@ class StateReads(OnDevice):
     coefficients: torch.Tensor | None = None
     order: torch.Tensor | None = None
     count: int = 0
-    layer: int | None = None
+    layers: tuple[int | None, ...] = (None,)
+    layer_of: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -258,6 +258,11 @@ class Objective:
         return None if layer == -1 else layer
 
     @property
+    def layers(self) -> tuple[int | None, ...]:
+        """Those whose states are read."""
+        return (self.layer,)
+
+    @property
     def target_column(self) -> str | None:
         """The column with the text of the target views; None where they are views of the chat."""
         return self.options.jepa_target_column if TargetOptions in self.reads else None

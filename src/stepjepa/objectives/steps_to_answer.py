@@ -14,11 +14,14 @@ and both sides are read at the same token. `step_jepa` predicts a later step fro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.answers import answer_cue
+from stepjepa.data.options import VIEWS
 from stepjepa.data.types import TRUNK, Pair, PairsFound, Segment, Span
+from stepjepa.errors import ConfigError
 from stepjepa.objectives.base import Objective
 from stepjepa.objectives.options import Defaults, LossOptions, PairOptions, PredictorOptions
 from stepjepa.objectives.pairs import question_and_answer
@@ -26,7 +29,19 @@ from stepjepa.objectives.pairs import question_and_answer
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
-_NAME = Names(PredictorOptions)
+
+@dataclass
+class StepsToAnswerOptions(Topic):
+    """Options of objective `steps_to_answer`."""
+
+    answer_layers: list[int] | None = option(
+        None,
+        "steps_to_answer: several layers whose states are compared, counted as by readout_layer; the loss is their mean.",
+        VIEWS,
+    )
+
+
+_NAME = Names(StepsToAnswerOptions, PredictorOptions)
 
 
 class StepsToAnswer(Objective):
@@ -37,14 +52,30 @@ class StepsToAnswer(Objective):
     unread = frozenset({_NAME.last_token, _NAME.target_encoder})
     defaults = Defaults(target_grad=False, jepa_loss="smooth_l1")
     separate_targets = False  # they are read on the trunk, which is computed anyway
+    aligned_targets = True  # of the same layer
+    Options = StepsToAnswerOptions
     vector_names = "without the steps", "with them"
+
+    def check(self) -> None:
+        """As `Objective.check`; raises ConfigError."""
+        super().check()
+        if self.options.answer_layers and self.options.readout_layer is not None:
+            raise ConfigError(
+                f"{_NAME.answer_layers} and {_NAME.readout_layer} both name what is read; leave one of them out"
+            )
+
+    @property
+    def layers(self) -> tuple[int | None, ...]:
+        """See `Objective`."""
+        several = self.options.answer_layers or ()
+        return tuple(None if layer == -1 else layer for layer in several) or super().layers
 
     def cue_of(self, answer: str) -> tuple[int, int] | None:
         """See `Objective`."""
         return answer_cue(answer)
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """One pair for every answer with something before its cue."""
+        """One pair a layer for every answer with something before its cue."""
         builder = self.builder(chat.ids)
         turns, reason = question_and_answer(chat.turns)
         for turn in turns:
@@ -58,5 +89,6 @@ class StepsToAnswer(Objective):
             copy = Span(self.predictors, branch.length)
             source = builder.read(builder.add(branch), copy.stop - 1, copy)
             target = builder.read(TRUNK, cue.stop - 1, cue)
-            builder.pairs.append(Pair(source, target))
+            for layer in self.layers:
+                builder.pairs.append(Pair(source._replace(layer=layer), target._replace(layer=layer)))
         return builder.found(reason)

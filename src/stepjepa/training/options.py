@@ -51,6 +51,7 @@ from stepjepa.objectives.options import (
 from stepjepa.objectives.semantic_tube import TubeOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
+from stepjepa.objectives.steps_to_answer import StepsToAnswerOptions
 
 COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
 
@@ -122,6 +123,7 @@ class ExampleOptions(
     SplitOptions,
     LLMJEPAOptions,
     StepJEPAOptions,
+    StepsToAnswerOptions,
     PredictorOptions,
     TargetOptions,
     MaskOptions,

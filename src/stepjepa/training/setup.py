@@ -157,8 +157,9 @@ def set_up_model(
             )
         add_extras(inner, rows, head, seed, modules, objective.groups, target_width)
         for model_read in (inner, other):
-            if objective.layer is not None and model_read is not None:
-                known_layers(model_read, objective.layer)
+            for layer in objective.layers:
+                if layer is not None and model_read is not None:
+                    known_layers(model_read, layer)
     # The Trainer's own NEFTune scales by the length of a packed row, and would change targets.
     attach_forest_forward(model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None))
     predictor_ids = [] if rows is None else rows.ids
