@@ -50,6 +50,7 @@ OBJECTIVES = {
     "next_latent",
     "multi_token",
     "future_summary",
+    "steps_to_answer",
 }
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z0-9_]+(\s+[a-z0-9_]+)+\s*")

@@ -64,7 +64,9 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-OBJECTIVES = "llm_jepa step_jepa split semantic_tube next_latent multi_token future_summary regular".split()
+OBJECTIVES = (
+    "llm_jepa step_jepa split semantic_tube next_latent multi_token future_summary steps_to_answer regular".split()
+)
 SPLITTERS = "auto separator lines numbered sentence regex list".split()
 COLUMNS = [["messages"], ["question", "answer"], ["text"], ["question", "answer", "steps"]]
 NUMBERS = ["-1", "0", "1", "-inf", "inf", "nan", "1e400", "10" * 15, "0.5", "x", "none"]

@@ -23,7 +23,7 @@ TURNS = [
     {"role": "user", "content": "How many are two and three?"},
     {"role": "assistant", "content": "Two.\n\nThree more.\n\nSo five."},
     {"role": "user", "content": "And with four?"},
-    {"role": "assistant", "content": "Five.\n\nFour more.\n\nThat makes nine.\n\nNine."},
+    {"role": "assistant", "content": "Five.\n\nFour more.\n\nThat makes nine.\n\nThe answer is 9."},
 ]
 ROWS = [step_rows(1)[0], {"messages": []}, *step_rows(4, seed=3)[1:], {"messages": TURNS}]
 TEXTS = [{"text": "Three and four are seven, " * 5}, {"text": " "}, {"text": "Five more make twelve."}]
@@ -36,12 +36,14 @@ EVERYWHERE = [
     {"objective": "llm_jepa", "views": "standalone", "predictors": 2, "plain": True},
     {"objective": "llm_jepa", "front_pred": True, "predictors": 2},
     {"objective": "llm_jepa", "reverse_pred": True, "predictors": 1, "last_token": -2},
+    {"objective": "llm_jepa", "predictors": 2, "same_predictor": True, "mask_ratio": 0.5},
     {"objective": "step_jepa", "step_pairs": "all", "predictors": 0},
     {"objective": "step_jepa", "step_pairs": "all", "predictors": 1, "multi_horizon": [1, 2, 3]},
     {"objective": "step_jepa", "step_pairs": "all", "horizon": 2, "predictor_order": "descending"},
     {"objective": "step_jepa", "step_pairs": "plan", "horizon": 3},
     {"objective": "step_jepa", "step_pairs": "random"},
     {"objective": "step_jepa", "step_pairs": "random", "jepa_ratio": 1e-6, "max_length": 70},
+    {"objective": "split", "mask_ratio": 0.5, "mask_span": True, "target_grad": True},
     {"objective": "split", "target_grad": True, "predictors": 3, "split_ratio": 0.2, "same_predictor": True},
     {"objective": "semantic_tube", "tube_times": 3},
     {"objective": "semantic_tube", "tube_mode": "three_index", "tube_content": "with_markup"},
@@ -49,6 +51,7 @@ EVERYWHERE = [
     {"objective": "next_latent"},
     {"objective": "multi_token", "token_positions": "question"},
     {"objective": "future_summary"},
+    {"objective": "steps_to_answer", "predictors": 1},
 ]
 INLINE = [
     {"objective": "llm_jepa", "predictors": 2},
@@ -76,6 +79,7 @@ def trained(file, options, tokenizer, indices):
     objective = objective_of(method)
     drawn = DrawnExamples(store, objective, SEED, method.jepa_ratio)
     size, count = len(tokenizer), 1 if method.same_predictor else method.predictors or 0
+    count += method.mask_ratio > 0
     ids = list(range(size, size + len(objective.groups) * count)) if objective.makes_pairs else []
     form = "packed" if method.forward == "auto" else method.forward
     collator = make_collator(ModelSetup(size, ids, form, objective), method, tokenizer.pad_token_id, "sdpa", "cpu")

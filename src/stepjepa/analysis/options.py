@@ -86,7 +86,8 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
     objective: str = option(
         LLMJEPA.name,
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
-        "rest (split), or a class of your own. Without it the views are those that the (first) model was trained with.",
+        "rest (split), state before the answer without the steps -> with them (steps_to_answer), or a class of your own. "
+        "Without it the views are those that the (first) model was trained with.",
         _METHOD,
         choices=tuple(name for name, objective in built_in().items() if PredictorOptions in objective.reads),
         own=True,

@@ -288,6 +288,13 @@ _HEADED = re.compile(
     re.IGNORECASE,
 )
 
+# What stands right before a final answer, in the order in which `final_answer` looks for it.
+_CUES = (
+    re.compile(r"\\f?boxed\s*\{?\s*"),
+    re.compile(r"####[ \t]*"),
+    re.compile(r"<answer>\s{0,8}"),
+    re.compile(rf"(?:\b(?:the|my)\s+)?(?:(?:final|correct)\s+)?{_SAYS.pattern}", re.IGNORECASE),
+)
 _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # not the one between two numbers
 
 
@@ -334,6 +341,20 @@ def final_answer(text: str) -> str | None:
         return hashes
     tags = _ANSWER_TAGS.findall(text)
     return tags[-1] if tags else _said(text) or _last_number(text)
+
+
+def answer_cue(text: str) -> tuple[int, int] | None:
+    """Where the words stand, [start, end), that announce the `final_answer` of a text and end right before it: `####`, the
+    beginning of a box, `<answer>` or "the answer is"; None where none of these does."""
+    answer = final_answer(text)
+    if answer is None:
+        return None
+    begin = len(text) - len(answer_of(text))
+    for cue in _CUES:
+        places = [match.span() for match in cue.finditer(text, begin) if text.startswith(answer, match.end())]
+        if places:
+            return places[-1]
+    return None
 
 
 def answers_match(a: str | None, b: str | None) -> bool:

@@ -105,6 +105,9 @@ class PairMaker(Protocol):
     def target_column(self) -> str | None:
         """The column with the text of the target views, None for views of the chat."""
 
+    def cue_of(self, answer: str) -> CharSpan | None:
+        """Where the cue of a final answer stands in the text of an answer, for `Turn.cue`."""
+
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a chat."""
 
@@ -473,7 +476,7 @@ class RowEncoder:
     ) -> tuple[list[Turn], np.ndarray, int | None]:
         """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
         token that ends a turn, which the report names."""
-        chat, turns, eos = row.shown, list[Turn](), self.eos
+        chat, turns, eos, objective = row.shown, list[Turn](), self.eos, self.options.objective
         steps_found = row.step_spans if self.options.needs_steps else None
         user: tuple[Span | None, int] = (None, 0)
         answers = 0
@@ -502,11 +505,14 @@ class RowEncoder:
                 ids = np.append(ids, np.int32(eos))
                 close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
             spans_of_steps: list[CharSpan] = []
+            place: CharSpan | None = None
             if span.close is None:
                 spans_of_steps = [] if steps_found is None else steps_found[answers]
                 answers += 1
+                place = None if objective is None else objective.cue_of(chat.text[span.start : span.end])
             steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in spans_of_steps])
-            turns.append(Turn(*user, content, close, steps))
+            cue = place and token_span(last, span.start + place[0], span.start + place[1])
+            turns.append(Turn(*user, content, close, steps, cue))
         if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))
             report.end_of_turn = report.end_token + what

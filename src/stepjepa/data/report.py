@@ -39,6 +39,7 @@ _REASONS = {
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "no_user_message": "no user message before the answer",
     "no_answer_in_text": "the assistant calls tools alone",
+    "no_answer_cue": "no '####', '\\boxed{', '<answer>' or 'answer is' before a final answer, or nothing in front of it",
     "no_reference": "nothing that a metric could compare with",
     "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TRUNK = 0
 ISOLATED = -1
+MASKED = -1  # in the place of an id: the learned mask token
 
 
 class Span(NamedTuple):
@@ -46,6 +47,7 @@ class Segment(NamedTuple):
         slots: K, how many predictor tokens it holds.
         slot: the index in `ids` that they stand in front of.
         origin: where `ids` are copied from, as a token of the trunk; None for text of its own.
+        maskable: those of `ids` that a masked view may replace with `MASKED`; None where there are no masks.
     """
 
     ids: np.ndarray
@@ -55,6 +57,7 @@ class Segment(NamedTuple):
     slots: int = 0
     slot: int = 0
     origin: int | None = None
+    maskable: Span | None = None
 
     @property
     def length(self) -> int:
@@ -65,20 +68,24 @@ class Segment(NamedTuple):
         """All its tokens, (S,) int32.
 
         Args:
-            predictor_ids: of all groups, one group after the other, `slots` of each.
+            predictor_ids: of all groups, one group after the other, `slots` of each; where views are masked, that of the
+                mask token after them.
 
         Raises:
             ValueError: there are fewer.
         """
+        ids = self.ids
+        if self.maskable is not None:
+            ids = np.where(ids == MASKED, np.int32(predictor_ids[-1]), ids)
         if not self.slots:
-            return self.ids
+            return ids
         first = self.group * self.slots
         own = np.asarray(predictor_ids[first : first + self.slots], np.int32)
         if len(own) < self.slots:
             raise ValueError(
                 f"group {self.group} has {self.slots} predictor tokens, and {len(predictor_ids)} ids are given"
             )
-        return np.concatenate([self.ids[: self.slot], own, self.ids[self.slot :]])
+        return np.concatenate([ids[: self.slot], own, ids[self.slot :]])
 
 
 class Term(NamedTuple):
@@ -202,8 +209,10 @@ class Example(NamedTuple):
             segment = self.segments[term.segment - 1]
             if positions:
                 end = segment.position + segment.length
+            elif segment.origin is not None:
+                end = segment.origin + len(segment.ids)
             else:
-                end = (segment.origin or 0) + segment.length if segment.attach == ISOLATED else segment.attach + 1
+                end = segment.length if segment.attach == ISOLATED else segment.attach + 1
             reach = max(reach, end)
         return reach
 
@@ -216,9 +225,11 @@ class Example(NamedTuple):
         """The view that a read stands for where it also stands on the trunk: the copied tokens, or all before its branch or
         state; None for text of its own."""
         segment = self.segment(read)
+        if segment is not None and segment.origin is not None:
+            return Span(segment.origin, segment.origin + len(segment.ids))
         if segment is None or segment.attach != ISOLATED:
             return Span(0, self.sees(read) + 1)
-        return None if segment.origin is None else Span(segment.origin, segment.origin + len(segment.ids))
+        return None
 
 
 class PairsFound(NamedTuple):
@@ -245,6 +256,7 @@ class Turn(NamedTuple):
         label_stop: end of the labelled tokens: after the end-of-turn token.
         steps: spans of the answer's steps, none unless the objective needs them. A step whose last character was merged
             into the next one's first token may be left without a token (start == stop).
+        cue: of the answer, what announces its final answer; None unless the objective finds one (`Objective.cue_of`).
     """
 
     user: Span | None
@@ -252,6 +264,7 @@ class Turn(NamedTuple):
     answer: Span
     label_stop: int
     steps: tuple[Span, ...] = ()
+    cue: Span | None = None
 
 
 class OnDevice:
@@ -314,7 +327,8 @@ class StateReads(OnDevice):
         coefficients: (M,) float32; None with `vectors`.
         order: (P,) int64, the vector that each pair gets; None for its own.
         count: P.
-        layer: see `Read`.
+        layers: those whose states are read, see `Read`.
+        layer_of: (M,) int64, which of several layers each position is in; None for one.
     """
 
     positions: torch.Tensor
@@ -322,7 +336,8 @@ class StateReads(OnDevice):
     coefficients: torch.Tensor | None = None
     order: torch.Tensor | None = None
     count: int = 0
-    layer: int | None = None
+    layers: tuple[int | None, ...] = (None,)
+    layer_of: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

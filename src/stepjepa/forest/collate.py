@@ -200,7 +200,7 @@ class TwoPassCollator:
         target_rows, target_starts = None, starts
         together = sources + targets
         if self.separate_targets:
-            target_starts = [{} for _ in examples]
+            target_starts = [{} for _ in examples] if targets else starts  # targets on the trunk are read there
             target_rows = self._rows(examples, targets, target_starts, 0)
             together = sources
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
@@ -408,29 +408,29 @@ def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarr
     """The vectors (P, D) of one side of a batch, in another `order` (P,) where one is given.
 
     Args:
-        reads: P of one layer, each with where the segments of its example begin.
-
-    Raises:
-        ValueError: reads of several layers.
+        reads: P, each with where the segments of its example begin.
     """
-    layers = {read.layer for read, _ in reads}
-    if len(layers) > 1:
-        raise ValueError(f"one batch reads the states of one layer, not of {sorted(map(str, layers))}")
+    layers = tuple(dict.fromkeys(read.layer for read, _ in reads)) or (None,)
     terms = [
         (at[segment] + token, vector, coefficient)
         for vector, (read, at) in enumerate(reads)
         for segment, first, coefficient, tokens in read.terms
         for token in range(first, first + tokens)
     ]
-    layer = next(iter(layers), None)
     chosen = None if order is None else torch.from_numpy(order)
     positions = torch.tensor([position for position, _, _ in terms], dtype=torch.int64)
-    if all(read.is_state for read, _ in reads):
-        ordered = positions if chosen is None else positions[chosen]
-        return StateReads(ordered, count=len(reads), layer=layer)
     vectors = torch.tensor([vector for _, vector, _ in terms], dtype=torch.int64)
+    layer_of = None
+    if len(layers) > 1:
+        layer_P = torch.tensor([layers.index(read.layer) for read, _ in reads])
+        layer_of = layer_P[vectors]
+    if all(read.is_state for read, _ in reads):
+        if chosen is not None:
+            positions = positions[chosen]
+            layer_of = None if layer_of is None else layer_of[chosen]
+        return StateReads(positions, count=len(reads), layers=layers, layer_of=layer_of)
     coefficients = torch.tensor([coefficient for _, _, coefficient in terms], dtype=torch.float32)
-    return StateReads(positions, vectors, coefficients, chosen, len(reads), layer)
+    return StateReads(positions, vectors, coefficients, chosen, len(reads), layers, layer_of)
 
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:

@@ -23,6 +23,8 @@ from stepjepa.training.options import JEPAOptions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MASK = "<|mask|>"  # what a masked token is shown as
+
 
 class NamedSpan(NamedTuple):
     """A named stretch [start, stop) of the trunk's tokens."""
@@ -54,8 +56,9 @@ class RowForm:
         from stepjepa.modeling.extras import placed_predictors, predictor_names
 
         objective, size = objective_of(method), len(tokenizer)
-        different = min(objective.predictors, 1) if method.same_predictor else objective.predictors
-        names = dict(enumerate(predictor_names(different, objective.groups), size))
+        names = dict(enumerate(predictor_names(objective.learned_tokens, objective.groups), size))
+        if objective.mask_ratio:
+            names[max(names)] = MASK
         ids = placed_predictors(list(names), method, len(objective.groups))
         inline = method.forward == "inline" and objective.makes_pairs
         return cls(ids, names, inline, objective.vector_names)
@@ -99,7 +102,8 @@ def row_record(
 
 def _inserted(forest: Forest, form: RowForm) -> np.ndarray:
     """(L,) bool, the predictor tokens."""
-    return np.isin(forest.input_ids, form.predictor_ids)
+    masks = [token for token, name in form.predictors.items() if name == MASK]
+    return np.isin(forest.input_ids, form.predictor_ids) & ~np.isin(forest.input_ids, masks)
 
 
 def _names(forest: Forest, form: RowForm, of_trunk: Sequence[str]) -> tuple[str, ...]:
@@ -137,11 +141,11 @@ def _row_pair(number: int, example: Example, pair: Pair, forest: Forest, placed:
     if not copy or len(pair.source.terms) > 1 or len(pair.target.terms) > 1:
         return RowPair(number, source, target, form.vector_names, weight=pair.weight)
 
-    end = example.sees(pair.source)
-    source_end, source_segment = on_trunk[end], None
-    if end < 0:  # the source is not on the trunk
-        segment = example.segment(pair.source)
-        assert segment is not None
+    segment = example.segment(pair.source)
+    source_segment = None
+    if segment is None or not len(segment.ids):
+        source_end = on_trunk[example.sees(pair.source)]
+    else:  # the source is not on the trunk
         begin = forest.starts[pair.source.terms[0].segment]
         source_segment = begin, begin + segment.length
         source_end = source_segment[1] - 1

@@ -63,16 +63,18 @@ def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
 
 
 def placed_predictors(ids: Sequence[int], options: PredictorOptions, groups: int) -> tuple[int, ...]:
-    """The ids of the K predictors of every group in the order in which they stand after a source."""
-    size = len(ids) // groups
-    times = options.predictors or 0 if options.same_predictor else 1
+    """The ids of the K predictors of every group in the order in which they stand after a source, and those that follow
+    them (the mask token's)."""
+    predictors = options.predictors or 0
+    size = min(predictors, 1) if options.same_predictor else predictors
+    times = predictors if options.same_predictor else 1
     placed: list[int] = []
     for group in range(groups):
         own = list(ids[group * size : (group + 1) * size]) * times
         if options.predictor_order == "descending":
             own.reverse()
         placed += own
-    return tuple(placed)
+    return (*placed, *ids[groups * size :])
 
 
 def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, names: Sequence[str]) -> list[int]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def _forest_forward(
     # Before anything with a graph: an EMA encoder changes the weights in place and back.
     separate = separate_targets(model, batch)
     sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
-    layers = {side.layer for side in sides}
+    layers = {layer for side in sides for layer in side.layers}
     with noisy_chats(model, batch.rows, noise) if noise and model.training else nullcontext():
         by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
     if batch.views is not None:
@@ -121,7 +122,7 @@ def _forest_forward(
     states = by_layer[None]
     if layers != {None} or any(side.vectors is not None for side in sides):
         predicting = states.index_select(0, batch.label_positions)
-        vectors = [read_vectors(by_layer[side.layer], side) for side in sides]
+        vectors = [read_layers(by_layer, side) for side in sides]
     else:
         # One gather for everything that is read, so that the backward pass scatters once.
         parts = [batch.label_positions, *(side.positions for side in sides)]
@@ -174,10 +175,18 @@ def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | Non
     """
     if batch.target_rows is None:
         return None
-    layer = batch.targets.layer
     with torch.no_grad(), encoding_model(model) as encoder:
-        states = layer_states(encoder, batch.target_rows, {layer})[layer]
-        return None if batch.idle else read_vectors(states, batch.targets)
+        by_layer = layer_states(encoder, batch.target_rows, batch.targets.layers)
+        return None if batch.idle else read_layers(by_layer, batch.targets)
+
+
+def read_layers(by_layer: Mapping[int | None, torch.Tensor], reads: StateReads) -> torch.Tensor:
+    """The vectors (P, D) of one side, of the states (R * T, D) of its layers."""
+    layers = [by_layer[layer] for layer in reads.layers]
+    if reads.layer_of is None:
+        return read_vectors(layers[0], reads)
+    positions = reads.positions + reads.layer_of * len(layers[0])
+    return read_vectors(torch.cat(layers), replace(reads, positions=positions))
 
 
 def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:

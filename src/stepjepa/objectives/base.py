@@ -26,12 +26,13 @@ from stepjepa.objectives.options import (
     Defaults,
     EMAOptions,
     LossOptions,
+    MaskOptions,
     PairOptions,
     PredictorOptions,
     ReplayOptions,
     TargetOptions,
 )
-from stepjepa.objectives.pairs import PairBuilder
+from stepjepa.objectives.pairs import PairBuilder, masked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from stepjepa.data.encode import TokenChat
 
-_NAME = Names(LossOptions, PredictorOptions, TargetOptions)
+_NAME = Names(LossOptions, MaskOptions, PredictorOptions, TargetOptions)
 # Parts of the loss, as the log has them.
 JEPA, REGULARIZER, REPLAY = _NAME.jepa_loss, _NAME.regularizer, "replay_loss"
 
@@ -106,7 +107,6 @@ class Objective:
     halves: ClassVar[bool] = False
     aligned_targets: ClassVar[bool] = False
     needs_steps: bool = False
-    draws: bool = False
     drafts: ClassVar[bool] = False
     several_pairs: bool = False
     groups: tuple[int, ...] = (1,)
@@ -188,6 +188,11 @@ class Objective:
                 f"forward=inline isolates a view inside the chat, and {_NAME.jepa_target_column}={self.target_column} is "
                 "not in it; use forward packed"
             )
+        if self.options.forward == "inline" and self.mask_ratio:
+            raise ConfigError(
+                f"forward=inline reads the source on the chat, whose tokens {_NAME.mask_ratio} would hide from the LM loss; "
+                "use forward packed"
+            )
 
     # What it is called in summaries
 
@@ -218,6 +223,11 @@ class Objective:
         return str(self.options.jepa_loss)
 
     @property
+    def draws(self) -> bool:
+        """See the class."""
+        return self.mask_ratio > 0
+
+    @property
     def sampled(self) -> bool:
         """Whether the pairs of an example differ from epoch to epoch."""
         return self.draws
@@ -226,6 +236,17 @@ class Objective:
     def predictors(self) -> int:
         """K, predictor tokens of one group."""
         return self.options.predictors or 0
+
+    @property
+    def learned_tokens(self) -> int:
+        """Tokens that it trains in every group: the predictors, or the one that is repeated, and last the mask token."""
+        different = min(self.predictors, 1) if self.options.same_predictor else self.predictors
+        return different + (self.mask_ratio > 0)
+
+    @property
+    def mask_ratio(self) -> float:
+        """Share of a source view's tokens that are masked."""
+        return self.options.mask_ratio if MaskOptions in self.reads else 0.0
 
     @property
     def one_pair(self) -> bool:
@@ -239,6 +260,11 @@ class Objective:
         return None if layer == -1 else layer
 
     @property
+    def layers(self) -> tuple[int | None, ...]:
+        """Those whose states are read."""
+        return (self.layer,)
+
+    @property
     def target_column(self) -> str | None:
         """The column with the text of the target views; None where they are views of the chat."""
         return self.options.jepa_target_column if TargetOptions in self.reads else None
@@ -248,14 +274,25 @@ class Objective:
         """What is read, in a few words each, where that is not the default."""
         mean = "mean over a view" if self.takes_predictors and self.options.readout == "mean" else ""
         layer = f"layer {self.layer}" if self.takes_predictors and self.layer is not None else ""
-        return tuple(filter(None, (mean, layer, self.target_column and f"target from {self.target_column}")))
+        column = f"target from {self.target_column}" if self.target_column else ""
+        masks = ""
+        if self.mask_ratio:
+            how = "as one span" if self.options.mask_span else "token by token"
+            masks = f"{self.mask_ratio:.0%} of the source masked {how}"
+        return tuple(filter(None, (mean, layer, column, masks)))
 
     # From chats to examples
 
     def builder(self, ids: np.ndarray, target: np.ndarray | None = None) -> PairBuilder:
         """Collects the pairs of a chat of tokens `ids` (T,), read as the run's options say; `target`: see `PairBuilder`."""
         options = self.options
-        return PairBuilder(ids, self.predictors, options.last_token, options.readout == "mean", self.layer, target)
+        mean, masks = options.readout == "mean", self.mask_ratio > 0
+        return PairBuilder(ids, self.predictors, options.last_token, mean, self.layer, target, masks)
+
+    def cue_of(self, answer: str) -> tuple[int, int] | None:
+        """Where the words that announce the final answer stand in the text of an answer, [start, end); the chat's turns then
+        have their tokens (`Turn.cue`). None where it needs none."""
+        return None
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a tokenised chat."""
@@ -275,7 +312,7 @@ class Objective:
         Args:
             rng: seeded by the run's seed, the epoch and the row; the only source of randomness.
         """
-        return example
+        return masked(example, self.mask_ratio, self.options.mask_span, rng) if self.mask_ratio else example
 
     # From states to the loss
 
@@ -453,6 +490,7 @@ _BUILT_IN = {
     "next_latent": "NextLatent",
     "multi_token": "MultiToken",
     "future_summary": "FutureSummary",
+    "steps_to_answer": "StepsToAnswer",
 }
 OBJECTIVES = tuple(_BUILT_IN)
 

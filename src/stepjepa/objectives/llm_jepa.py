@@ -23,7 +23,7 @@ from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults, PredictorOptions, ReplayOptions, TargetOptions
+from stepjepa.objectives.options import Defaults, MaskOptions, PredictorOptions, ReplayOptions, TargetOptions
 from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class LLMJEPA(Objective):
     """
 
     name = "llm_jepa"
-    reads = (*Objective.reads, TargetOptions, ReplayOptions)
+    reads = (*Objective.reads, TargetOptions, MaskOptions, ReplayOptions)
     forwards = ("packed", "two_pass", "inline")
     defaults = Defaults(predictor_order="descending")
     Options = LLMJEPAOptions
@@ -148,8 +148,8 @@ class LLMJEPA(Objective):
                 answer = {**message, "content": chat.target}
             left, right = (answer, user) if self.options.reverse_pred else (user, answer)
             try:
-                source, seen = self._source(chat, left)
-                target, shown = self._target(chat, right)
+                source, seen, content = self._source(chat, left)
+                target, shown, _ = self._target(chat, right)
             except RowError as error:
                 reason = error.reason
                 continue
@@ -158,13 +158,15 @@ class LLMJEPA(Objective):
             if source_token is None or target_token is None:
                 reason = "view_shorter_than_last_token"
                 continue
+            if self.mask_ratio:
+                source = source._replace(maskable=content)
             source_read = builder.alone(source, source_token)
             target_read = builder.alone(target, target_token)
             builder.pairs.append(Pair(source_read, target_read))
         return builder.found(reason)
 
-    def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, Span]:
-        """The view that predicts, as a segment and its tokens up to the one that stands for the view.
+    def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
+        """The view that predicts: as a segment; its tokens up to the one that stands for the view; of its ids the content's.
 
         Raises:
             RowError: the template refuses the message alone, or it is empty.
@@ -180,15 +182,19 @@ class LLMJEPA(Objective):
         if _MARK not in text:
             raise RowError("view_refused", "the chat template does not show the message when it is alone")
         before, _, behind = text.partition(_MARK)
-        (first, _), (second, last) = encode_texts(chat.tokenizer, [before, behind])
+        (first, first_last), (second, second_last) = encode_texts(chat.tokenizer, [before, behind])
         segment = Segment(np.concatenate([first, second]), ISOLATED, 0, 0, self.predictors, len(first))
         readout = len(first) + self.predictors - 1
+        written = behind if front else before
+        shown = content if content in written else content.strip()
+        start = written.find(shown) if front else written.rfind(shown)
+        inside = token_span(second_last if front else first_last, start, start + len(shown))
         if front:  # the predictors are read where the content behind them ends
-            shown = content if behind.startswith(content) else content.strip()
-            readout += token_span(last, 0, behind.find(shown) + len(shown)).stop
-        return segment, Span(0, readout + 1)
+            readout += inside.stop
+            inside = Span(len(first) + inside.start, len(first) + inside.stop)
+        return segment, Span(0, readout + 1), inside
 
-    def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, Span]:
+    def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
         """A view without predictors, as `_source`.
 
         Raises:
@@ -209,7 +215,7 @@ class LLMJEPA(Objective):
             first, stop = token_span(last, start, end)
         if first == stop:
             raise RowError("empty_view", "the message has no tokens")
-        return Segment(ids, ISOLATED, 0), Span(0, stop)
+        return Segment(ids, ISOLATED, 0), Span(0, stop), Span(first, stop)
 
 
 def _alone(chat: TokenChat, message: Message) -> str:

@@ -39,8 +39,8 @@ class PairOptions(Topic):
 
     target_grad: bool | None = option(
         None,
-        "Gradient into the target views too. Default: true; false for split, next_latent and with a target_encoder other "
-        "than self.",
+        "Gradient into the target views too. Default: true; false for split, next_latent, steps_to_answer and with a "
+        "target_encoder other than self.",
         METHOD,
     )
     jepa_ratio: float = option(
@@ -130,6 +130,23 @@ class TargetOptions(Topic):
 
 
 @dataclass
+class MaskOptions(Topic):
+    """Source views of which a part is masked, as in stp.py's ``--random_span_mask`` and DLLM-JEPA (arXiv:2606.00091)."""
+
+    mask_ratio: float = option(
+        0.0,
+        "Share of the source view's tokens that a learned mask token replaces, sampled again for every example and epoch. "
+        "Target and LM loss see every token.",
+        VIEWS,
+        at_least=0,
+        at_most=1,
+    )
+    mask_span: bool = option(
+        False, "Mask one span of that length instead of single tokens.", VIEWS, needs={"mask_ratio": True}
+    )
+
+
+@dataclass
 class EMAOptions(Topic):
     """The moving average of `target_encoder=ema`."""
 
@@ -188,7 +205,7 @@ class LossOptions(Topic):
     jepa_loss: str | None = option(
         None,
         "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine, "
-        "smooth_l1 for next_latent.",
+        "smooth_l1 for next_latent and steps_to_answer.",
         LOSS,
         choices=LOSSES,
         own=True,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Pair, PairsFound, Read, Segment, Span, Turn
+from stepjepa.data.types import ISOLATED, MASKED, TRUNK, Example, Pair, PairsFound, Read, Segment, Span, Turn
 
 
 class PairBuilder:
@@ -19,6 +19,7 @@ class PairBuilder:
         mean: a view is read as the mean of its tokens' states, but at its predictors' last where it has some.
         layer: see `Read`.
         target: tokens of a text of its own that every `pair` has as its target, (S,) int32.
+        masks: a source is a branch with a copy of its view, of which `masked` hides a part.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class PairBuilder:
         mean: bool = False,
         layer: int | None = None,
         target: np.ndarray | None = None,
+        masks: bool = False,
     ):
         self.ids, self.predictors, self.last_token = ids, predictors, last_token
-        self.mean, self.layer, self.target = mean, layer, target
+        self.mean, self.layer, self.target, self.masks = mean, layer, target, masks
         self.pairs: list[Pair] = []
         self._segments: list[Segment] = []
         self._branches: dict[tuple[int, int], int] = {}
@@ -79,9 +81,17 @@ class PairBuilder:
     def source(self, view: Span, close: int | None = None, group: int = 0) -> Read | None:
         """The last of K predictor tokens behind a view on the trunk, whatever `last_token` says; with none the view's
         `readout`, None where that is in front of it."""
+        token = view.stop - 1 if self.predictors else self.readout(view, close)
+        if token is None:
+            return None
+        if self.masks:
+            start = view.start
+            ids = self.ids[start : token + 1]
+            content = Span(0, min(view.stop, token + 1) - start)
+            copy = Segment(ids, start - 1, start, group, self.predictors, len(ids), start, content)
+            return self.alone(copy, copy.length - 1)
         if not self.predictors:
-            token = self.readout(view, close)
-            return None if token is None else self.read(TRUNK, token, view)
+            return self.read(TRUNK, token, view)
         number = self._branches.get((view.stop, group))
         if number is None:
             # No tokens but the predictors, which are filled in when the example is laid out.
@@ -124,3 +134,27 @@ def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
             continue
         usable.append(turn)
     return usable, reason
+
+
+def masked(example: Example, ratio: float, one_span: bool, rng: np.random.Generator) -> Example:
+    """The example with a share `ratio` of the maskable tokens of its views masked: each by itself, or one span of them."""
+    segments = []
+    for segment in example.segments:
+        if segment.maskable is not None:
+            start, stop = segment.maskable
+            hidden = np.zeros(len(segment.ids), bool)
+            hidden[start:stop] = _hidden(stop - start, ratio, one_span, rng)
+            segment = segment._replace(ids=np.where(hidden, np.int32(MASKED), segment.ids))
+        segments.append(segment)
+    return example._replace(segments=tuple(segments))
+
+
+def _hidden(count: int, ratio: float, one_span: bool, rng: np.random.Generator) -> np.ndarray:
+    """Which of `count` tokens are masked, (count,) bool."""
+    if not one_span:
+        return rng.random(count) < ratio
+    length = min(count, max(1, round(ratio * count)))
+    first = int(rng.integers(count - length, endpoint=True))
+    hidden = np.zeros(count, bool)
+    hidden[first : first + length] = True
+    return hidden

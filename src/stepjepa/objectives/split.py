@@ -17,7 +17,7 @@ from stepjepa.config.option import Topic, option
 from stepjepa.data.options import VIEWS
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults
+from stepjepa.objectives.options import Defaults, MaskOptions
 
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
@@ -36,6 +36,7 @@ class Split(Objective):
     name = "split"
     takes_text = True
     halves = True
+    reads = (*Objective.reads, MaskOptions)
     defaults = Defaults(predictors=1, labels="all", target_grad=False)
     Options = SplitOptions
 

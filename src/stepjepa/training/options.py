@@ -42,6 +42,7 @@ from stepjepa.objectives.options import (
     SELF,
     EMAOptions,
     LossOptions,
+    MaskOptions,
     PairOptions,
     PredictorOptions,
     ReplayOptions,
@@ -50,6 +51,7 @@ from stepjepa.objectives.options import (
 from stepjepa.objectives.semantic_tube import TubeOptions
 from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
+from stepjepa.objectives.steps_to_answer import StepsToAnswerOptions
 
 COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
 
@@ -62,8 +64,9 @@ class MethodOptions(Topic):
         LLMJEPA.name,
         "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> later step (step_jepa), first "
         "part of the tokens -> the rest (split), displacements of the chat's own states (semantic_tube), state and token -> "
-        "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary); or a "
-        "class of your own, as file.py:Class or package.module:Class, whose code is run.",
+        "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary), "
+        "state before the answer without the steps -> with them (steps_to_answer); or a class of your own, as file.py:Class "
+        "or package.module:Class, whose code is run.",
         METHOD,
         choices=OBJECTIVES,
         own=True,
@@ -123,8 +126,10 @@ class ExampleOptions(
     SplitOptions,
     LLMJEPAOptions,
     StepJEPAOptions,
+    StepsToAnswerOptions,
     PredictorOptions,
     TargetOptions,
+    MaskOptions,
     PairOptions,
     MethodOptions,
 ):

@@ -59,7 +59,8 @@ class ModelSetup:
 
     Attributes:
         vocabulary: V of the LM softmax, rows of the model's embedding.
-        predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated).
+        predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated); where
+            views are masked, V+K of the mask token.
         forward: ``packed``, ``two_pass`` or ``inline``.
         objective: of the run.
         frozen: names of the parameters that were frozen because no loss reaches them.
@@ -136,8 +137,8 @@ def set_up_model(
     vars(inner)[_ATTENTION] = text_config(inner.config)._attn_implementation
     # Rows, head and modules are drawn by the seed alone, whatever was drawn before.
     vocabulary, rows, objective, other = vocabulary_size(inner), None, objective_of(options), None
-    if objective.predictors:
-        names = predictor_names(1 if options.same_predictor else objective.predictors, objective.groups)
+    if objective.learned_tokens:
+        names = predictor_names(objective.learned_tokens, objective.groups)
         rows = PredictorRows.drawn(inner, len(names), seed, known_predictors(tokenizer, vocabulary, names))
         if inner is not model:
             rows = rows.float()  # as PEFT keeps its own weights: small steps are lost in a shorter dtype
@@ -156,8 +157,9 @@ def set_up_model(
             )
         add_extras(inner, rows, head, seed, modules, objective.groups, target_width)
         for model_read in (inner, other):
-            if objective.layer is not None and model_read is not None:
-                known_layers(model_read, objective.layer)
+            for layer in objective.layers:
+                if layer is not None and model_read is not None:
+                    known_layers(model_read, layer)
     # The Trainer's own NEFTune scales by the length of a packed row, and would change targets.
     attach_forest_forward(model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None))
     predictor_ids = [] if rows is None else rows.ids

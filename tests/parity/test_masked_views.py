@@ -1,0 +1,204 @@
+"""Masked source views: which tokens are hidden when, and the loss against views that are masked and run one by one."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from stepjepa.data.types import MASKED
+from stepjepa.errors import ConfigError
+from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
+from stepjepa.modeling.lora import lora_config
+from stepjepa.objectives.base import objective_of
+from stepjepa.training.datasets import encode
+from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import Draw, DrawnExamples, generator
+from support.objectives import SEED, Run, assert_same_direction_and_size, gradient, layouts, losses, name_of, prepare
+from support.rows import step_rows
+from support.training import trainer_for, weights
+
+MASKS = {"objective": "llm_jepa", "mask_ratio": 0.4}
+SPLIT = {"objective": "split", "mask_ratio": 0.4}
+
+
+def states_alone(run: Run, tokens: list[int], first: int = 0) -> torch.Tensor:
+    """Last hidden states (T, D) of one sequence; a token V + k is the k-th learned one."""
+    rows = torch.cat([run.model.get_input_embeddings().weight, run.model.jepa.predictors.weight])
+    inner = getattr(run.model, run.model.base_model_prefix)
+    positions = torch.arange(first, first + len(tokens))[None]
+    return inner(inputs_embeds=rows[tokens][None], position_ids=positions).last_hidden_state[0]
+
+
+def in_a_loop(run: Run, tokenizer, shuffled: bool = False) -> torch.Tensor:
+    """The sum of 1 - cosine over rows of one turn, their views cut and masked by hand."""
+    predictors, vocabulary = run.options.predictors, run.setup.vocabulary
+    learned = list(range(vocabulary, vocabulary + predictors))
+    if run.options.predictor_order == "descending":
+        learned.reverse()
+    header = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("user", "end", "assistant")}
+    sources, targets = [], []
+    for row, example in enumerate(run.examples):
+        trunk = example.trunk.tolist()
+        if run.options.objective == "split":
+            start, stop, target_start, end, first = 0, len(trunk) // 2, len(trunk) // 2, len(trunk), 0
+        else:
+            start, target_start = trunk.index(header["user"]) + 1, trunk.index(header["assistant"]) + 1
+            stop, end = trunk.index(header["end"]), len(trunk) - 1
+            first = target_start + predictors
+        random = generator(SEED, 0, row, 6)
+        hidden = random.random(stop - start) < 0.4
+        if run.options.mask_span:
+            length = round(0.4 * (stop - start))
+            begin = int(generator(SEED, 0, row, 6).integers(stop - start - length + 1))
+            hidden = [begin <= place < begin + length for place in range(stop - start)]
+        view = [vocabulary + predictors if hide else token for token, hide in zip(trunk[start:], hidden, strict=False)]
+        sources.append(states_alone(run, [*trunk[:start], *view, *learned])[-1])
+        targets.append(states_alone(run, trunk[target_start:end], first)[-1])
+    if shuffled:
+        targets = targets[1:] + targets[:1]
+    if not run.options.target_grad:
+        targets = [target.detach() for target in targets]
+    pairs = zip(sources, targets, strict=True)
+    return torch.stack([1 - torch.cosine_similarity(*pair, dim=0) for pair in pairs]).sum()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {**MASKS, "predictors": 2},
+        {**MASKS, "model": "gpt2", "mask_span": True},
+        {**MASKS, "model": "mistral_sliding", "predictors": 1, "control": "shuffled"},
+        {**SPLIT, "predictors": 2},
+        {**SPLIT, "model": "gpt2", "mask_span": True, "target_grad": True},
+    ],
+    ids=name_of,
+)
+def test_every_layout_equals_a_plain_loop(tokenizer, case, monkeypatch):
+    run = prepare(tokenizer, case, step_rows(4, seed=2))
+    expected = in_a_loop(run, tokenizer, case.get("control") == "shuffled")
+    wanted = gradient(run, expected)
+    whole = prepare(tokenizer, {**case, "mask_ratio": 0.0}, step_rows(4, seed=2))
+    plain, unmasked, lm_gradient = losses(whole, whole.collator()(whole.examples))
+    for name, batch in layouts(run, monkeypatch):
+        parts, found, of_lm = losses(run, batch)
+        assert parts.jepa.item() == pytest.approx(expected.item(), rel=1e-4), name
+        assert_same_direction_and_size(found, wanted)
+        # The chat is intact: the LM loss is that of a run without masks; the JEPA loss is another one.
+        assert parts.lm.item() == pytest.approx(plain.lm.item(), rel=1e-6)
+        assert of_lm.norm().item() == pytest.approx(lm_gradient.norm().item(), rel=1e-5)
+    assert abs(plain.jepa.item() - expected.item()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {**MASKS, "predictors": 3, "same_predictor": True, "jepa_loss": "mse", "predictor_head": "mlp"},
+        {**MASKS, "readout": "mean", "readout_layer": 1},
+        {**MASKS, "last_token": -1, "target_encoder": "ema"},
+        {**MASKS, "views": "standalone", "model": "gpt2"},
+        {**MASKS, "front_pred": True, "reverse_pred": True, "predictors": 2},
+        {**MASKS, "jepa_target_column": "plan", "replay_ratio": 0.5},
+    ],
+    ids=name_of,
+)
+def test_packed_equals_two_pass_and_costs_what_torch_counts(tokenizer, case, monkeypatch):
+    run = prepare(tokenizer, case)
+    assert any((segment.ids == MASKED).any() for example in run.examples for segment in example.segments)
+    cost = ModelCost.of(run.model.train(), run.setup.vocabulary)
+    for batch in (run.collator(forward)(run.examples) for forward in ("packed", "two_pass")):
+        with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
+            parts = run.model(batch=batch, step=0).parts
+            (parts["jepa_loss"].sum + parts["lm_loss"].sum).backward()
+        assert sum(batch_flops(batch, cost).values()) == counter.get_total_flops()
+    batches = dict(layouts(run, monkeypatch))
+    expected, wanted, _ = losses(run, batches["two_pass"])
+    for name, batch in batches.items():
+        found, found_gradient, _ = losses(run, batch)
+        assert found.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-5), name
+        assert_same_direction_and_size(found_gradient, wanted)
+
+
+def masks_of(tokenizer, epochs: int, seed: int = SEED, rows=None, **options) -> list[list[np.ndarray]]:
+    """Which ids of every source are masked, by epoch and row."""
+    options = JEPAOptions(**{**MASKS, **options})
+    options.check()
+    store, _ = encode(rows or step_rows(20), tokenizer, options)
+    drawn = DrawnExamples(store, objective_of(options), seed)
+    epochs = [[drawn[Draw(epoch, row)] for row in range(len(store))] for epoch in range(epochs)]
+    return [
+        [segment.ids == MASKED for one in epoch for segment in one.segments if segment.maskable] for epoch in epochs
+    ]
+
+
+def test_masks_are_sampled_by_seed_epoch_and_row(tokenizer):
+    first, second = masks_of(tokenizer, 2)
+    again = masks_of(tokenizer, 2)[1]
+    assert all(np.array_equal(*both) for both in zip(second, again, strict=True))
+    for other in (second, masks_of(tokenizer, 1, seed=SEED + 1)[0]):
+        assert any(not np.array_equal(*both) for both in zip(first, other, strict=True))
+    assert np.concatenate(first + second).mean() == pytest.approx(0.4, abs=0.05)
+    for hidden in masks_of(tokenizer, 1, mask_span=True)[0]:
+        assert np.diff(np.flatnonzero(hidden)).tolist() == [1] * (hidden.sum() - 1)
+        assert hidden.sum() == round(0.4 * len(hidden))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"last_token": -1}, {"views": "standalone"}, {"front_pred": True, "predictors": 1}, {"reverse_pred": True}],
+    ids=name_of,
+)
+def test_all_of_the_content_and_nothing_else_is_masked_at_a_ratio_of_one(tokenizer, options):
+    turns = [message for row in step_rows(2) for message in row["messages"]]
+    options = JEPAOptions(**{**MASKS, "predictors": 0, **options, "mask_ratio": 1.0})
+    options.check()
+    store, _ = encode([{"messages": turns}], tokenizer, options)
+    (segments,) = (drawn.segments for drawn in [DrawnExamples(store, objective_of(options), 0)[Draw(0, 0)]])
+    role = "assistant" if options.reverse_pred else "user"
+    contents = [turn["content"] for turn in turns if turn["role"] == role]
+    for masked, whole, content in zip(segments[::2], store[0].segments[::2], contents, strict=True):
+        hidden = masked.ids == MASKED
+        assert tokenizer.decode(whole.ids[hidden]) == content
+        assert np.array_equal(masked.ids[~hidden], whole.ids[~hidden])
+
+
+RUN = {"max_steps": 4, "save_steps": 2, "save_strategy": "steps", "lr_scheduler_type": "constant"}
+
+
+@pytest.mark.parametrize("peft", [None, lora_config(4)], ids=["full", "lora"])
+def test_a_resumed_run_masks_the_same_and_trains_the_mask_token(tmp_path, tokenizer, peft):
+    def trainer(name, **more):
+        return trainer_for(tmp_path / name, tokenizer, step_rows(16), peft=peft, **RUN, **MASKS, predictors=1, **more)
+
+    whole = trainer("a")
+    before = weights(whole.model)
+    whole.train()
+    expected = weights(whole.model)
+    (rows,) = (name for name in expected if name.endswith("jepa.predictors.weight"))
+    assert (expected[rows] - before[rows]).norm(dim=1).min() > 1e-4 and len(expected[rows]) == 2
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(next((tmp_path / "b").rglob("checkpoint-4")))
+    resumed = trainer("b")
+    resumed.train(resume_from_checkpoint=True)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed.model).items())
+    with pytest.raises(ConfigError, match="mask_span"):
+        trainer("b", mask_span=True).train(resume_from_checkpoint=True)
+
+
+def test_without_a_weight_or_a_ratio_nothing_is_masked(tmp_path, tokenizer):
+    def after(name, **options):
+        run = trainer_for(tmp_path / name, tokenizer, step_rows(16), **options)
+        run.train()
+        return weights(run.model)
+
+    cases = [
+        ({**MASKS, "lbd": 0.0}, {"objective": "regular"}),
+        ({**MASKS, "mask_ratio": 0.0}, {"objective": "llm_jepa"}),
+    ]
+    for number, (case, plain) in enumerate(cases):
+        found, expected = after(f"{number}", **case), after(f"{number} plain", **plain)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(value, expected[name]) for name, value in found.items())
