@@ -156,6 +156,7 @@ class CheckReport:
         if self.tokens is not None:
             lines += ["", *self.tokens.lines()]
         lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
+        lines += ["", *self.texts.verdict_lines()]
         return printable("\n".join(folded(lines)))
 
     def to_dict(self) -> dict[str, Any]:
