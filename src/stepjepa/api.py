@@ -19,6 +19,8 @@ from stepjepa.config.spellings import checked_options
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from typing_extensions import Unpack
+
     from stepjepa.analysis.options import AnalysisResult
     from stepjepa.data.prepare import PrepareResult
     from stepjepa.evaluation.predictions import PredictionAnalysis, PredictionComparison
@@ -27,6 +29,17 @@ if TYPE_CHECKING:
     from stepjepa.generation.solve import GenerationResult
     from stepjepa.inspect.check import check
     from stepjepa.inspect.view import inspect
+    from stepjepa.keywords import (
+        AnalyzeKeywords,
+        DemoKeywords,
+        DoctorKeywords,
+        EvaluateKeywords,
+        ExportKeywords,
+        GenerateKeywords,
+        PrepareKeywords,
+        StudyKeywords,
+        TrainKeywords,
+    )
     from stepjepa.modeling.export import Export
     from stepjepa.report.run import report
     from stepjepa.study.run import DemoResult, StudyResult
@@ -61,16 +74,19 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_HOMES[name]), name)
 
 
-def train(**options: Any) -> TrainResult:
+def train(**options: Unpack[TrainKeywords]) -> TrainResult:
     """Train a model: ``stepjepa train``.
 
     Args:
-        options: those of ``stepjepa train`` by name, such as ``train_file="rows.jsonl"``, ``model_name="mini"``,
-            ``objective="step_jepa"``, ``output_dir="run"``.
+        options: those of ``stepjepa train`` by name.
 
     Raises:
         ConfigError, DataError: before anything is written.
         RunError: the run broke: something is not finite, could not be written, or found too little memory.
+
+    Examples:
+        >>> run = train(train_file=["rows.jsonl"], model_name="mini", objective="step_jepa", output_dir="run")
+        >>> run.metrics["lm_loss"], run.output_dir
     """
     from stepjepa.config.option import Names
     from stepjepa.config.parser import build, command_line
@@ -82,15 +98,15 @@ def train(**options: Any) -> TrainResult:
     from stepjepa.utils.terminal import is_main_process, say
 
     name = Names(JEPAConfig, RunOptions)
-    options = by_our_names(options, RunOptions, JEPAConfig)
-    if options.get(name.ray_workers) is not None:
-        return _train_in_ray(options, name)
-    run, config = build((RunOptions, JEPAConfig), options)
+    given = by_our_names(options, RunOptions, JEPAConfig)
+    if given.get(name.ray_workers) is not None:
+        return _train_in_ray(given, name)
+    run, config = build((RunOptions, JEPAConfig), given)
     if is_main_process():
-        for line in run_notes(run, config, options):
+        for line in run_notes(run, config, given):
             say(f"note   {line}")
-    command = command_line("train", options, run, config)
-    if run.debug_level >= 1 and name.logging_steps not in options:
+    command = command_line("train", given, run, config)
+    if run.debug_level >= 1 and name.logging_steps not in given:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
         _show_first_row(run, config)
@@ -176,16 +192,21 @@ def _next_commands(run: RunOptions, output: Path) -> str:
     return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"
 
 
-def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str], **options: Any) -> Export:
+def export(
+    checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str], **options: Unpack[ExportKeywords]
+) -> Export:
     """Write a checkpoint as the final model of its run: ``stepjepa export``.
 
     Args:
         checkpoint: a run's checkpoint, or the folder of an adapter.
         output_dir: the folder to write.
-        options: the others of ``stepjepa export`` by name, such as ``merge_lora=True``.
+        options: the others of ``stepjepa export`` by name.
 
     Raises:
         ConfigError: the checkpoint cannot be read, or the folder not be written.
+
+    Examples:
+        >>> export("run/checkpoint-500", "exported", merge_lora=True)
     """
     from stepjepa.config.option import Names
     from stepjepa.modeling.options import ExportOptions
@@ -198,15 +219,19 @@ def export(checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str
     return export_checkpoint(checked)
 
 
-def evaluate(**options: Any) -> EvaluationResult:
+def evaluate(**options: Unpack[EvaluateKeywords]) -> EvaluationResult:
     """Let a model answer the questions of a file, and score the answers: ``stepjepa evaluate``.
 
     Args:
-        options: those of ``stepjepa evaluate`` by name, such as ``model_name="runs/a"``, ``test_file="test.jsonl"``,
-            ``metric=["gsm8k"]``. For a model in memory see `stepjepa.evaluation.run.evaluate_model`.
+        options: those of ``stepjepa evaluate`` by name. For a model in memory see
+            `stepjepa.evaluation.run.evaluate_model`.
 
     Raises:
         StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
+
+    Examples:
+        >>> result = evaluate(model_name="run", test_file="test.jsonl", metric=["gsm8k"])
+        >>> result.value("gsm8k"), result.metrics["gsm8k"]["low"]
     """
     from stepjepa.evaluation.options import EvaluateOptions
 
@@ -237,6 +262,9 @@ def compare(
 
     Raises:
         DataError: a file cannot be read, or the questions or the metrics are not the same.
+
+    Examples:
+        >>> print(compare("runs/a/evaluation-test/predictions.jsonl", "runs/b/evaluation-test/predictions.jsonl"))
     """
     from pathlib import Path
 
@@ -248,15 +276,17 @@ def compare(
     return run(Path(first), Path(second), show, metric)
 
 
-def generate(**options: Any) -> GenerationResult:
+def generate(**options: Unpack[GenerateKeywords]) -> GenerationResult:
     """Let a model solve the questions of a file, and keep the responses that are right: ``stepjepa generate``.
 
     Args:
-        options: those of ``stepjepa generate`` by name, such as ``file="train.jsonl"``, ``model_name="runs/a"``,
-            ``output_file="solved.jsonl"``.
+        options: those of ``stepjepa generate`` by name.
 
     Raises:
         StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
+
+    Examples:
+        >>> print(generate(file="train.jsonl", model_name="run", output_file="solved.jsonl"))
     """
     from stepjepa.generation.options import GenerateOptions
 
@@ -266,14 +296,17 @@ def generate(**options: Any) -> GenerationResult:
     return run(checked)
 
 
-def doctor(**options: Any) -> Diagnosis:
+def doctor(**options: Unpack[DoctorKeywords]) -> Diagnosis:
     """Try every attention and dtype on this machine: exactness, speed and memory of a step: ``stepjepa doctor``.
 
     Args:
-        options: those of ``stepjepa doctor`` by name, such as ``model_name="mini"``.
+        options: those of ``stepjepa doctor`` by name.
 
     Raises:
         ConfigError, DataError: the model or the data cannot be used.
+
+    Examples:
+        >>> print(doctor(model_name="mini"))
     """
     from stepjepa.training.options import DoctorOptions
 
@@ -283,14 +316,17 @@ def doctor(**options: Any) -> Diagnosis:
     return run(checked)
 
 
-def analyze(**options: Any) -> AnalysisResult:
+def analyze(**options: Unpack[AnalyzeKeywords]) -> AnalysisResult:
     """Measure where source and target views are in models: ``stepjepa analyze``.
 
     Args:
-        options: those of ``stepjepa analyze`` by name, such as ``file="test.jsonl"``, ``models=["runs/a"]``.
+        options: those of ``stepjepa analyze`` by name.
 
     Raises:
         StepJepaError: what cannot be used; what an earlier analysis has written is unchanged then.
+
+    Examples:
+        >>> print(analyze(file="test.jsonl", models=["runs/regular", "runs/step"], objective="step_jepa"))
     """
     from stepjepa.analysis.options import AnalyzeOptions
     from stepjepa.config.option import Names
@@ -304,16 +340,19 @@ def analyze(**options: Any) -> AnalysisResult:
         return run(checked, options)
 
 
-def prepare(data: object = None, **options: Any) -> PrepareResult:
+def prepare(data: object = None, **options: Unpack[PrepareKeywords]) -> PrepareResult:
     """Turn raw questions and answers into chat rows with steps: ``stepjepa prepare``.
 
     Args:
         data: the rows: a file, a Hub data set's name, a `datasets.Dataset` or a list of rows.
-        options: those of ``stepjepa prepare`` by name, such as ``output_file="train.jsonl"``.
+        options: those of ``stepjepa prepare`` by name.
 
     Raises:
         ConfigError: an option that cannot be used, or output files that exist.
         DataError: the data cannot be read, or no row of it be kept.
+
+    Examples:
+        >>> print(prepare("gsm8k.jsonl", output_file="train.jsonl", valid_ratio=0.05))
     """
     from stepjepa.data.options import PrepareOptions
     from stepjepa.data.prepare import prepare as run
@@ -321,16 +360,19 @@ def prepare(data: object = None, **options: Any) -> PrepareResult:
     return run(checked_options(PrepareOptions, options), data)
 
 
-def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyResult:
+def study(file: str | os.PathLike[str] | None = None, **options: Unpack[StudyKeywords]) -> StudyResult:
     """Train and compare the arms of a study over paired seeds, or what is left of it: ``stepjepa study``.
 
     Args:
         file: a study's YAML file, or the name of a recipe.
-        options: those of ``stepjepa study`` by name, such as ``jobs=2``.
+        options: those of ``stepjepa study`` by name.
 
     Raises:
         ConfigError, DataError: nothing was begun.
         RunError: the disk or the memory is full.
+
+    Examples:
+        >>> print(study("study.yaml", jobs=2))
     """
     from stepjepa.study.spec import StudyOptions
 
@@ -341,15 +383,18 @@ def study(file: str | os.PathLike[str] | None = None, **options: Any) -> StudyRe
     return run(checked)
 
 
-def demo(**options: Any) -> DemoResult:
+def demo(**options: Unpack[DemoKeywords]) -> DemoResult:
     """Train a small model with and without the JEPA objective on built-in data, and compare: ``stepjepa demo``.
 
     Args:
-        options: those of ``stepjepa demo`` by name, such as ``output_dir="runs/demo"``.
+        options: those of ``stepjepa demo`` by name.
 
     Raises:
         ConfigError: the folder holds something else.
         StepJepaError: an arm failed.
+
+    Examples:
+        >>> print(demo(output_dir="runs/demo", seed=1))
     """
     from stepjepa.study.spec import DemoOptions
 

@@ -45,15 +45,18 @@ from stepjepa.training.setup import detach_setup, make_collator, set_up_model, s
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from typing_extensions import Unpack
+
+    from stepjepa.keywords import EncoderKeywords
 
 __all__ = ["Collator", "Encoder", "attach", "counts", "detach", "forward", "loss", "move_target_encoder"]
 
 _NAME = Names(LoopOptions)
 # Options that only a Trainer reads: its own, those of what it writes, and those of the order of examples.
-_TRAINERS = {_NAME.loss_scale, _NAME.same_flop}
+ONLY_TRAINERS = {_NAME.loss_scale, _NAME.same_flop}
 for _topic in (TrainerOptions, OutputOptions, ReadingOptions, ReplayOptions):
-    _TRAINERS.update(options_of(_topic))
-_TRAINERS -= {_NAME.seed, _NAME.dataset_num_proc}
+    ONLY_TRAINERS.update(options_of(_topic))
+ONLY_TRAINERS -= {_NAME.seed, _NAME.dataset_num_proc}
 
 
 class Encoder:
@@ -77,10 +80,10 @@ class Encoder:
         self,
         tokenizer: PreTrainedTokenizerBase,
         model: PreTrainedModel | PeftModel | None = None,
-        **options: Any,
+        **options: Unpack[EncoderKeywords],
     ):
         for name in by_our_names(options, LoopOptions):
-            if name in _TRAINERS:
+            if name in ONLY_TRAINERS:
                 raise ConfigError(f"{name} is for JEPATrainer, and a loop of your own decides it; leave it out")
         self.options = checked_options(LoopOptions, options)
         self.tokenizer = chat_tokenizer(tokenizer, self.options)

@@ -1,6 +1,9 @@
 """The page of ``stepjepa report`` as people use it: charts, filter, keyboard, themes, hostile text, paper, everybody."""
 
+from io import BytesIO
+
 import pytest
+from PIL import Image, ImageStat
 
 from stepjepa.cli.main import main
 from support.browsing import barriers, brightness, settled
@@ -182,6 +185,24 @@ def test_on_paper(open_page, pages, name):
         e.getBoundingClientRect().right > innerWidth).map((e) => e.parentElement.ariaLabel)"""
     assert page.evaluate(wide) == []
     assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+
+
+def test_a_shadow_lies_where_a_wide_table_continues(open_page, tmp_path):
+    runs = [write_run(tmp_path / f"a_run_with_a_long_name_{n}", lbd=n) for n in range(9)]
+    made(*runs)
+    page = open_page(runs[0] / "report.html", width=1280)
+    table = page.locator('.scroll[aria-label="Settings that differ"]')
+    assert table.evaluate("(e) => e.scrollWidth > e.clientWidth + 100")
+
+    def shadows():
+        settled(page)
+        picture = Image.open(BytesIO(table.screenshot())).convert("L")
+        columns = [picture.crop((x, 0, x + 1, picture.height)) for x in (1, picture.width - 2)]
+        return [ImageStat.Stat(column).median[0] < 225 for column in columns]  # most pixels of an edge are no letters
+
+    for place, expected in ((0, [False, True]), (60, [True, True]), (9999, [True, False])):
+        table.evaluate("(e, place) => (e.scrollLeft = place)", place)
+        assert shadows() == expected
 
 
 CUT = """() => [...document.querySelectorAll("h1, h2, h3, p, li, .card .text")].filter((e) =>

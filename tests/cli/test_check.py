@@ -16,16 +16,25 @@ def test_a_good_file(tmp_path, capsys):
     for line in (
         f"Format check: {file}",
         "  Rows: 2 read, 2 usable, 0 skipped",
-        f"{file} line 1",
-        "  Roles: user, assistant",
+        f"{file} line 1 (2 steps)",
         "    How many?",
         "    Then two.",
-        "  Total steps: 2",
         "     2         2 rows  100.0%  ########################################",
-        "Verdict: ready for step_jepa: 2 of 2 rows have two or more steps",
     ):
         assert line in lines
     assert all(len(line) <= 100 or len(line.split()) < 4 for line in lines)
+    assert lines[-1] == "Verdict: ready for step_jepa: 2 of 2 rows have two or more steps"
+
+
+def test_the_report_on_a_good_file_fits_on_a_screen(tmp_path, capsys):
+    answers = ["\n\n".join(f"Step {n} adds a number." for n in range(steps)) for steps in (2, 3, 4, 5) * 3]
+    rows = [{"question": f"How many are {n}?", "answer": answer} for n, answer in enumerate(answers)]
+    file = str(write(tmp_path / "data.jsonl", rows))
+    for words in ([], ["--model_name", "tiny", "--step_jepa"]):
+        assert main(["check", file, *words]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 30 and max(len(line) for line in lines if file not in line) <= 100
+        assert lines[-1].startswith("Verdict: ready")
 
 
 def test_what_a_model_will_see(tmp_path, capsys):

@@ -8,7 +8,18 @@ import sys
 import pytest
 
 from stepjepa.cli.main import COMMANDS, main
+from stepjepa.config.option import options_of
+from stepjepa.inspect.view import InspectOptions
+from stepjepa.training.config import JEPAConfig
+from stepjepa.training.options import FIRST, RunOptions
 from support.reports import write_run
+
+# Commands whose help leaves options to --help_all.
+SHORT = {"train", "check", "inspect"}
+
+
+def flags_in(text):
+    return re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
 
 
 @pytest.fixture
@@ -16,7 +27,7 @@ def shown(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
     def show(*words):
-        assert main([*words, "--help"]) == 0
+        assert main([*words, *["--help"] * ("--help_all" not in words)]) == 0
         return capsys.readouterr().out
 
     return show
@@ -31,8 +42,8 @@ def test_flags_stand_in_groups_with_defaults_and_one_example(shown, command):
     own = {name: group for name, group in groups.items() if name != "options"}
     assert own and len(parts) == 1 + 2 * len(groups)
     flags = re.findall(r"^  (-\S+)", groups.pop("options"), flags=re.MULTILINE)
-    assert flags == ["-h,", "--config"], "a flag without a group"
-    known = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
+    assert flags == ["-h,", *["--help_all"] * (command in SHORT), "--config"], "a flag without a group"
+    known = flags_in(text)
     assert len(known) == len(set(known)) and any("default: " in group for group in own.values())
     assert len(re.findall(r"^example: stepjepa ", text, flags=re.MULTILINE)) == 1
     example = text[text.index("\nexample: ") :]
@@ -41,6 +52,25 @@ def test_flags_stand_in_groups_with_defaults_and_one_example(shown, command):
     named = set(re.findall(r"--(\w+)", parts[0] + example)) - {"option", "help"}
     assert named <= spelt | {"config"}, "the docstring of the command names what is no option"
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_help_of_train_begins_with_file_model_and_output(shown):
+    text = shown("train")
+    assert flags_in(text)[2:] == [name for names in FIRST.values() for name in names]
+    assert flags_in(text)[2:5] == ["train_file", "model_name", "output_dir"] and len(flags_in(text)) == 2 + 25
+    assert "(also --batch_size, --per_gpu_train_batch_size; default: 8)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("command", "parts"), [("train", (RunOptions, JEPAConfig)), ("inspect", (InspectOptions,))])
+def test_help_all_shows_every_option_once(shown, command, parts):
+    names = [name for part in parts for name in options_of(part)]
+    assert sorted(flags_in(shown(command, "--help_all"))) == sorted([*names, "config"])
+
+
+def test_a_command_that_shares_the_options_of_training_shows_its_own_first(shown):
+    own = ["row", "model_name", "seed", "png", "html", "overwrite"]
+    of_training = ["objective", "predictors", "step_pairs", "step_splitter", "labels", "max_length"]
+    assert flags_in(shown("inspect")) == ["help_all", "config", "file", *own, *of_training]
 
 
 def test_a_slip_in_a_name_is_answered_before_torch_is_loaded(tmp_path):

@@ -139,9 +139,11 @@ def test_help(capsys):
     ):
         assert part in out
     assert "--derived" not in out
-    some = StrictParser((Options, Trainer), headings=("method", "options")).format_help()
-    assert some.index("method:") < some.index("--lbd") < some.index("options:") < some.index("--max_steps")
-    assert "--max_steps" not in StrictParser((Options, Trainer), headings=("method",)).format_help()
+    some = StrictParser((Options, Trainer), first={"often": ("max_steps", "lbd", "no_option"), "never": ()})
+    short, full = some.format_help(), some.format_help(every=True)
+    assert short.index("often:") < short.index("--max_steps") < short.index("--lbd") and "--help_all" in short
+    assert full.index("--lbd") < full.index("further options:") < full.index("--max_steps") and "--layers" in full
+    assert "--layers" not in short and "never" not in short
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_everything_is_counted():
 def test_verdict(answers, verdict):
     report = check_format(rows(*answers))
     assert report.verdict == verdict
-    assert f"Verdict: {verdict}" in report.lines()
+    assert report.verdict_lines()[-1] == f"Verdict: {verdict}"
     assert report.to_dict()["ready_for_step_jepa"] == verdict.startswith("ready")
 
 

@@ -57,10 +57,10 @@ def test_the_answer_comes_first(tmp_path):
     assert list(read.sections) == "answer accuracy curves predictions run".split()
     assert "Compared: step (objective=step_jepa, seed=0, train_file=train.jsonl); regular (objective=regular, " in text
     assert "step - regular: +37.5 points (" in text and "95 % interval; gsm8k of 8 questions (test) On these" in text
-    assert text.endswith(
+    assert (
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
-        "compared at equal compute."
-    )
+        "compared at equal compute. Compared: step (objective"
+    ) in text
     assert ["date", "2026-11-20", "2026-11-19T10:00:00+00:00"] in read.rows("Settings")
     assert all([name, value, value] in read.rows("Settings") for name, value in (("cpus", "2"), ("device", "cpu")))
     assert "command" not in [row[0] for row in read.rows("Settings")]
@@ -68,7 +68,7 @@ def test_the_answer_comes_first(tmp_path):
     shuffled = write_run(tmp_path / "shuffled", control="shuffled")
     record = json.loads((b / "run.json").read_text())
     write(b / "run.json", {**record, "settings": {**record["settings"], "same_flop": True}})
-    assert Reader(page_of(a, b, shuffled)).text("answer").endswith("not established: one seed of each.")
+    assert "not established: one seed of each. Compared:" in Reader(page_of(a, b, shuffled)).text("answer")
     assert "no two models here have answered the same questions" in Reader(page_of(a)).text("answer")
 
 
@@ -208,7 +208,8 @@ def test_a_study(tmp_path):
     assert "+0.0125 [-0.0075, +0.0325]" in step
     assert step[-1] == "not established: n=2 seeds in common with regular; a | b"
     text = read.text("answer")
-    assert "Compared: regular; step_jepa; 3 of 4 runs scored. gsm8k, against regular:" in text
+    assert text.startswith("The answer gsm8k, against regular:")
+    assert text.endswith("Compared: regular; step_jepa; 3 of 4 runs scored.")
     assert "step_jepa seed 2: exit status 2" in read.text("study")
     assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
     assert read.rows("Cost")[1][1:] == ["50", "0:01:15", "160", "2.5 T"]
@@ -241,7 +242,9 @@ def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
 
 def test_a_study_that_is_unfinished(tmp_path):
     read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
-    assert "3 of 4 runs scored. Nothing can be concluded" in read.text("answer")
+    assert "Nothing can be concluded: the study has not ended. Compared: regular; step_jepa; 3 of 4" in read.text(
+        "answer"
+    )
     assert "No tables yet" in read.text("study")
     assert [tag for tag, _ in read.elements].count("figure") == 6  # curves of what has been trained
 

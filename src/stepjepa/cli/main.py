@@ -20,7 +20,7 @@ from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 from stepjepa import api
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import StrictParser, build
 from stepjepa.config.spellings import LEFT, PUBLISHED, published
 from stepjepa.config.values import did_you_mean
@@ -255,6 +255,7 @@ def report() -> None:
 WORDS_FOR = {"sft": "train", "finetune": "train", "fine-tune": "train", "pretrain": "train"}
 
 QUIET = "--quiet"
+_MANY_OPTIONS = 40  # from where on the help shows the first ones alone
 
 # Of these the user's command is not the cause; the same command may work later.
 _SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
@@ -349,7 +350,13 @@ def run(name: str, argv: list[str]) -> int:
     module, _, kind = command.options.partition(":")
     options = getattr(import_module(f"stepjepa.{module}"), kind)
     positional = command.positional(Names(options))
-    parser = StrictParser((options,), command.help, aliases=published(options), positional=positional)
+    parser = StrictParser(
+        (options,),
+        command.help,
+        aliases=published(options),
+        positional=positional,
+        first=_first_options(name, options),
+    )
     values = parser.values(argv)
     as_json = values.pop("json", False)
     if command.required and not all(values.get(option) for option in positional):
@@ -402,8 +409,7 @@ def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
 def _train(argv: list[str]) -> int:
     from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 
-    every_option = "--help_all" in argv
-    if not every_option:
+    if "--help_all" not in argv:
         # The help, and a slip in a name, are answered before torch is loaded, which takes seconds.
         parser = _train_parser(RunOptions, JEPAOptions, TrainerOptions)
         if "-h" in argv or "--help" in argv:
@@ -412,9 +418,6 @@ def _train(argv: list[str]) -> int:
     from stepjepa.training.config import JEPAConfig
 
     parser = _train_parser(RunOptions, JEPAConfig)
-    if every_option:
-        parser.headings = ()
-        parser.values(["--help", *argv])  # exits
     options = parser.values(argv)
     from transformers.utils.logging import disable_progress_bar
 
@@ -434,18 +437,27 @@ def _train(argv: list[str]) -> int:
 
 
 def _train_parser(*options: type) -> StrictParser:
-    from stepjepa.training.options import COMMON, inherited_names
+    from stepjepa.training.options import FIRST, inherited_names
 
     command = COMMANDS["train"]
-    first = "options run model method loss views".split()
     return StrictParser(
         options,
         command.help,
         aliases=published(*options),
         positional=command.positional(Names(*options)),
-        headings=(*first, "semantic tube", "looking ahead", "data", "lora", "output", COMMON),
+        first=FIRST,
         others=(*PUBLISHED, *inherited_names()),
     )
+
+
+def _first_options(name: str, options: type) -> dict[str, tuple[str, ...]]:
+    """What the help of a command with many options shows: its own, and those of training that people set."""
+    known = options_of(options)
+    if len(known) <= _MANY_OPTIONS:
+        return {}
+    from stepjepa.training.options import FIRST, JEPAOptions
+
+    return {name: tuple(one for one in known if one not in options_of(JEPAOptions)), **FIRST}
 
 
 def tell(error: Exception, name: str, status: int | None = None) -> int:

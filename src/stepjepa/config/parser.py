@@ -24,6 +24,7 @@ _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _BARE = object()  # the value of a flag that was written without one
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 _HELP, _CONFIG = "show this help message and exit", "a YAML file of options; flags win over it"
+_HELP_ALL, _UNTITLED = "show all options and exit", "further options"
 _FOOTER = (
     "--some_flag and --some-flag are the same. A true/false option is switched on by --flag alone and off by --no_flag. "
     "'none' empties an option that may be empty. --quiet prints errors and the result only."
@@ -106,7 +107,8 @@ class StrictParser:
             - an `Answer`, which is the error that it raises.
         positional: fields that free words fill, in this order; those that a flag gives are passed over. One that takes
             several values takes all free words.
-        headings: groups of options that the help shows, in this order; by default all.
+        first: headings of the help, and the options that it shows under each; the others are left to ``--help_all``. Names
+            that are no options here are passed over. By default the help shows all.
         others: names that `check_names` lets pass: of options in dataclasses that are too slow to load only for names.
     """
 
@@ -117,13 +119,13 @@ class StrictParser:
         *,
         aliases: Mapping[str, Alias] | None = None,
         positional: Sequence[str] = (),
-        headings: Sequence[str] = (),
+        first: Mapping[str, Collection[str]] | None = None,
         others: Collection[str] = (),
     ) -> None:
         self.dataclass_types = tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
         paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
         self.prog, self.description, self.epilog = paragraphs[0], " ".join(paragraphs[1:-1]), paragraphs[-1]
-        self.positional, self.headings = tuple(positional), tuple(headings)
+        self.positional, self.first = tuple(positional), dict(first or {})
         self.aliases: dict[str, Alias] = dict(aliases or {})
         self.options: dict[str, Option] = {}
         self._others = set(others)
@@ -141,11 +143,12 @@ class StrictParser:
 
         Raises:
             ConfigError: for everything that the user can mend.
-            SystemExit: with code 0, after printing the help for `--help`.
+            SystemExit: with code 0, after printing the help for `--help` and `--help_all`.
         """
         self._take_up_written(argv)
-        if "-h" in argv or "--help" in argv:
-            sys.stdout.write(self.format_help())
+        if {"-h", "--help", "--help_all"} & set(argv):
+            text = self.format_help(every="--help_all" in argv)
+            sys.stdout.write(text)
             raise HelpShown(self)
         config, flags = self._split(argv)
         self.check_names(argv)
@@ -246,10 +249,18 @@ class StrictParser:
     # Help
 
     def groups(self) -> dict[str, list[Option]]:
-        """The headings of the help, each with its options; "options" holds those without a heading."""
-        groups: dict[str, list[Option]] = {"options": []}
-        for option in self.options.values():
-            groups.setdefault(option.group or "options", []).append(option)
+        """The headings of the help, each with its options; last those without a heading of their own."""
+        groups: dict[str, list[Option]] = {}
+        for option in sorted(self.options.values(), key=lambda option: option.group is None):
+            groups.setdefault(option.group or _UNTITLED, []).append(option)
+        return groups
+
+    def _first_groups(self) -> dict[str, list[Option]]:
+        """The headings of the short help, each with its options: the first ones, and those that a class brought."""
+        left = dict(self.options)
+        groups = {title: [left.pop(name) for name in names if name in left] for title, names in self.first.items()}
+        for name in self._brought:
+            groups.setdefault(str(left[name].group), []).append(left[name])
         return groups
 
     def spellings(self, name: str) -> list[str]:
@@ -257,28 +268,32 @@ class StrictParser:
         plain = {alias: target for alias, target in self.aliases.items() if isinstance(target, (str, tuple))}
         return [alias for alias, target in plain.items() if alias_settings(target)[0][0] == name]
 
-    def format_help(self) -> str:
-        """The help text."""
+    def format_help(self, every: bool = False) -> str:
+        """The help text, with the first options or with all of them."""
         layout = argparse.ArgumentParser(prog=self.prog, add_help=False)
         formatter = argparse.HelpFormatter(self.prog)
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
         formatter.add_text(self.description)
+        section = layout.add_argument_group("options")
+        actions: list[argparse.Action] = [section.add_argument("-h", "--help", action="help", help=_HELP)]
         groups = self.groups()
-        brought = [title for title in groups if self._brought & {option.name for option in groups[title]}]
-        for title in dict.fromkeys([*self.headings, *brought]) if self.headings else groups:
+        if self.first and not every:
+            actions.append(section.add_argument("--help_all", action="help", help=_HELP_ALL))
+            groups = self._first_groups()
+        actions.append(section.add_argument("--config", metavar="FILE", help=_CONFIG))
+        sections: dict[str, list[argparse.Action]] = {"options": actions}
+        for title, options in groups.items():
             section = layout.add_argument_group(title)
-            actions = []
-            if title == "options":
-                actions.append(section.add_argument("-h", "--help", action="help", help=_HELP))
-                actions.append(section.add_argument("--config", metavar="FILE", help=_CONFIG))
-            for option in groups[title]:
+            sections[title] = []
+            for option in options:
                 action = section.add_argument(
                     f"--{option.name}",
                     nargs="+" if option.many else None if option.bare is MISSING else "?",
                     metavar=option.metavar(),
                     help=option.help_text(self.spellings(option.name)),
                 )
-                actions.append(action)
+                sections[title].append(action)
+        for title, actions in sections.items():
             formatter.start_section(title)
             formatter.add_arguments(actions)
             formatter.end_section()
@@ -384,7 +399,7 @@ class StrictParser:
         for option in self.options.values():
             if name in option.choices:
                 return f"; did you mean --{option.name} {name}?"
-        known = [*self._names(), "help", "quiet"]
+        known = [*self._names(), "help", "help_all", "quiet"]
         if name.startswith("no_"):
             known += [f"no_{option.name}" for option in self.options.values() if option.boolean]
         return did_you_mean(name, known, "--{}")

@@ -311,7 +311,7 @@ def dialogue(value: object) -> object:
     return [{"role": "user" if who == "Human" else "assistant", "content": text.strip()} for who, text in turns]
 
 
-def as_list(held: Any) -> Any:
+def as_list(held: object) -> object:
     """Undo two ways in which a table stores a list: as text of JSON (CSV), and as an object of lists."""
     held = parsed(held)
     if isinstance(held, Mapping):

@@ -310,11 +310,6 @@ class RowCounts(Counts):
         names = sorted(name for name in self.other_columns if f"column {name!r}" not in self.unread)
         return [f"columns not read (ids, categories and the like): {', '.join(map(escaped, names))}"] if names else []
 
-    def row_lines(self) -> list[str]:
-        """What of the rows is not trained, one fact a line."""
-        warnings = [f"warning: {text}: {advice}" for _, _, text, advice in self.row_warnings()]
-        return [*warnings, *self.other_lines()]
-
     def skip(self, error: RowError, place: str, strict: bool = False) -> None:
         """Count a row that cannot be used; with `strict` a DataError."""
         # Names of columns and a template's own words may hold line breaks.
@@ -415,31 +410,60 @@ class DataReport(RowCounts):
         return cls(**{**_known(cls, record), **counts})
 
     def lines(self, warnings: bool = True) -> list[str]:
-        """The report, one fact a line, with or without what there is to warn of."""
-        skipped = sum(self.rows_skipped.values())
-        rows = f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept, {skipped:,} skipped"
-        lines = [f"{self.source}: {rows}, {counted(self.pairs, 'pair')}"]
-        if self.examples > self.rows_kept:
-            lines.append(f"  {self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}")
-        lines += [f"  {line}" for line in (*self.skipped_lines(), *self.row_lines(), *self.steps.lines())]
-        for reason, count in self.examples_without_pairs.most_common():
-            first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
-            lines.append(f"  {count:,} without a pair (plain language modelling): {reason_words(reason)}{first}")
-            if reason == "fewer_than_two_steps" and 2 * count > self.rows_kept:
-                lines.append("  most answers have one step: llm_jepa needs no steps")
-        for reason, count in self.pairs_dropped.most_common():
-            lines.append(f"  {counted(count, 'pair')} dropped: {reason_words(reason)}")
-        if self.answers_truncated:
-            lines.append(f"  {counted(self.answers_truncated, 'answer')} cut at {_NAME.max_length}")
-        if self.system_folded:
-            folded = counted(self.system_folded, "system message")
-            lines.append(f"  {folded} put into the user message (template has no system role)")
+        """The report, one fact a line, with or without what `check` prints of the text: columns, steps and warnings."""
+        rows = f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept"
+        skipped = self.rows_skipped.total()
+        lines = self._unusual(warnings)
+        if warnings:
+            lines += self.other_lines()
+            lines += self.steps.lines()[:1]
         if self.token_length:
             lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
-            lines.append(f"  tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled")
+            lines.append(f"tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled")
             if self.end_of_turn:
-                lines.append(f"  end of turn: {self.end_of_turn}")
-        return lines + [f"  {line}" for line in self.prompts.lines(warnings)]
+                lines.append(f"end of turn: {self.end_of_turn}")
+        first = f"{self.source}: {rows}, {skipped:,} skipped, {counted(self.pairs, 'pair')}"
+        return [first, *(f"  {line}" for line in lines)]
+
+    def brief(self, details: bool = True) -> list[str]:
+        """What a run prints at its start: a line of counts, `details`, and a line for everything unusual."""
+        counts = [counted(self.rows_read, "row")]
+        skipped = self.rows_skipped.total()
+        if skipped:
+            counts.append(f"{skipped:,} skipped")
+        counts.append(counted(self.pairs, "pair"))
+        tokens = f"{self.tokens:,} tokens, {self.labelled_tokens:,} labelled"
+        lines = [f"{self.source}: {', '.join(counts)}; {tokens}"]
+        if details and self.token_length:
+            longest = f"rows of up to {self.token_length['max']:,} tokens"
+            if self.end_of_turn:
+                longest += f", end of turn {self.end_of_turn}"
+            lines.append(longest)
+            lines += self.steps.lines()[:1]
+        return [*lines, *self._unusual()]
+
+    def _unusual(self, warnings: bool = True) -> list[str]:
+        """What is skipped, cut, left out or read in another way than most rows, one fact a line."""
+        lines = []
+        if self.examples > self.rows_kept:
+            lines.append(f"{self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}")
+        lines += self.skipped_lines()
+        if warnings:
+            lines += [f"warning: {text}: {advice}" for _, _, text, advice in self.row_warnings()]
+            lines += self.steps.lines()[1:]
+        for reason, count in self.examples_without_pairs.most_common():
+            first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
+            lines.append(f"{count:,} without a pair (plain language modelling): {reason_words(reason)}{first}")
+            if reason == "fewer_than_two_steps" and 2 * count > self.rows_kept:
+                lines.append("most answers have one step: llm_jepa needs no steps")
+        for reason, count in self.pairs_dropped.most_common():
+            lines.append(f"{counted(count, 'pair')} dropped: {reason_words(reason)}")
+        if self.answers_truncated:
+            lines.append(f"{counted(self.answers_truncated, 'answer')} cut at {_NAME.max_length}")
+        if self.system_folded:
+            folded = counted(self.system_folded, "system message")
+            lines.append(f"{folded} put into the user message (template has no system role)")
+        return lines + self.prompts.lines(warnings)
 
 
 def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:

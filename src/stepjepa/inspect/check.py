@@ -21,6 +21,9 @@ from stepjepa.utils.text import counted, folded, printable, wrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from typing_extensions import Unpack
+
+    from stepjepa.keywords import CheckKeywords
 
 
 @dataclass
@@ -156,6 +159,7 @@ class CheckReport:
         if self.tokens is not None:
             lines += ["", *self.tokens.lines()]
         lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
+        lines += ["", *self.texts.verdict_lines()]
         return printable("\n".join(folded(lines)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,14 +172,21 @@ class CheckReport:
         return record
 
 
-def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **options: Any) -> CheckReport:
+def check(
+    data: object,
+    tokenizer: str | os.PathLike[str] | None = None,
+    *,
+    eval_file: object = None,
+    **options: Unpack[CheckKeywords],
+) -> CheckReport:
     """Read a data set and report its messages, steps, unusable rows and warnings; with a tokenizer also what a model sees.
 
     Args:
         data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows.
         tokenizer: the Hub id or folder of a tokenizer, or a preset, whose tokenizer is trained on `data`.
-        options: those of ``stepjepa check`` by name (`FileOptions`; ``eval_file`` may be whatever `data` may be), and the
-            method's, as for `JEPAConfig`. Without ``objective``, plain text is read as for ``split``.
+        eval_file: a second data set, in one of these forms, whose questions are looked for in the first.
+        options: those of ``stepjepa check`` by name, and the method's, as for `JEPAConfig`. Without ``objective``, plain
+            text is read as for ``split``.
 
     Raises:
         ConfigError: an option that cannot be used, or a tokenizer or template that cannot.
@@ -185,24 +196,26 @@ def check(data: object, tokenizer: str | os.PathLike[str] | None = None, **optio
         >>> print(check("train.jsonl", "mini", objective="step_jepa"))
     """
     name = None if tokenizer is None else str(tokenizer)
-    # The file and the tokenizer are arguments, and the result has both forms.
-    own = FileOptions(model_name=name, **taken(FileOptions, options, _NAME.file, _NAME.model_name, _NAME.json))
+    of_method: dict[str, Any] = {**options}
+    # The files and the tokenizer are arguments, and the result has both forms.
+    arguments = (_NAME.file, _NAME.eval_file, _NAME.model_name, _NAME.json)
+    own = FileOptions(**taken(FileOptions, of_method, *arguments))
     check_fields(own)
-    method, asked = method_from(options), _NAME.objective in options
+    method, asked = method_from(of_method), _NAME.objective in of_method
     needs_steps = find_objective(method.objective)(method).needs_steps or not asked
     rows = RowSource(data, own.dataset_split)
-    others = None if own.eval_file is None else RowSource(own.eval_file, own.eval_split)
+    others = None if eval_file is None else RowSource(eval_file, own.eval_split)
     reader, tokens = TextReader(rows, method), None
     if name is None:
         for _ in reader.read(own.num_proc):
             pass
-        notes = _notes_without_tokenizer(options)
+        notes = _notes_without_tokenizer(of_method)
     else:
         if reader.texts.plain_text and not asked:
             takes_text = (label for label, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
-            method = method_from({**options, _NAME.objective: next(takes_text)})
+            method = method_from({**of_method, _NAME.objective: next(takes_text)})
         tokens = read_tokens(reader, tokenizer_of(rows, name, method), method, name, own.num_proc)
-        notes = [str(unread) for unread in without_effect(method, set(options) - _READ)]
+        notes = [str(unread) for unread in without_effect(method, set(of_method) - _READ)]
     if others is not None:
         reader.compare(others)
     warnings = text_warnings(reader.texts, needs_steps)

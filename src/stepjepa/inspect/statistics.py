@@ -31,8 +31,8 @@ from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, printable
 
-_SHOWN_CHARACTERS = 400
-_LONGEST_TABLE = 12  # numbers of steps listed one by one; more are put together
+_SHOWN_CHARACTERS, _SHOWN_LINES = 400, 4  # of a text of the first row
+_LONGEST_TABLE = 8  # numbers of steps listed one by one; more are put together
 _BAR = 40  # characters of the longest bar of the table
 _MOST_ORDERS = 5  # of roles, listed
 _SERVES = 0.1  # steps in a smaller share of the rows are not enough for step_jepa
@@ -62,13 +62,16 @@ class RowSample:
 
     def lines(self) -> list[str]:
         """The sample as it is printed."""
-        lines = ["", printable(self.place)]
+        place = printable(self.place)
         if self.roles:
-            lines += [f"  Roles: {', '.join(self.roles)}", f"  Total steps: {self.steps}"]
+            place += f" ({counted(self.steps, 'step')})"
+        lines = ["", place]
         for name, text in self.texts.items():
-            lines += ["", f"  {name} (first {_SHOWN_CHARACTERS} characters):"]
-            shown = printable(text.replace("\r\n", "\n").expandtabs(4))
-            lines += [f"    {line}".rstrip() for line in shown.split("\n")]
+            lines.append(f"  {name}:")
+            shown = printable(text.replace("\r\n", "\n").expandtabs(4)).split("\n")
+            if len(shown) > _SHOWN_LINES:
+                shown = [*shown[:_SHOWN_LINES], "..."]
+            lines += [f"    {line}".rstrip() for line in shown]
         return lines
 
 
@@ -164,7 +167,7 @@ class TextStatistics(RowCounts):
         }
 
     def lines(self) -> list[str]:
-        """The statistics, one fact a line. What comes from the file is made `printable`."""
+        """The statistics but for the verdict, one fact a line. What comes from the file is made `printable`."""
         lines = [f"Format check: {printable(self.source)}"]
         skipped = self.rows_skipped.total()
         lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
@@ -180,9 +183,13 @@ class TextStatistics(RowCounts):
             lines += ["", f"Steps an answer ({self.steps.words}):", *self._table()]
             first, every = f"--{_NAME.step_pairs} first", f"--{_NAME.step_pairs} all"
             lines.append(f"  Pairs: {self.pairs_first:,} ({first}), {self.pairs_all:,} ({every})")
-        lines += ["", f"Verdict: {self.verdict}"]
+        return lines
+
+    def verdict_lines(self) -> list[str]:
+        """What the file serves for, the verdict last."""
+        lines = [f"Verdict: {self.verdict}"]
         if not self.plain_text:
-            lines.append(f"For llm_jepa: {self.rows_with_question:,} of {self.chats:,} rows have a user message")
+            lines.insert(0, f"For llm_jepa: {self.rows_with_question:,} of {self.chats:,} rows have a user message")
         return lines
 
     def _table(self) -> list[str]:

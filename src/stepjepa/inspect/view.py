@@ -29,6 +29,9 @@ from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from typing_extensions import Unpack
+
+    from stepjepa.keywords import InspectKeywords
 
 
 @dataclass
@@ -112,7 +115,7 @@ def inspect(
     data: object,
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase = "mini",
     row: int = 0,
-    **options: Any,
+    **options: Unpack[InspectKeywords],
 ) -> RowView:
     """A row as the model sees it in training, under the options of a run, as it is sampled in the first epoch.
 
@@ -134,10 +137,11 @@ def inspect(
         >>> print(view)
         >>> view.save("row.html")
     """
-    own = taken(RowOptions, options, _NAME.file, _NAME.model_name)  # which are arguments
+    of_method: dict[str, Any] = {**options}
+    own = taken(RowOptions, of_method, _NAME.file, _NAME.model_name)  # which are arguments
     given = RowOptions(row=row, **own)
     check_fields(given)
-    method = method_from(options)
+    method = method_from(of_method)
     files = _outputs(given)
 
     source = list(data) if isinstance(data, Iterator) else data
@@ -148,7 +152,7 @@ def inspect(
     encoder = encoder_for(RowSource(source), loaded, method)
     record, row_notes = shown_row(source, row, encoder, method, given.seed)
 
-    notes = [str(unread) for unread in without_effect(method, options)]
+    notes = [str(unread) for unread in without_effect(method, of_method)]
     view = RowView(f"row {row} ({place}), {summary(method)}", record, [*notes, *row_notes])
     for file in files:
         view.save(file, given.overwrite)

@@ -24,7 +24,7 @@ from stepjepa.modeling.parts import causal_lm, embedding_rows, idle_layers, name
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import LoraConfig, PeftConfig, PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger("stepjepa")
@@ -42,7 +42,7 @@ _NOT_EXPORTED = {
 _CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # values of `init_lora_weights`
 
 
-def check_lora(peft_config: Any, advice: str = "") -> None:
+def check_lora(peft_config: PeftConfig, advice: str = "") -> None:
     """Refuse an adapter of a kind that cannot be trained or exported here; the message ends with `advice`.
 
     Raises:
@@ -54,7 +54,7 @@ def check_lora(peft_config: Any, advice: str = "") -> None:
     for name, reason in _NOT_EXPORTED.items():
         if getattr(peft_config, name, None):
             raise ConfigError(f"LoRA with {name} cannot be exported: {reason}{advice}")
-    start = str(peft_config.init_lora_weights)
+    start = str(getattr(peft_config, "init_lora_weights", True))
     if start.startswith(_CHANGING_BASE):
         raise ConfigError(
             f"LoRA with init_lora_weights={start} cannot be exported: it changes the base's own weights{advice}"

@@ -44,10 +44,11 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def plain_module(module: nn.Module) -> Any:
+def plain_module(module: nn.Module) -> nn.Embedding | nn.Linear:
     """The embedding or output head inside PEFT's wrapper for trained token rows, or the module itself."""
-    adapter: Any = getattr(module, "token_adapter", None)
-    return module if adapter is None else adapter.base_layer
+    plain: Any = module
+    adapter = getattr(plain, "token_adapter", None)
+    return plain if adapter is None else adapter.base_layer
 
 
 def embedding_rows(model: PreTrainedModel) -> torch.Tensor:

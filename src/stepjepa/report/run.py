@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -30,6 +30,11 @@ from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, r
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import counted, scaled, written
 from stepjepa.version import __version__
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from stepjepa.keywords import ReportKeywords
 
 # More lines in a chart cannot be told from each other.
 _MOST_ARMS = 8
@@ -88,14 +93,17 @@ class ReportResult:
         return "\n".join([*lines, f"written: {self.path} ({self.bytes / 1e6:.2f} MB)"])
 
 
-def report(**options: Any) -> ReportResult:
+def report(**options: Unpack[ReportKeywords]) -> ReportResult:
     """Write one HTML page about runs or a study, as ``stepjepa report`` does.
 
     Args:
-        options: the options of ``stepjepa report`` by name, such as ``folders=["runs/a", "runs/b"]``.
+        options: the options of ``stepjepa report`` by name.
 
     Raises:
         ConfigError: a folder holds no run and no study, or the page cannot be written.
+
+    Examples:
+        >>> report(folders=["runs/regular", "runs/step"], output_file="report.html").answer
     """
     (asked,) = build((ReportOptions,), by_our_names(options, ReportOptions))
     check_fields(asked)

@@ -53,7 +53,7 @@ from stepjepa.objectives.split import SplitOptions
 from stepjepa.objectives.step_jepa import StepJEPAOptions
 from stepjepa.objectives.steps_to_answer import StepsToAnswerOptions
 
-COMMON = "common options of transformers.TrainingArguments (--help_all shows all of them)"
+COMMON = "common options of transformers.TrainingArguments"
 
 
 @dataclass
@@ -434,6 +434,25 @@ class TrainerOptions:
     report_to: None | str | list[str] = option(
         "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
     )
+
+
+_FIRST = Names(RunOptions, TrainerOptions, JEPAOptions)
+# What the help of a command with many options shows of those of training, in the order in which they are met.
+FIRST = {
+    "files and model": (_FIRST.train_file, _FIRST.model_name, _FIRST.output_dir, _FIRST.eval_file),
+    METHOD: (
+        *(_FIRST.objective, _FIRST.predictors, _FIRST.lbd, _FIRST.jepa_loss, _FIRST.step_pairs, _FIRST.step_splitter),
+        *(_FIRST.labels, _FIRST.max_length),
+    ),
+    "training": (
+        *(_FIRST.num_train_epochs, _FIRST.max_steps, _FIRST.learning_rate, _FIRST.per_device_train_batch_size),
+        *(_FIRST.gradient_accumulation_steps, _FIRST.lora, _FIRST.bf16, _FIRST.seed),
+    ),
+    "log and checkpoints": (
+        *(_FIRST.logging_steps, _FIRST.eval_strategy, _FIRST.save_steps, _FIRST.resume_from_checkpoint),
+        _FIRST.overwrite_output_dir,
+    ),
+}
 
 
 @dataclass

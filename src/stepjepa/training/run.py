@@ -324,11 +324,11 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     width = max(_LABELS, *(len(name) + 1 for name in trainer.data_reports))
     parts: list[tuple[str, Sequence[str]]] = []
     for name, report in trainer.data_reports.items():
-        lines = report.lines()
+        lines = report.brief(details=name.startswith("train"))
         if args.streaming and name.startswith("train"):
             lines = [f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"]
             lines += report.steps.lines()
-        parts.append((name, [line.removeprefix("  ") for line in lines]))
+        parts.append((name, lines))
     # The model and its loss.
     model: Any = trainer.model
     trained, every = model.num_parameters(only_trainable=True), model.num_parameters()
@@ -339,15 +339,15 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
         loss = loss_line(args)
     elif find_objective(args.objective).makes_pairs:
         loss += f" (lbd is 0: trains exactly like {objective.name})"
-    loss = f"{args.objective}: {loss}; forward {trainer.setup.forward}; {rate_line(args, run)}"
-    parts += [("model", [size]), ("loss", [loss])]
+    parts += [("model", [size]), ("loss", [f"{args.objective}: {loss}"])]
     # How long, and where to.
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
-        steps = f"{trainer.requested_steps} steps for {regular} regular ones"
-        parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {steps}"]))
+        count = f"{trainer.requested_steps} steps for {regular} regular ones"
+        parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {count}"]))
     resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
-    parts += [("steps", [steps_line(trainer)]), ("output", [f"{args.output_dir}{resumed}"])]
+    steps = f"{steps_line(trainer)}; forward {trainer.setup.forward}; {rate_line(args, run)}"
+    parts += [("steps", [steps]), ("output", [f"{args.output_dir}{resumed}"])]
     return "\n".join(labelled(parts, width))
 
 

@@ -128,7 +128,8 @@ def set_up_model(
             raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
         model = add_lora(inner, peft_config, seed)
     elif hasattr(model, "get_base_model"):
-        check_lora(model.peft_config[str(model.active_adapter)])
+        adapter: Any = model.peft_config[str(model.active_adapter)]
+        check_lora(adapter)
     check_trainable(model)
     inner = causal_lm(model)
     if inner is not model and tokenizer is not None:
