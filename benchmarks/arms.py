@@ -235,7 +235,8 @@ def _trl(workload: Workload, model: Any, common: dict[str, Any], name: str) -> T
     disable_progress_bars()
     if name == "trl_flat" and workload.gpu and find_spec("flash_attn"):
         model.set_attn_implementation("flash_attention_2")
-    common["max_length"] = workload.max_length
+    # Without padding TRL takes no length, and no chat here is longer.
+    common["max_length"] = None if name == "trl_flat" else workload.max_length
     if name != "trl_default":
         common["padding_free"] = name == "trl_flat"
         rows = [{"prompt": chat[:-1], "completion": chat[-1:]} for chat in workload.chats]
