@@ -159,8 +159,13 @@ def _best(tried: list[Tried]) -> Tried | None:
     near = [one for one in trained if abs(1 - one.lm_loss / trained[0].lm_loss) < _NEAR]
     # A few steps do not show that weights in bfloat16 lose small updates.
     near = [one for one in near if _NAME.dtype not in one.flags]
-    best = max(near, key=lambda one: one.speed, default=None)
-    return near[0] if best is not None and best.speed <= _FASTER * near[0].speed else best
+    if not near:
+        return None
+    first = near[0]
+    fastest = max(near, key=lambda one: one.speed)
+    if fastest.speed <= _FASTER * first.speed:
+        return first
+    return fastest
 
 
 def _about() -> dict[str, dict[str, Any]]:
