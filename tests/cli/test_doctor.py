@@ -81,7 +81,7 @@ SIZE, CHECKPOINTING = "--per_device_train_batch_size", "--gradient_checkpointing
 @pytest.mark.parametrize(
     ("speeds", "flags", "asked"),
     [
-        ({8: 300, 16: 310}, f"{BF16} {SIZE} 8", [8, 16]),  # 16 is hardly faster
+        ({8: 300, 16: 290}, f"{BF16} {SIZE} 8", [8, 16]),  # 16 is no faster
         ({8: 300, 16: 0}, f"{BF16} {SIZE} 8", [8, 16]),  # 16 does not fit
         ({8: 0}, f"{BF16} {SIZE} 8 {CHECKPOINTING}", [8]),
         ({8: 150}, BF16, [8]),
