@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from doubled import DoubledCollator, DoubledTrainer, make_examples, predictor_tokenizer
-from transformers import Trainer, TrainingArguments
-from workload import MAX_LENGTH, OBJECTIVES, Workload
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
+from workload import OBJECTIVES, Workload
 
 from stepjepa import JEPAConfig, JEPATrainer
 from stepjepa.modeling.load import ATTENTION_ASKED, load_model
+from stepjepa.modeling.lora import lora_config
 
 ARMS = ("regular", "jepa", "jepa_sdpa", "jepa_checkpointed", "two_pass", "doubled", "trl_default", "trl_best")
 
@@ -128,12 +130,14 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
     """
     if name == "doubled":
         steps = 1  # so slow that a round of it is one step
-    common = common_arguments(folder, batch_size, workload.gpu)
+    common = common_arguments(folder, batch_size, workload.gpu, workload.dtype)
     model = _model(workload)
     if name == "doubled":
         trainer = _doubled(workload, model, common)
     elif name.startswith("trl_"):
-        trainer = _trl(workload, model, common, best=name == "trl_best")
+        trainer = _trl(workload, model, common, name)
+    elif name == "transformers":
+        trainer = _transformers(workload, model, common)
     else:
         return library_arm(name, method_of(name, workload), workload, folder, batch_size, steps)
     return Arm(name, trainer, chat_lengths(workload), steps)
@@ -141,28 +145,40 @@ def build_arm(name: str, workload: Workload, folder: str, batch_size: int, steps
 
 def library_arm(name: str, method: dict[str, Any], workload: Workload, folder: str, batch_size: int, steps: int) -> Arm:
     """An arm of this library with the given options of `JEPAConfig`; the rest as in `build_arm`."""
-    model = _model(workload, asked=name == "jepa_sdpa")
-    common = common_arguments(folder, batch_size, workload.gpu)
-    config = JEPAConfig(max_length=MAX_LENGTH, **method, **common)
+    model = _model(workload, asked=name == "jepa_sdpa" or workload.attention is not None)
+    common = common_arguments(folder, batch_size, workload.gpu, workload.dtype)
+    config = JEPAConfig(max_length=workload.max_length, **method, **common)
     rows = [{"messages": chat} for chat in workload.chats]
-    trainer = JEPATrainer(model, config, train_dataset=rows, processing_class=workload.tokenizer)
+    trainer = JEPATrainer(
+        model, config, train_dataset=rows, processing_class=workload.tokenizer, peft_config=_adapter(workload)
+    )
+    if config.torch_compile:  # which `Trainer.train` would do
+        trainer.model = trainer.accelerator.prepare(trainer.model)
     return Arm(name, trainer, chat_lengths(workload), steps)
 
 
 @cache
-def _drawn(name: str, tokenizer: Any) -> Any:
-    return load_model(name, tokenizer, pretrain=True)
+def _drawn(name: str, tokenizer: Any, dtype: str, device: str) -> Any:
+    with torch.device(device):
+        return load_model(name, tokenizer, pretrain=True, dtype=dtype)
 
 
 def _model(workload: Workload, asked: bool = False) -> Any:
     """A model with the weights of all arms, which attends by `sdpa`, as if that were asked for or as it comes."""
-    model = copy.deepcopy(_drawn(workload.model, workload.tokenizer))
+    device = "cuda" if workload.gpu else "cpu"
+    model = copy.deepcopy(_drawn(workload.model, workload.tokenizer, workload.dtype, device))
+    if workload.attention is not None:
+        model.set_attn_implementation(workload.attention)
     object.__setattr__(model, ATTENTION_ASKED, asked)
     return model
 
 
-def common_arguments(folder: str, batch_size: int, gpu: bool = False) -> dict[str, Any]:
-    """Training arguments that all arms share: float32 on CPU, bfloat16 by autocast on a GPU."""
+def _adapter(workload: Workload) -> Any:
+    return lora_config(rank=16, dropout=0.0) if workload.lora else None
+
+
+def common_arguments(folder: str, batch_size: int, gpu: bool = False, dtype: str = "float32") -> dict[str, Any]:
+    """Training arguments that all arms share: the weights' dtype on CPU; on a GPU bfloat16, of float32 by autocast."""
     return {
         "output_dir": folder,
         "per_device_train_batch_size": batch_size,
@@ -171,7 +187,7 @@ def common_arguments(folder: str, batch_size: int, gpu: bool = False) -> dict[st
         "max_grad_norm": 1.0,
         "max_steps": 10**6,
         "use_cpu": not gpu,
-        "bf16": gpu,
+        "bf16": gpu and dtype == "float32",
         "dataloader_pin_memory": gpu,
         "report_to": "none",
         "save_strategy": "no",
@@ -206,17 +222,23 @@ def _doubled(workload: Workload, model: Any, common: dict[str, Any]) -> Trainer:
     )
 
 
-def _trl(workload: Workload, model: Any, common: dict[str, Any], best: bool) -> Trainer:
+def _trl(workload: Workload, model: Any, common: dict[str, Any], name: str) -> Trainer:
     """TRL's `SFTTrainer` on the same chats: plain fine-tuning.
 
     `trl_default`: its defaults but for float32 (chats of 1,024 tokens at most, padded to the longest of the batch,
     gradient checkpointing, loss on all tokens). `trl_best`: no checkpointing, and the loss on the answer only.
+    `trl_flat`: the same, and a batch is one row without padding, for FlashAttention where it is installed.
     """
     from datasets import Dataset, disable_progress_bars
     from trl import SFTConfig, SFTTrainer
 
     disable_progress_bars()
-    if best:
+    if name == "trl_flat" and workload.gpu and find_spec("flash_attn"):
+        model.set_attn_implementation("flash_attention_2")
+    # Without padding TRL takes no length, and no chat here is longer.
+    common["max_length"] = None if name == "trl_flat" else workload.max_length
+    if name != "trl_default":
+        common["padding_free"] = name == "trl_flat"
         rows = [{"prompt": chat[:-1], "completion": chat[-1:]} for chat in workload.chats]
         config = SFTConfig(gradient_checkpointing=False, completion_only_loss=True, **common)
     else:
@@ -224,5 +246,33 @@ def _trl(workload: Workload, model: Any, common: dict[str, Any], best: bool) -> 
         config = SFTConfig(**common)
     torch.manual_seed(0)
     return SFTTrainer(
-        model=model, args=config, train_dataset=Dataset.from_list(rows), processing_class=workload.tokenizer
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=workload.tokenizer,
+        peft_config=_adapter(workload),
+    )
+
+
+def _transformers(workload: Workload, model: Any, common: dict[str, Any]) -> Trainer:
+    """The Trainer of transformers, in the place of `trl_best` where TRL is not installed: the same padded batches."""
+    if workload.lora:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, _adapter(workload))
+    tokenizer, rows = workload.tokenizer, []
+    for chat in workload.chats:
+        texts = [
+            tokenizer.apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True),
+            tokenizer.apply_chat_template(chat, tokenize=False),
+        ]
+        prompt, ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        ids = ids[: workload.max_length]
+        labels = [-100] * min(len(prompt), len(ids)) + ids[len(prompt) :]
+        rows.append({"input_ids": ids, "labels": labels})
+    return Trainer(
+        model=model,
+        args=TrainingArguments(**common),
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
     )

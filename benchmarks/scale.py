@@ -1,8 +1,8 @@
 """How time and peak memory grow with rows, row length, vocabulary, K, pairs and processes, against plain fine-tuning.
 
-Every line trains on the same rows (`rows`: reads and tokenises them) with and without a JEPA objective, in turns, on one
-thread. Time is the processor's, so that a busy machine disturbs it less. The rows of steps are digits, a token each. Peak
-memory is that of the first step, without the weights.
+Every line trains on the same rows (`rows`: reads and tokenises them; `collator`: lays them out) with and without a JEPA
+objective, in turns, on one thread. Time is the processor's, so that a busy machine disturbs it less. The rows of steps are
+digits, a token each. Peak memory is that of the first step, without the weights.
 
     python benchmarks/scale.py
     python benchmarks/scale.py --quick --only length pairs
@@ -20,6 +20,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +33,10 @@ from measure import peak_mib, ratio, table
 from workload import read_chats, write_source
 
 from stepjepa import JEPAConfig, JEPATrainer
+from stepjepa.forest.visibility import BLOCK_SIZE
 from stepjepa.modeling.load import PRESETS, load_tokenizer
 from stepjepa.training.datasets import encode
+from stepjepa.training.sampling import Draw
 
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 REGULAR: dict[str, Any] = {"objective": "regular"}
@@ -60,7 +63,9 @@ SECTIONS: dict[str, dict[int, tuple[Shape, dict[str, Any]]]] = {
 }
 ROWS = (1000, 4000, 16000)
 PROCESSES = (1, 2)
-NAMES = ("rows", *SECTIONS, "processes", "peak")
+CHATS = (4, 16, 64)  # in which the collator gets its tokens
+TOKENS = 16384
+NAMES = ("rows", *SECTIONS, "collator", "processes", "peak")
 
 
 def parse_args() -> argparse.Namespace:
@@ -141,6 +146,21 @@ def tokenise(count: int, args: argparse.Namespace) -> dict[str, Any]:
         return in_turns(args.rounds, works)
 
 
+def collation(chats: int, args: argparse.Namespace) -> dict[str, Any]:
+    """A line of laying out a batch of 16,384 tokens in so many chats as a GPU takes it: what a worker of the data loader
+    does while the device computes."""
+    shape, works = Shape(tokens=TOKENS // chats, rows=chats), []
+    for method in (REGULAR, ALL):
+        trainer: Any = arm_of(method, args.model, [chat(shape)] * chats, chats).trainer
+        collate = replace(trainer.data_collator, segmented=False, pad_to_multiple_of=BLOCK_SIZE)
+        works.append(partial(_laid_out, collate, trainer.train_dataset, chats))
+    return in_turns(args.rounds, works)
+
+
+def _laid_out(collate: Any, dataset: Any, chats: int) -> Any:
+    return collate([dataset[Draw(0, row)] for row in range(chats)])
+
+
 def distributed(processes: int, args: argparse.Namespace) -> dict[str, Any]:
     """A line of one training step, of as many rows in each of several processes; figures are the first one's."""
     run = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", __file__]
@@ -213,6 +233,7 @@ def main() -> None:
             name: {line: partial(step, *given, args) for line, given in list(lines.items())[:few]}
             for name, lines in SECTIONS.items()
         },
+        "collator": {count: partial(collation, count, args) for count in CHATS},
         "processes": {count: partial(distributed, count, args) for count in PROCESSES},
     }
     results: dict[str, Any] = {}

@@ -52,6 +52,10 @@ class Workload:
         tokenizer: trained on the rows of all data sets; its chat template is the one that all arms use.
         model: preset name, or a folder with a `config.json`; the weights are random.
         gpu: it is trained on a GPU.
+        max_length: of a chat, in tokens.
+        dtype: of the weights; on a GPU those in float32 compute in bfloat16 by autocast.
+        attention: asked for by name; None for the model's usual one.
+        lora: an adapter is trained, and the weights are frozen.
     """
 
     name: str
@@ -60,6 +64,23 @@ class Workload:
     tokenizer: Any
     model: str
     gpu: bool = False
+    max_length: int = MAX_LENGTH
+    dtype: str = "float32"
+    attention: str | None = None
+    lora: bool = False
+
+
+def long_chats(chats: list[Messages], count: int, longest: int) -> list[Messages]:
+    """`count` chats of a quarter of `longest` tokens to about all of them: a question, and the answers of many in turn."""
+    characters = 2 * longest  # of a tokenizer of 2,048 entries, a little below its average
+    answers, made = itertools.cycle(chats), []
+    for number in range(count):
+        enough = characters // 4 + (characters - characters // 4) * (number % 4) // 3
+        lines = [next(answers)[-1]["content"]]
+        while sum(map(len, lines)) < enough:
+            lines.append(next(answers)[-1]["content"])
+        made.append([*chats[number % len(chats)][:-1], {"role": "assistant", "content": "\n".join(lines)}])
+    return made
 
 
 def read_chats(name: str, path: Path, count: int) -> tuple[list[Messages], str]:

@@ -49,3 +49,49 @@ def test_every_arm_is_in_the_table_and_in_the_json(run, tmp_path):
         # Positions are counted, not timed: two rows of 512, and a forest between its chat and its two-pass form.
         regular, jepa, two_pass, doubled = (arms[name]["positions_per_example"] for name in ARMS)
         assert regular < jepa < two_pass < doubled == 1024
+
+
+@pytest.mark.long
+def test_the_gpu_benchmark_is_rehearsed_on_cpu(run, tmp_path):
+    """An arm that fails is a line, and the others go on; what is done is written after every arm."""
+    file, page = tmp_path / "result.json", tmp_path / "table.txt"
+    names = ["regular", "trl_best", "step_jepa", "doubled", "answers"]
+    arguments = ["--preset", "tiny", "--device", "cpu", "--arm_seconds", 0, "--gsm8k", "absent.jsonl", "--arms", *names]
+    run("gpu.py", *arguments, "--data", "gsm8k", "long", "--json", file, "--table", page)
+    arms = json.loads(file.read_text())["data"]
+    assert set(arms["gsm8k"]) == set(names)
+    assert list(arms["long"]) == ["regular", "trl_best", "step_jepa"]
+    faults = {name: figures["fault"] for data in arms.values() for name, figures in data.items() if "fault" in figures}
+    assert not faults
+    assert all(figures["tokens_per_second"]["median"] > 0 for data in arms.values() for figures in data.values())
+    positions = {name: figures.get("positions_per_token") for name, figures in arms["gsm8k"].items()}
+    assert positions["regular"] < positions["step_jepa"] < positions["doubled"]
+    assert "regular / the fastest of TRL: " in page.read_text() and "long\n" in page.read_text()
+
+    run("gpu.py", *arguments, "--arms", "regular", "answers", "--data", "gsm8k", "--limit", 0.01, "--table", page)
+    assert page.read_text().count("stopped after 0 s") == 2
+
+
+def lines_of(printed, section):
+    """The first cell of each line of a section's table."""
+    table = printed.split(f"\n{section} ")[1].split("\n\n")[0].splitlines()[2:]
+    return [int(line.split()[0].replace(",", "")) for line in table]
+
+
+@pytest.mark.long
+def test_scale(run, tmp_path):
+    file, sections = tmp_path / "result.json", ["length", "vocabulary", "predictors", "pairs", "collator"]
+    printed = run("scale.py", "--quick", "--model", "micro", "--only", *sections, "--json", file)
+    results = json.loads(file.read_text())
+    assert list(results) == sections
+    expected = {"length": [256, 1024], "vocabulary": [2048, 32768], "predictors": [0, 1], "pairs": [1, 2]}
+    expected["collator"] = [4, 16]
+    assert {section: lines_of(printed, section) for section in sections} == expected
+    for section, lines in results.items():
+        assert list(map(int, lines)) == expected[section]
+        for figures in lines.values():
+            plain, jepa = figures["seconds"]
+            assert plain > 0 and figures["ratio"]["median"] == jepa / plain and len(figures["peak_mib"]) == 2
+    # Logits of 1,000 positions and 32,768 entries, and four copies of the embedding: far more than the noise.
+    small, large = results["vocabulary"].values()
+    assert all(above > 2 * below for above, below in zip(large["peak_mib"], small["peak_mib"], strict=True))

@@ -37,7 +37,7 @@ from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, text_
 from stepjepa.objectives.base import objective_of
 from stepjepa.objectives.options import ReplayOptions
 from stepjepa.training.datasets import chat_tokenizer, encode
-from stepjepa.training.metrics import lbd_at, precise_dtype, total_loss, window_counts
+from stepjepa.training.metrics import lbd_at, on_device, total_loss, window_counts
 from stepjepa.training.options import LoopOptions, OutputOptions, TrainerOptions
 from stepjepa.training.sampling import Draw, DrawnExamples
 from stepjepa.training.setup import detach_setup, make_collator, set_up_model, setup_of
@@ -235,8 +235,7 @@ def loss(output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | Non
     """
     if counts is None:
         device = output.lm_loss_sum.device
-        dtype = precise_dtype(device)
-        counts = {name: torch.as_tensor(part.count, dtype=dtype, device=device) for name, part in output.parts.items()}
+        counts = {name: on_device(part.count, device) for name, part in output.parts.items()}
     return total_loss(output.parts, counts, lbd)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import stepjepa
 from stepjepa.cli.main import main
+from stepjepa.modeling.flops import card_peak
 from stepjepa.training import doctor
 from stepjepa.training.doctor import Tried
 
@@ -41,7 +42,7 @@ def test_settings_are_tried_and_trained(only, capsys):
     assert flex["speed"] is None and min(one["speed"] for one in (default, short, eager)) > 0
     assert default["lm_loss"] == pytest.approx(eager["lm_loss"], rel=1e-4)
     assert 0 < abs(default["lm_loss"] - short["lm_loss"]) < 0.01 * default["lm_loss"]
-    assert default["mebibytes"] is None  # memory is that of a GPU
+    assert default["mebibytes"] is None and default["mfu"] is None  # of a GPU
     assert found["recommended"].startswith("stepjepa train --train_file FILE --model_name tiny")
 
 
@@ -62,6 +63,40 @@ def test_what_is_faster_and_trains_alike_is_recommended(made, flags, only):
     assert found.recommended == f"stepjepa train --train_file FILE --model_name tiny {flags}".strip()
     assert found.tried[0].flags == "" and f"recommended: {found.recommended}" in " ".join(str(found).split())
     assert all(reason in str(found) for reason in (one.fault for one in made.values()))
+
+
+SIZE, CHECKPOINTING = "--per_device_train_batch_size", "--gradient_checkpointing true"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "flags", "asked"),
+    [
+        ({8: 300, 16: 290}, f"{BF16} {SIZE} 8", [8, 16]),  # 16 is no faster
+        ({8: 300, 16: 0}, f"{BF16} {SIZE} 8", [8, 16]),  # 16 does not fit
+        ({8: 0}, f"{BF16} {SIZE} 8 {CHECKPOINTING}", [8]),
+        ({8: 150}, BF16, [8]),
+    ],
+)
+def test_batches_grow_on_a_gpu_until_they_do_not_fit_or_are_no_faster(speeds, flags, asked, only, monkeypatch):
+    monkeypatch.setattr(doctor, "_on_gpu", lambda: True)
+    made = {"": Tried("", "sdpa", "", 100, 9.0, 3.0), BF16: Tried(BF16, speed=200, lm_loss=3.0, mfu=0.25)}
+    for size, speed in speeds.items():
+        name = f"{BF16} {SIZE} {size}"
+        made[name] = Tried(name, speed=speed, lm_loss=3.0) if speed else Tried(name, fault="out of memory")
+        other = f"{name} {CHECKPOINTING}"
+        made[other] = Tried(other, speed=250, lm_loss=3.0)
+    only(**made)
+    found = stepjepa.doctor()
+    assert found.recommended.endswith(f"--model_name tiny {flags}")
+    assert [one.flags for one in found.tried if one.flags.endswith(f"{SIZE} {asked[-1]}")]
+    assert sum(SIZE in one.flags and CHECKPOINTING not in one.flags for one in found.tried) == len(asked)
+    assert "MFU" in str(found) and "25.0 %" in str(found)
+
+
+def test_a_card_is_known_by_its_name():
+    names = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312, "NVIDIA L4": 121}
+    assert {name: card_peak(name) for name in names} == {name: 1e12 * peak for name, peak in names.items()}
+    assert card_peak("NVIDIA H1000") is None
 
 
 def test_a_setting_that_breaks_is_said_and_the_others_go_on(only, monkeypatch):

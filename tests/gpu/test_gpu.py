@@ -17,9 +17,8 @@ from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import build_forest
 from stepjepa.forest.visibility import additive_mask, block_mask
 from stepjepa.losses.lm import linear_cross_entropy_sum
-from stepjepa.modeling.extras import placed_predictors
+from stepjepa.modeling.extras import begin_targets, placed_predictors
 from stepjepa.modeling.load import load_model
-from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.masks import FLEX
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.setup import set_up_model
@@ -29,32 +28,12 @@ from support.rows import step_rows, write
 from support.runs import copy_of
 from support.sharding import launch
 from support.sweep import batches
-from support.training import STEPS, logs_of, trainer_for
+from support.training import JEPA, METHODS, logs_of, trainer_for
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 EXACT, SHORT = 1e-4, 2e-2  # relative, of losses in float32 and in shorter dtypes
-JEPA = {**STEPS, "predictors": 2}
 LOSSES = ("lm_loss", "jepa_loss")
-
-METHODS = {
-    "step": JEPA,
-    "two_pass": {**JEPA, "forward": "two_pass"},
-    "sdpa": {**JEPA, "attention": "sdpa"},
-    "inline": {"objective": "llm_jepa", "predictors": 1, "forward": "inline"},
-    "standalone": {"objective": "llm_jepa", "views": "standalone"},
-    "split": {"objective": "split"},
-    "tube": {"objective": "semantic_tube"},
-    "next_latent": {"objective": "next_latent"},
-    "multi_token": {"objective": "multi_token", "token_horizon": 3},
-    "plan": {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictors": 1, "predictor_head": "mlp"},
-    "infonce": {**JEPA, "jepa_loss": "infonce", "regularizer": "vicreg", "predictor_head": "linear"},
-    "ema": {**JEPA, "target_encoder": "ema", "ema_momentum": 0.5},
-    "checkpointing": {**JEPA, "gradient_checkpointing": True},
-    "accumulation": {**JEPA, "gradient_accumulation_steps": 2},
-    "lora": {**JEPA, "peft": lora_config(rank=4, dropout=0.0)},
-    "regular": {"objective": "regular"},
-}
 
 
 def run(tmp_path, tokenizer, attention=None, **options):
@@ -250,3 +229,40 @@ def test_logits_come_in_chunks():
 
     assert peak(loss(limit)) <= 6 * limit
     assert not CUDA or peak(loss(2**40)) > 2**30
+
+
+# Waiting
+
+
+def one_step(trainer, batches):
+    """One optimizer step without the log."""
+    (batch,), counts = trainer.get_batch_samples(batches, 1, trainer.args.device)
+    with trainer.accelerator.autocast():
+        trainer.training_step(trainer.model, batch, counts)
+    trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 1.0)
+    trainer.optimizer.step()
+    trainer.model.zero_grad()
+
+
+@pytest.mark.parametrize("method", ["regular", "step", "standalone", "infonce", "ema"])
+def test_a_step_never_waits_and_launches_few_kernels(method, tmp_path, tokenizer):
+    """Views launch nothing, so there are fewer launches than calls of operators."""
+    model = load_model("tiny", tokenizer)
+    trainer = trainer_for(tmp_path, tokenizer, rows=step_rows(64), model=model, bf16=True, **METHODS[method])
+    trainer.create_optimizer()
+    begin_targets(trainer.model, trainer.args.target_encoder)
+    batches = iter(trainer.get_train_dataloader())
+    for _ in range(4):  # shapes are compiled, and memory is cached
+        one_step(trainer, batches)
+    if CUDA:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        one_step(trainer, batches)
+    finally:
+        if CUDA:
+            torch.cuda.set_sync_debug_mode("default")
+    with torch.profiler.profile() as recorded:
+        one_step(trainer, batches)
+    calls = {one.key: one.count for one in recorded.key_averages()}
+    launches = sum(count for name, count in calls.items() if "LaunchKernel" in name)
+    assert bool(launches) == CUDA and launches < sum(count for name, count in calls.items() if "aten::" in name)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from stepjepa.data.types import Batch
+from stepjepa.modeling.lora import lora_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.sampling import Draw
 from stepjepa.training.trainer import JEPATrainer
@@ -13,6 +14,30 @@ from support.rows import step_rows
 
 Options = dict[str, Any]
 STEPS: Options = {"objective": "step_jepa", "step_pairs": "all"}
+JEPA: Options = {**STEPS, "predictors": 2}
+# One run of every kind that asks the device for something else.
+METHODS: dict[str, Options] = {
+    "step": JEPA,
+    "two_pass": {**JEPA, "forward": "two_pass"},
+    "sdpa": {**JEPA, "attention": "sdpa"},
+    "inline": {"objective": "llm_jepa", "predictors": 1, "forward": "inline"},
+    "standalone": {"objective": "llm_jepa", "views": "standalone"},
+    "split": {"objective": "split"},
+    "tube": {"objective": "semantic_tube"},
+    "next_latent": {"objective": "next_latent", "latent_kl": 1.0},
+    "multi_token": {"objective": "multi_token", "token_horizon": 3},
+    "future_summary": {"objective": "future_summary"},
+    "plan": {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "predictors": 1, "predictor_head": "mlp"},
+    "infonce": {**JEPA, "jepa_loss": "infonce", "regularizer": "vicreg", "predictor_head": "linear"},
+    "sigreg": {**JEPA, "regularizer": "sigreg"},
+    "mean": {**JEPA, "readout": "mean", "readout_layer": -2},
+    "noise": {**JEPA, "neftune_noise_alpha": 5.0},
+    "ema": {**JEPA, "target_encoder": "ema", "ema_momentum": 0.5},
+    "checkpointing": {**JEPA, "gradient_checkpointing": True},
+    "accumulation": {**JEPA, "gradient_accumulation_steps": 2},
+    "lora": {**JEPA, "peft": lora_config(rank=4, dropout=0.0)},
+    "regular": {"objective": "regular"},
+}
 
 
 def name_of(options: Options) -> str:

@@ -147,14 +147,14 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     normal_T = torch.exp(-knots_T.square() / 2)
     weights_T = step * normal_T
     # The trapezoid rule counts the ends half.
-    weights_T[[0, -1]] /= 2
+    weights_T[:: knots - 1] /= 2
 
     # Processes with unequal numbers of rows can add sums, but not means.
     phases_NKT = values_NK[..., None] * knots_T
     cosine_sum_KT = phases_NKT.cos().sum(dim=0)
     sine_sum_KT = phases_NKT.sin().sum(dim=0)
     sums_2KT = sum_over_ranks(torch.stack([cosine_sum_KT, sine_sum_KT]))
-    rows = sum_over_ranks(torch.tensor(float(len(values_NK)), device=device))
+    rows = sum_over_ranks(torch.full((), float(len(values_NK)), device=device))
 
     cosine_KT, sine_KT = sums_2KT / rows.clamp(min=1)
     error_KT = (cosine_KT - normal_T).square() + sine_KT.square()

@@ -14,6 +14,7 @@ Shapes: R rows, T tokens a row, L = R * T, N labelled positions, D width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,38 @@ KERNELS: dict[Any, Callable[..., int]] = {
     **{getattr(_ATEN, f"_scaled_dot_product_{kind}_backward"): partial(_attention, backward=True) for kind in _KINDS},
     getattr(_ATEN, _EXPERTS): lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
 }
+
+
+# FLOPs a second of dense matrix products in bfloat16 (float16 on the older ones), in units of 1e12: NVIDIA's data sheets.
+_CARDS = {
+    "B200": 2250,
+    "H200": 989,
+    "GH200": 989,
+    "H100": 989,
+    "H100 PCIe": 756,
+    "H100 NVL": 835,
+    "H20": 148,
+    "A100": 312,
+    "A800": 312,
+    "A40": 150,
+    "A30": 165,
+    "A10": 125,
+    "L40S": 362,
+    "L40": 181,
+    "L4": 121,
+    "V100": 125,
+    "T4": 65,
+    "RTX 4090": 165,
+    "RTX 3090": 71,
+    "RTX A6000": 155,
+}
+
+
+def card_peak(name: str) -> float | None:
+    """FLOPs a second that a card of this name computes at most, in bfloat16; None for an unknown one."""
+    words = f" {re.sub('[^A-Za-z0-9]+', ' ', name)} "
+    known = [card for card in _CARDS if f" {card} " in words]
+    return 1e12 * _CARDS[max(known, key=len)] if known else None
 
 
 class PassCost(NamedTuple):

@@ -157,7 +157,11 @@ def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[No
         on_chat_RT = on_chat_RT & (rows.segment == 0)
     if rows.floor is not None:  # the isolated target of `inline`
         on_chat_RT = on_chat_RT & (rows.floor == 0)
-    lengths_RT = torch.bincount(chats_RT[on_chat_RT])[chats_RT.clamp(min=0)]
+    # Picking out the chats' places would wait for the device.
+    chats_RT = chats_RT.clamp(min=0)
+    lengths_L = chats_RT.new_zeros(chats_RT.numel())
+    lengths_L = lengths_L.index_add(0, chats_RT.flatten(), on_chat_RT.flatten().long())
+    lengths_RT = lengths_L[chats_RT]
 
     def add(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
         bounds_RT = alpha / (lengths_RT * output_RTD.shape[-1]).sqrt() * on_chat_RT

@@ -74,8 +74,8 @@ class TokenHeads(LookAhead):
             token = int(torch.randint(vocabulary, (), generator=generator))
             ids = torch.full_like(ids, token)
         # One place more than there are tokens, which is never labelled, for what lies behind the last row.
-        labelled = torch.zeros(len(ids) + 1, dtype=torch.bool, device=ids.device)
-        labelled[batch.label_positions + 1] = True
+        nowhere = torch.zeros(len(ids) + 1, dtype=torch.bool, device=ids.device)
+        labelled = nowhere.index_fill(0, batch.label_positions + 1, True)
         ahead_H = torch.arange(horizon, device=ids.device)  # of the next token
         place_PH = (batch.targets.positions[:, None] + ahead_H).clamp(max=len(ids))
         # A run has no gap: a token is in it where all from the next one to it are labelled.

@@ -6,7 +6,7 @@ import gc
 import statistics
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import islice, product
+from itertools import cycle, islice, product
 from math import isnan, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,9 +20,11 @@ from stepjepa.config.parser import build
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
 from stepjepa.errors import ConfigError, DataError, said
+from stepjepa.modeling.flops import card_peak
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
+from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, only_results
 from stepjepa.utils.text import PAGE, text_table, wrapped, written
@@ -30,6 +32,7 @@ from stepjepa.utils.text import PAGE, text_table, wrapped, written
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 4
 _STEPS = 8  # that are trained
+_SIZES = (8, 16, 32, 64, 128, 256)  # of batches, on a GPU; each repeats the rows, so it trains as the rows alone do
 _DEFAULT = "(default)"
 _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the share by which its loss may differ
 
@@ -37,8 +40,8 @@ _FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the s
 @dataclass(frozen=True)
 class Tried:
     """What came of one setting: flags of ``stepjepa train``, the attention or forward that the start-up trial found exact,
-    what is wrong with it (empty for nothing), tokens a second (median of the steps), MiB of tensors on a GPU at most, and
-    the LM loss at the last step. NaN for no such number."""
+    what is wrong with it (empty for nothing), tokens a second (median of the steps), MiB of tensors on a GPU at most, the LM
+    loss at the last step, and MFU, the share of the GPU's peak FLOPs that its steps reach. NaN for no such number."""
 
     flags: str
     attention: str = ""
@@ -46,6 +49,7 @@ class Tried:
     speed: float = nan
     mebibytes: float = nan
     lm_loss: float = nan
+    mfu: float = nan
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Diagnosis:
 
     def __str__(self) -> str:
         figures = {"speed": ",.0f", "mebibytes": ",.1f", "lm_loss": ".4f"}
+        header = ["setting", "attention", "tok/s", "MiB", "LM loss"]
+        if _on_gpu():
+            figures["mfu"] = ".1%"
+            header.append("MFU")
         rows = []
         for one in self.tried:
             row = [one.flags or _DEFAULT, one.attention.removeprefix("stepjepa_")]
@@ -73,11 +81,12 @@ class Diagnosis:
         notes += [f"{one.flags or _DEFAULT}: {one.fault}" for one in self.tried if one.fault]
         notes.append(f"recommended: {self.recommended}")
         lines = [line for note in notes for line in wrapped(note, PAGE, "", "  ")]
-        return "\n".join([*text_table(["setting", "attention", "tok/s", "MiB", "LM loss"], rows), "", *lines])
+        return "\n".join([*text_table(header, rows), "", *lines])
 
 
 def doctor(options: DoctorOptions) -> Diagnosis:
-    """Train every attention and dtype at hand on one batch, after the start-up trial. Nothing is kept.
+    """Train every attention and dtype at hand on one batch, after the start-up trial; on a GPU the best of them on larger
+    batches, until they do not fit or are no faster, and then with gradient checkpointing. Nothing is kept.
 
     Raises:
         ConfigError, DataError: the model or the data cannot be used.
@@ -97,6 +106,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         common: dict[str, Any] = {_NAME.train_file: [str(file)], _NAME.model_name: options.model_name}
         common |= {_NAME.max_steps: _STEPS, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
         common |= {_NAME.output_dir: folder, _NAME.save_strategy: "no", "train_sampling_strategy": "sequential"}
+        common["track_flop"] = True
         bar.begin("settings", len(settings))
         for given in settings:
             try:
@@ -106,22 +116,56 @@ def doctor(options: DoctorOptions) -> Diagnosis:
                 error.args = (str(error).replace(str(file), options.train_file or file.name),)
                 raise
             bar.step(1)
+        best = _best(tried)
+        if best is not None and _on_gpu():
+            write_whole(file, (json_bytes(row) + b"\n" for row in islice(cycle(rows), _SIZES[-1])))
+            with only_results():
+                tried += _larger(settings[tried.index(best)], best.speed, common)
     return Diagnosis(_about(), tried, _recommended(tried, options))
 
 
+def _larger(given: dict[str, Any], speed: float, common: dict[str, Any]) -> list[Tried]:
+    """A setting of this speed with larger batches, until one does not fit or is hardly faster; with gradient checkpointing
+    where one does not fit."""
+    tried = list[Tried]()
+    for size in _SIZES:
+        given = {**given, _NAME.per_device_train_batch_size: size}
+        tried.append(_tried(given, common, first=False))
+        if tried[-1].fault:
+            tried.append(_tried({**given, "gradient_checkpointing": True}, common, first=False))
+            break
+        if not tried[-1].speed > _FASTER * speed:
+            break
+        speed = tried[-1].speed
+    return tried
+
+
+def _on_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
 def _recommended(tried: list[Tried], options: DoctorOptions) -> str:
-    """A command with the fastest of the settings that train like the first one that trains."""
+    """A command with the best setting."""
+    best = _best(tried)
+    if best is None:
+        return "nothing, as no setting trains with exact numbers"
+    command = f"stepjepa train --{_NAME.train_file} {options.train_file or 'FILE'} --{_NAME.model_name}"
+    return f"{command} {options.model_name} {best.flags}".strip()
+
+
+def _best(tried: list[Tried]) -> Tried | None:
+    """The fastest of the settings that train like the first one that trains; that one where none is much faster."""
     trained = [one for one in tried if one.lm_loss > 0 and not one.fault]
     near = [one for one in trained if abs(1 - one.lm_loss / trained[0].lm_loss) < _NEAR]
     # A few steps do not show that weights in bfloat16 lose small updates.
     near = [one for one in near if _NAME.dtype not in one.flags]
     if not near:
-        return "nothing, as no setting trains with exact numbers"
-    best = max(near, key=lambda one: one.speed)
-    if best.speed <= _FASTER * near[0].speed:
-        best = near[0]
-    command = f"stepjepa train --{_NAME.train_file} {options.train_file or 'FILE'} --{_NAME.model_name}"
-    return f"{command} {options.model_name} {best.flags}".strip()
+        return None
+    first = near[0]
+    fastest = max(near, key=lambda one: one.speed)
+    if fastest.speed <= _FASTER * first.speed:
+        return first
+    return fastest
 
 
 def _about() -> dict[str, dict[str, Any]]:
@@ -130,7 +174,10 @@ def _about() -> dict[str, dict[str, Any]]:
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
         memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-        devices[f"cuda:{number}"] = f"{torch.cuda.get_device_name(number)}, {memory}"
+        name = torch.cuda.get_device_name(number)
+        peak = card_peak(name)
+        at_most = "unknown" if peak is None else f"{peak / 1e12:.0f} TFLOP/s in bfloat16"
+        devices[f"cuda:{number}"] = f"{name}, {memory}, peak {at_most}"
     return {
         "versions": {name: version(name) for name in packages},
         "machine": circumstances(None, torch.device("cpu"))["machine"],
@@ -159,5 +206,14 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     served = model.config.get_text_config()._attn_implementation if forward == "packed" else forward
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])  # the first step warms up
-    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else nan
-    return Tried(flags, served, "", speed, peak, log[-1]["lm_loss"])
+    memory = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else nan
+    mfu = _flops(trainer, speed) / (card_peak(torch.cuda.get_device_name()) or nan) if on_gpu else nan
+    return Tried(flags, served, "", speed, memory, log[-1]["lm_loss"], mfu)
+
+
+def _flops(trainer: JEPATrainer, speed: float) -> float:
+    """FLOPs a second at so many tokens a second, padding included; every key of a row counts, whatever FlexAttention
+    leaves out."""
+    batch = next(iter(trainer.get_train_dataloader()))
+    tokens = sum(int(rows.filled.sum()) for rows in batch.every_rows)
+    return trainer.floating_point_ops(batch) / tokens * speed

@@ -69,6 +69,14 @@ def precise_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def on_device(number: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+    """A number, or a tensor (), in the most precise dtype of a device: ()."""
+    dtype = precise_dtype(device)
+    if isinstance(number, torch.Tensor):
+        return number.to(device, dtype)
+    return torch.full((), number, dtype=dtype, device=device)  # a copy from the host would wait for the device
+
+
 def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelerator) -> list[float]:
     """The sums over all processes of some numbers (N,). Every process must call it."""
     device = accelerator.device
@@ -82,10 +90,8 @@ def window_counts(
     """What each part of the loss is divided by, () float64 by its name (float32 where the device has no other): the labels
     and pairs of some micro-batches of this process."""
     counts = [{LM: batch.label_ids.numel(), **objective.counts(batch)} for batch in batches]
-    device = torch.device(device)
-    dtype = precise_dtype(device)
     names = (LM, *objective.part_names)
-    return {name: torch.tensor(sum(one[name] for one in counts), dtype=dtype, device=device) for name in names}
+    return {name: on_device(sum(one[name] for one in counts), torch.device(device)) for name in names}
 
 
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
@@ -100,8 +106,7 @@ def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float)
     terms = []
     for name, part in parts.items():
         count = counts[name]
-        one = torch.ones_like(count)
-        divisor = torch.where(count > 0, count, one)
+        divisor = count + (count == 0)
         scale = part.weight if name == LM else lbd * part.weight
         terms.append(scale * part.sum / divisor)
     return sum(terms[1:], start=terms[0])
@@ -162,9 +167,7 @@ class LossMeter:
         tokens = sum(rows.filled.sum() for rows in batch.every_rows)  # without padding
         token_sums = (0, 0) if output.token_sums is None else output.token_sums
         numbers += [len(source_PD), cosine_P.sum(), tokens, *token_sums]
-        device = source_PD.device
-        dtype = precise_dtype(device)
-        sums = torch.stack([torch.as_tensor(number, device=device).to(dtype) for number in numbers])
+        sums = torch.stack([on_device(number, source_PD.device) for number in numbers])
         self.sums = sums if self.sums is None else self.sums + sums
         kept = sum(map(len, self.targets))
         if len(target_PD) and kept < KEPT_TARGETS:

@@ -193,6 +193,8 @@ class JEPATrainer(CheckpointedTrainer):
         if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
+        # From pinned memory a batch is copied while the device computes.
+        self.accelerator.dataloader_config.non_blocking = device == "cuda" and args.dataloader_pin_memory
         self.neftune_noise_alpha = None  # the model's forward adds the noise
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
