@@ -124,7 +124,7 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
         if target is None:
             raise RowError(
                 "no_such_choice",
-                f"{columns.choice}={values[columns.choice]!r} names none of the texts in {columns.target!r}",
+                f"{columns.choice}={values[columns.choice]!r} is not the index of a text in {columns.target!r}",
             )
     question = {"role": "user", "content": values[columns.source]}
     return check_messages([question, {"role": "assistant", "content": target}])

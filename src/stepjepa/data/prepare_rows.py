@@ -298,7 +298,7 @@ class Converter:
             # The response cannot confirm itself.
             reference = None if example.answer == example.response else example.answer
             if reference is None and required:
-                raise RowError("no_ground_truth", "nothing but the response itself says what the final answer is")
+                raise RowError("no_ground_truth", "only the response itself gives a final answer")
             truth = final_answer(reference or content)
         elif "####" in truth or "\\boxed" in truth:
             truth = final_answer(truth) or truth

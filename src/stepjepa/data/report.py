@@ -28,13 +28,13 @@ _REASONS = {
     "no_known_columns": "none of the columns that make a chat",
     "no_messages": "'messages' is empty or no list of messages",
     "no_steps": "the steps column is missing, or no list of texts",
-    "steps_not_found": "the steps in the row do not stand in its answer",
+    "steps_not_found": "the steps in the row are not in its answer",
     "no_room_for_answer": f"the prompt alone fills {_NAME.max_length}",
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
     "answer_truncated": f"the answer was cut at {_NAME.max_length}",
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
-    "view_refused": "the chat template cannot write a message alone",
+    "view_refused": "the chat template cannot render a single message",
     "second_pair": "forward=inline holds one pair an example",
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "no_user_message": "no user message before the answer",
@@ -42,7 +42,7 @@ _REASONS = {
     "no_reference": "nothing that a metric could compare with",
     "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",
-    "beyond_positions": "the views need positions that the model has not",
+    "beyond_positions": "the views need positions that the model does not have",
 }
 
 
@@ -256,7 +256,7 @@ class PromptCounts(Counts):
             switch = f"train on answers with their thinking, or give another --{_NAME.chat_template}"
             # Only earlier turns differ, as templates often drop their thinking.
             if not any(ending.strip() for ending in self.endings):
-                switch = f"--{_NAME.train_on} last trains the last answers alone"
+                switch = f"--{_NAME.train_on} last trains only the last answers"
             advice = (
                 f"evaluate and generate ask for a last answer as in training (--{_NAME.prompt_from} training), others do "
                 f"not: {self.switches['opened'] or switch}"
@@ -267,7 +267,7 @@ class PromptCounts(Counts):
             first = self.first["left_out"]
             text = f"the template leaves out part of the answer in {rows}, {size} in all (first: {first})"
             switch = (
-                f"give a --{_NAME.chat_template} that keeps it, or write thinking of a key of its own into the content, as "
+                f"give a --{_NAME.chat_template} that keeps it, or write thinking from its own key into the content, as "
                 "<think>...</think>"
             )
             advice = f"the model is not trained on it: {self.switches['left_out'] or switch}"

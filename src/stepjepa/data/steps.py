@@ -64,7 +64,7 @@ class StepSplitter:
         if self.name == "regex":
             _compiled(self.separator)
         elif not self.separator:
-            raise ConfigError(f"{_NAME.step_separator} is empty; give the string that stands between two steps")
+            raise ConfigError(f"{_NAME.step_separator} is empty; give the text between two steps")
 
     def spans(self, text: str) -> list[CharSpan]:
         """Return character spans (start, end) that cover `text` in order, without overlap; [] for a blank text.
@@ -377,7 +377,7 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
             if spaced is None:
                 where = f"after step {number - 1}" if number > 1 else "at all"
                 beginning = words if len(words) <= 60 else f"{words[:60]}..."
-                what = f"step {number} of {len(steps)} does not stand in the answer {where}: {beginning!r}"
+                what = f"step {number} of {len(steps)} is not in the answer {where}: {beginning!r}"
                 raise RowError("steps_not_found", what)
             start, end = spaced.span()
         starts.append(start)

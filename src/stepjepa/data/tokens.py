@@ -40,9 +40,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that the tokenizer gives character offsets; ConfigError for a slow one."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
-            f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is a slow one and gives no "
-            "character offsets; load it as a fast tokenizer (use_fast=True), or convert it with "
-            "transformers.convert_slow_tokenizer"
+            f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is slow and gives no character "
+            "offsets; load it as a fast tokenizer (use_fast=True), or convert it with transformers.convert_slow_tokenizer"
         )
 
 
@@ -231,8 +230,8 @@ class Prompter:
             self.dropped = usual.extra
         elif prompt_from is None and usual.extra.strip():
             self.note = (
-                f"the prompt ends in {quoted(usual.extra)}, which the template does not write before an answer without it; "
-                f"--{_NAME.prompt_from} training asks without"
+                f"the prompt ends in {quoted(usual.extra)}, which the template does not write before an answer in a chat; "
+                f"--{_NAME.prompt_from} training leaves it out"
             )
         self._header = usual.written
 
