@@ -204,6 +204,6 @@ def test_steps_of_a_column():
     inside = "<think>a\n\nb</think>"
     assert spans_of_steps(inside, ["<think>a", "b</think>"]) == [(0, 10), (10, 19)]
     assert spans_of_steps("a", []) == [(0, 1)] and spans_of_steps(" ", []) == []
-    with pytest.raises(DataError, match="step 2 of 2 does not stand in the answer after step 1: 'a'"):
+    with pytest.raises(DataError, match="step 2 of 2 is not in the answer after step 1: 'a'"):
         spans_of_steps("a b", ["b", "a"])
     assert join_steps(["a", " ", "b\n", "c"]) == "a\n\nb\n\n\nc" and join_steps([]) == ""

@@ -244,7 +244,7 @@ def test_thinking_in_a_key_of_its_own_reaches_the_template(key):
     assert (report.prompts.left_out, report.prompts.characters_left_out) == (1, 10)
     (line,) = [line for line in report.lines() if "leaves out" in line]
     assert "in 1 row, 10 characters in all (first: list row 1: 'Two and two.')" in line
-    assert "write thinking of a key of its own into the content" in line
+    assert "write thinking from its own key into the content" in line
 
 
 def test_answers_of_earlier_turns_that_are_context_are_not_warned_about():
@@ -253,6 +253,6 @@ def test_answers_of_earlier_turns_that_are_context_are_not_warned_about():
     _, _, report = report_of("qwen3_5_think", rows)
     assert (report.prompts.opened, report.prompts.answers, dict(report.prompts.endings)) == (1, 2, {"": 1})
     (line,) = [line for line in report.lines() if "not what the template asks with" in line]
-    assert line.endswith(": --train_on last trains the last answers alone")
+    assert line.endswith(": --train_on last trains only the last answers")
     _, _, report = report_of("qwen3_5_think", rows, train_on="last")
     assert report.prompts.answers == 1 and not report.prompts.warnings()

@@ -184,13 +184,13 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     assert record["step_counts"] == {"2": 2, "3": 10} and record["steps"]["own"] == 2
     counts = {name: count for name, (count, _) in warnings.items() if "own_" in name}
     assert counts == {"own_steps_not_found": 1, "own_no_steps": 1}
-    assert "line 2: step 2 of 2 does not stand in the answer after step 1: 'Double it.'" in str(warnings)
+    assert "line 2: step 2 of 2 is not in the answer after step 1: 'Double it.'" in str(warnings)
     said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
     assert report["pairs"] == 2 + 10 * 2
     assert "steps: the rows' own in 2, found by --step_splitter separator in 10" in said
-    assert "own steps not taken in 1 row: the steps in the row do not stand in its answer (first: " in said
+    assert "own steps not taken in 1 row: the steps in the row are not in its answer (first: " in said
     said = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", "1")
-    assert "steps: found by --step_splitter separator" in said and "line 2: step 2 of 2 does not stand" in said
+    assert "steps: found by --step_splitter separator" in said and "line 2: step 2 of 2 is not in" in said
     # Who names a splitter, or requires the column, gets that.
     record = checked(capsys, file, "--step_splitter", "lines")
     assert record["step_counts"] == {"2": 1, "3": 11} and record["steps"]["own"] == 0

@@ -201,7 +201,7 @@ def test_steps_that_rows_hold():
     warned = found(source, splitter="auto")
     assert "1 of 3 rows (33.3 %) hold steps that cannot be taken: the steps" in warned["own_no_steps"].text
     assert "(first: row 1: column 'steps' is no list of texts)" in warned["own_no_steps"].text
-    assert "do not stand in its answer (first: row 2" in warned["own_steps_not_found"].text
+    assert "are not in its answer (first: row 2" in warned["own_steps_not_found"].text
 
 
 def test_lines_of_a_warning():

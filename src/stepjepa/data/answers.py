@@ -1,10 +1,10 @@
-r"""Finding the final answer in a text, numbers as people and models write them, and comparing two answers.
+r"""The final answer of a text, numbers as people and models write them, and the comparison of two answers.
 
-Read as numbers: thousands separators of several styles, decimals, fractions (`1/2`, `\dfrac{1}{2}`), mixed numbers, powers
-of ten, scale words (`5 million`), full-width digits, and all of them among marks and words that say what is counted (`$18`,
+Numbers may have thousands separators of several styles, decimals, fractions (`1/2`, `\dfrac{1}{2}`), mixed numbers, powers
+of ten, scale words (`5 million`), full-width digits, and signs and words that name what is counted (`$18`,
 `\text{18 dollars}`, `x = 18`). Nothing is evaluated: `1/2` and `0.5` are the same number, `\sqrt{4}` and `2` are not; the
-metric `math` compares symbols. The rules work on strings and on integers of bounded length, so a number of any length costs
-no more than reading it.
+metric `math` compares symbols. The rules work on strings and on integers of bounded length, so the cost is linear in the
+length of a number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _LATEX_WORDS = re.compile(
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))")
 _PLAIN_NUMBER = re.compile(r"-?[\d.,]*\d")
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)(?![A-Za-z])\}?")
-_NOTHING = re.compile(r"\\(?:left|right|displaystyle|textstyle|bf|rm|it)(?![A-Za-z])|\\[!()\[\]]")
+# Commands that change how a formula looks, not what it means.
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|textstyle|bf|rm|it)(?![A-Za-z])|\\[!()\[\]]")
 _SPACE = re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|\\[,;: ]|\\\\|~")
 _LATEX_SIGNS = {
     "\\$": "$",
@@ -39,11 +40,13 @@ _LATEX_SIGNS = {
 _SPACE_RUN = re.compile(r"\s+")
 _GROUP = re.compile(r"\((?:[^(){},]*)\)|\{(?:[^(){},]*)\}|\$[^$]+\$|'[^']+'")
 
-_ONE_SIGN = "\u00bc-\u00be\u2150-\u215e"  # one half and other fractions that are one sign
+# Fractions that are a single character. The space in front keeps a mixed number apart: not 11/2 for one and a half.
+_ONE_SIGN = "\u00bc-\u00be\u2150-\u215e"
 _ONE_HALF_AND_OTHERS = {
     code: " " + unicodedata.normalize("NFKC", chr(code)).replace("\u2044", "/")
     for code in (0xBC, 0xBD, 0xBE, *range(0x2150, 0x215F))
 }
+# Soft hyphens, zero-width spaces and direction marks, which web pages leave inside numbers.
 _INVISIBLE = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x200E, 0x200F, 0x2060, 0xFEFF))
 _SAME = {
     "-": "\u2010\u2011\u2012\u2013\u2212\ufe63",
@@ -53,19 +56,20 @@ _SAME = {
     "'": "\u02bc\u2019",
     " ": "\xa0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
 }
-_FULL_WIDTH = {0xFF01 + number: 0x21 + number for number in range(94)}  # what ASCII has, as wide as a Chinese character
+# The printable characters of ASCII in the width of a Chinese character.
+_FULL_WIDTH = {0xFF01 + number: 0x21 + number for number in range(94)}
 _FOLD = _FULL_WIDTH | {ord(sign): plain for plain, signs in _SAME.items() for sign in signs}
 
 
 def fold(text: str) -> str:
-    """The text with minus signs, spaces and full-width characters as ASCII; its length is the same."""
+    """Replace minus signs, spaces and full-width characters by ASCII, one for one, so that positions stay valid."""
     return text if text.isascii() else text.translate(_FOLD)
 
 
 def plain_text(text: str) -> str:
-    r"""A text without the LaTeX, Markdown, quotation marks, brackets and final period around it, single-spaced.
+    r"""Strip LaTeX, Markdown, quotation marks, brackets and a final period around a text, and collapse its spaces.
 
-    Numeric fractions become `1/2`, `\times` the sign it draws; other LaTeX commands stay.
+    Numeric fractions become `1/2`, `\times` becomes the sign it prints; other LaTeX commands stay.
 
     >>> plain_text(r"**\(\text{Monday}\)**.")
     'Monday'
@@ -78,8 +82,9 @@ def plain_text(text: str) -> str:
 
 
 def trimmed(text: str) -> str:
-    """Without marks at both ends and brackets around the whole."""
-    for _ in range(4):  # "(*18*)." takes several turns
+    """Strip marks at both ends, and brackets around the complete text."""
+    # Marks may nest: "(*18*)." takes three passes. The bound keeps the cost linear.
+    for _ in range(4):
         before = text
         text = text.strip(' *`"\u201c\u201d_').lstrip("\u2248").rstrip(" .,;\\")
         if len(text) > 2 and _GROUP.fullmatch(text):
@@ -90,11 +95,12 @@ def trimmed(text: str) -> str:
 
 
 def _without_latex(text: str) -> str:
-    text = _SPACE.sub(" ", _NOTHING.sub("", text))
+    text = _SPACE.sub(" ", _LAYOUT.sub("", text))
     for sign, plain in _LATEX_SIGNS.items():
         text = text.replace(sign, plain)
     text = _DEGREES.sub("\u00b0", text)
-    for _ in range(3):  # \mathbf{\text{18}}
+    # The pattern matches innermost braces, so \mathbf{\text{18}} takes two passes.
+    for _ in range(3):
         text, replaced = _LATEX_WORDS.subn(r" \1 ", text)
         if not replaced:
             break
@@ -106,22 +112,23 @@ def _in_one_line(match: re.Match[str]) -> str:
     return f" {above}/{below}" if _PLAIN_NUMBER.fullmatch(above) and _PLAIN_NUMBER.fullmatch(below) else match[0]
 
 
-_LONGEST = 400  # digits of a number that is computed with, and the largest exponent; what is longer stays a text
+# The most digits of a number in arithmetic, and the largest exponent. A longer number stays a text.
+_LONGEST = 400
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3}
 
-# Thousands in groups, 1,234  1{,}234  1\,234  1,23,456  1 234  1'234  1_234  1.234.567, or none: 1234. Repetitions that
-# may fail after many turns are bounded, else a line of "11,11,11,..." would be read again and again.
+# Thousands in groups, 1,234  1{,}234  1\,234  1,23,456  1 234  1'234  1_234  1.234.567, or without: 1234. Repetitions that
+# may fail late are bounded, else a line of "11,11,11,..." would take quadratic time.
 _WHOLE = r"""(?:\d{1,3}(?:(?:,(?:\\!)?|\{,\}|\\,)\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)
     |\d{1,3}(?:[ ]\d{3})+(?![\d/])|\d{1,3}(?:'\d{3})+(?!\d)|\d{1,3}(?:_\d{3})+(?!\d)|\d{1,3}(?:\.\d{3}){2,}(?!\d)|\d+)"""
 _DECIMAL = rf"(?:\d{{1,3}}(?:[. ]\d{{3}}){{1,9}},\d+(?!\d)|{_WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)"
 _SCALE = r"(?i:hundred|thousand|million|billion|trillion)\b"
 _FRAC = r"\\[dtc]?frac[ ]?(?:\{[ ]?-?[\d.,]+[ ]?\}[ ]?\{[ ]?[\d.,]+[ ]?\}|\d[ ]?\d)"
 
-# A number inside one line of a folded text. A minus is a sign only where no digit, letter or closing bracket stands before
-# it ("5-3" is a difference). Dates, times and ratios are found whole, so that none of their parts is taken for a number.
+# A number inside one line of a folded text. A minus is a sign only if no digit, letter or closing bracket precedes it
+# ("5-3" is a difference). Dates, times and ratios match completely, so that their parts do not count as numbers.
 NUMBER = re.compile(
     rf"""
-    (?=[-\\.\dmnMN$\u20ac\u00a3\u00a5\u20b9{_ONE_SIGN}])(?:          # for speed: what each of them begins with
+    (?=[-\\.\dmnMN$\u20ac\u00a3\u00a5\u20b9{_ONE_SIGN}])(?:          # for speed: the first character of every alternative
     \d{{4}}-\d{{2}}-\d{{2}}(?!\d)                               # 2024-12-25
     |\d{{1,4}}/\d{{1,2}}/\d{{2,4}}(?!\d)                        # 12/25/2024
     |\d{{1,6}}(?::\d{{1,6}})+(?:[ ]?(?i:[ap]m\b|[ap]\.m\.?))?        # 3:30 pm, 3:4
@@ -140,9 +147,9 @@ NUMBER = re.compile(
 )
 
 _POWER = r"10[ ]?(?:\^|\*\*)[ ]?\{?"
-# Words before and after a number: letters of any script and the marks between words, no sign of a calculation.
+# Words before and after a number: letters of any script and the marks between words, but no operator of a calculation.
 _OTHER_SCRIPTS = "[^\\x00-\\x7f\\d\u00d7\u00f7\u03c0\u2200-\u22ff]"
-# A number without LaTeX, with what is said around it.
+# A number without LaTeX, and the words around it. The words are bounded, as they could match anywhere in a long text.
 _COUNTED = re.compile(
     rf"""
     (?P<before>(?:[A-Za-z ,':!?]|\.(?!\d)|(?<=\w)\.|-(?=[A-Za-z])|{_OTHER_SCRIPTS}){{0,200}}?)
@@ -162,7 +169,7 @@ _DATE = (
     "january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug|sept?"
     "|oct|nov|dec|(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 )
-# These words make of a number another one, or something else than a number; so does a letter right before it.
+# These words change the number, or make it something else (a date, a bound); so does a letter right before it.
 _NOT_BEFORE = re.compile(
     rf"""\b(?:{_DATE}|not|no|than|least|most|above|below|over|under|between)\b
     |(?:\A|[\W\d_])(?!(?:usd|eur|gbp|inr|aud|cad|us|rs)\Z)[^\W\d_]+\Z""",
@@ -174,6 +181,7 @@ _NOT_AFTER = re.compile(
     |\A\W*(?-i:(?![mgLlhskKCFNJWVA])[A-Za-z])(?![^\W\d_])       # 5x, but 5 m""",
     re.VERBOSE | re.IGNORECASE,
 )
+# Numbers in their final spelling already, which most are: a fast path.
 _SIMPLE = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?|0|-?0\.\d*[1-9]", re.ASCII)
 _MARKS = re.compile(r"(?:\b(?:US|AU|CA|NZ|HK|A|C))?\$|[%\u20ac\u00a3\u00a5\u20b9]")
 # Before an equals sign: words alone, a calculation, or a name as in x_1 and f(2).
@@ -182,11 +190,11 @@ _DECIMAL_COMMA = re.compile(r"[\d. ]*[. ]\d{3},\d+")
 
 
 def normalise_number(text: str) -> str:
-    r"""One spelling for one number: digits, with a point and decimals if it has any, or a fraction in lowest terms.
+    r"""Return the canonical spelling of a number: digits with a point and decimals if it has any, or a reduced fraction.
 
-    Taken away: LaTeX and Markdown around it, currency and percent signs, thousands separators, a plus sign, leading zeros,
-    zeros after the decimals, a final period, a name before an equals sign, words before and after a single number. What is
-    then no number is returned without those marks and otherwise as it is.
+    Removes LaTeX and Markdown around it, currency and percent signs, thousands separators, a plus sign, leading zeros,
+    zeros after the decimals, a final period, a name before an equals sign, words before and after a single number. A text
+    that is not a number is returned without those marks and otherwise unchanged.
 
     >>> normalise_number("$1,234.50."), normalise_number(r"18\text{ dollars}"), normalise_number(r"\frac{2}{6}")
     ('1234.5', '18', '1/3')
@@ -199,12 +207,12 @@ def normalise_number(text: str) -> str:
 
 
 def number_of(text: str) -> str | None:
-    """`normalise_number` of a text that is a number, None of any other."""
+    """Return `normalise_number` of a text that is a number, else None."""
     return text if _SIMPLE.fullmatch(text) else _number(_bare(text))
 
 
 def _bare(text: str) -> str:
-    """A text without marks and LaTeX; of an equation the right side, where the left one says what it is."""
+    """A text without marks and LaTeX; of an equation the right side, if the left side is only a name or a calculation."""
     bare = _MARKS.sub("", plain_text(text))
     left, equals, right = bare.replace("\u2248", "=").rpartition("=")
     comparison = left.endswith(("<", ">", "!"))
@@ -214,7 +222,7 @@ def _bare(text: str) -> str:
 
 
 def _number(bare: str) -> str | None:
-    """The spelling of the one number in a text without marks; None without one, or where other words change it."""
+    """The spelling of the single number in a text without marks; None without one, or if words around it change it."""
     match = _COUNTED.fullmatch(bare)
     if match is None or _NOT_BEFORE.search(match["before"]) or _NOT_AFTER.search(match["after"]):
         return None
@@ -225,13 +233,14 @@ def _number(bare: str) -> str | None:
     power = _power_of_ten(match)
     if power is None:
         return None
+    # A plain decimal, of any length: no arithmetic.
     if not power and match["below"] is None:
         whole, _, decimals = above.partition(".")
         return _spelled(negative, whole, decimals)
     if len(mixed + above + below) > _LONGEST or not Fraction(below):
         return None
     value = (int(mixed) + Fraction(above) / Fraction(below)) * Fraction(10) ** power
-    # As many decimals as the denominator has bits are enough for one of twos and fives; any other stays a fraction.
+    # A denominator of twos and fives divides 10 to the number of its bits; any other has no finite decimal form.
     places = value.denominator.bit_length()
     scaled, rest = divmod(value.numerator * 10**places, value.denominator)
     if rest:
@@ -243,15 +252,16 @@ def _number(bare: str) -> str | None:
 def _plain_digits(text: str) -> str:
     """Digits with a decimal point and no other separator."""
     text = text.rstrip(".")
-    if _DECIMAL_COMMA.fullmatch(text):  # 1.234,5 and 1 234,5
+    # European styles: 1.234,5 and 1 234,5, then 1.234.567.
+    if _DECIMAL_COMMA.fullmatch(text):
         text = text.replace(".", "").replace(",", ".")
-    elif text.count(".") > 1:  # 1.234.567
+    elif text.count(".") > 1:
         text = text.replace(".", "")
     return re.sub("[, '_]", "", text)
 
 
 def _power_of_ten(match: re.Match[str]) -> int | None:
-    """The power of ten that multiplies the number; None where it is too large to write out."""
+    """The power of ten that multiplies the number; None if it is too large to write out."""
     scale = match["scale"] or match["kilo"]
     if scale:
         return _SCALES[scale.lower()]
@@ -260,7 +270,7 @@ def _power_of_ten(match: re.Match[str]) -> int | None:
 
 
 def _spelled(negative: bool, whole: str, decimals: str) -> str:
-    """A number without the zeros that say nothing."""
+    """A number without redundant zeros."""
     whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
     number = f"{whole}.{decimals}" if decimals else whole
     return f"-{number}" if negative and number != "0" else number
@@ -268,13 +278,13 @@ def _spelled(negative: bool, whole: str, decimals: str) -> str:
 
 # Final answers
 
-# "\\boxed", as doubly escaped JSON has it, is a box, and an escaped brace is no brace.
+# "\\boxed", as in doubly escaped JSON, opens a box; an escaped brace does not nest.
 _BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|(?P<escaped>\\(?!\\?f?boxed).)|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _BARE_BOX = re.compile(r"\\boxed\s*(-?\d[\d.,/]*)")
 _ANSWER_TAGS = re.compile(r"<answer>\s{0,8}(\S|\S[^\n]{0,80}?\S)\s{0,8}</answer>")
 
-# "The answer is", "Final answer:", with what may stand before the number itself.
-_SAYS = re.compile(
+# "The answer is", "Final answer:", with the markup and the words that may precede the number.
+_LEAD_IN = re.compile(
     r"\banswer\b[^.\n\d]{0,40}?(\b(?:is|are|equals)\b|:|=)"
     r"(?:[\s*_$\\(\[{:=\u2248]|\\text|\b(?:therefore|thus|hence|then|so|simply|exactly|approximately|about|equal|to|a|total|of|the)\b){0,12}",
     re.IGNORECASE,
@@ -282,31 +292,33 @@ _SAYS = re.compile(
 _CALCULATION = re.compile(r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(]|\\times|\\cdot|\\div|x[ ]?\d)")
 _LIST_ITEM = re.compile(r"[.)][ \t]+\S")
 _HASHES = re.compile(r"####((?:(?!####)[^\n])*)")
-# A number, or "answer" and a number, but no number of a heading: 1. Count
+# A number, or "answer" and a number, but not the number of a heading: 1. Count
 _HEADED = re.compile(
     r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d(?!\d{0,2}[.)][ \t]+\S)",
     re.IGNORECASE,
 )
 
-# What stands right before a final answer, in the order in which `final_answer` looks for it.
+# What comes right before a final answer, in the order in which `final_answer` looks for it.
 _CUES = (
     re.compile(r"\\f?boxed\s*\{?\s*"),
     re.compile(r"####[ \t]*"),
     re.compile(r"<answer>\s{0,8}"),
-    re.compile(rf"(?:\b(?:the|my)\s+)?(?:(?:final|correct)\s+)?{_SAYS.pattern}", re.IGNORECASE),
+    re.compile(rf"(?:\b(?:the|my)\s+)?(?:(?:final|correct)\s+)?{_LEAD_IN.pattern}", re.IGNORECASE),
 )
-_SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # not the one between two numbers
+# White space, except between two digits: "1 2" and "12" differ.
+_SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{...}` that holds something, stripped; None without one.
+    r"""Return the content of the last complete, nonempty `\boxed{...}`, stripped; None without one.
 
-    Braces may nest and escaped braces do not count. A box that never closes, as a truncated answer leaves it, and an empty
-    one are passed over. Of a box in a box the inner one is taken. `\boxed 18` counts where no braces do.
+    Braces may nest; escaped braces do not count. A box that never closes, as in a truncated answer, and an empty box are
+    skipped. Of nested boxes the innermost counts. `\boxed 18` counts only if no box has braces.
     """
     if "boxed" not in text:
         return None
-    opened: list[int | None] = []  # where the content of each box that is open begins, None for another brace
+    # The open braces: the start of the content for a box, None for any other brace.
+    opened: list[int | None] = []
     begin = end = 0
     for mark in _BRACES.finditer(text):
         if mark["box"]:
@@ -326,11 +338,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str | None:
-    r"""The answer of a text, as written (see `normalise_number`).
+    r"""Return the final answer of a text, as written (see `normalise_number`).
 
-    The first of these that the text has: the last `\boxed{}` that holds something; what follows the first `####`, where it
-    is the text's end or a number, not another heading; what stands between the last `<answer>` marks; the number after the
-    last "answer is" or "answer:"; the last number. None without any. Thinking is passed over, see `answer_of`.
+    The first of these that the text has: the last nonempty `\boxed{}`; what follows the first `####`, if it is the end of
+    the text or a number, not another heading; the text between the last `<answer>` tags; the number after the last
+    "answer is" or "answer:"; the last number. None without any. Thinking is skipped, see `answer_of`.
     """
     text = answer_of(text)
     boxed = last_boxed(text)
@@ -340,7 +352,7 @@ def final_answer(text: str) -> str | None:
     if hashes is not None:
         return hashes
     tags = _ANSWER_TAGS.findall(text)
-    return tags[-1] if tags else _said(text) or _last_number(text)
+    return tags[-1] if tags else _announced_number(text) or _last_number(text)
 
 
 def answer_cue(text: str) -> tuple[int, int] | None:
@@ -360,8 +372,8 @@ def answer_cue(text: str) -> tuple[int, int] | None:
 def answers_match(a: str | None, b: str | None) -> bool:
     """Whether two answers are the same.
 
-    Numbers are compared by `normalise_number`, which reads no units (`18 dollars` is `18 cents`), other texts without
-    regard to letter case, spaces, and LaTeX or Markdown around them. A missing or empty answer matches nothing.
+    Numbers are compared by `normalise_number`, which ignores units (`18 dollars` is `18 cents`); other texts without regard
+    to letter case, spaces, and LaTeX or Markdown around them. A missing or empty answer matches nothing.
     """
     if a is None or b is None:
         return False
@@ -374,9 +386,9 @@ def _comparable(answer: str) -> str:
 
 
 def after_hashes(text: str) -> str | None:
-    """What follows the first `####` on its line, as GSM8K's own extractor reads it; None without an answer there.
+    """Return what follows the first `####` on its line, as GSM8K's own extractor does; None without an answer there.
 
-    Where more text follows, such a line may be a heading: then it must begin with a number, or with "answer" and a number.
+    If more text follows, such a line may be a heading: then it must begin with a number, or with "answer" and a number.
     """
     end = len(text.rstrip())
     for hashes in _HASHES.finditer(text):
@@ -388,20 +400,21 @@ def after_hashes(text: str) -> str | None:
     return None
 
 
-def _said(text: str) -> str | None:
-    """The number after the last "answer is", "answer:" that is followed by one."""
-    for says in reversed(list(_SAYS.finditer(text))):
-        line = text[says.end() :].partition("\n")[0]
+def _announced_number(text: str) -> str | None:
+    """The number after the last "answer is", "answer:" that has one."""
+    for lead_in in reversed(list(_LEAD_IN.finditer(text))):
+        line = text[lead_in.end() :].partition("\n")[0]
         folded = fold(line)
         number = NUMBER.match(folded)
         if number is None:
             continue
         rest = folded[number.end() :]
+        # "The answer is 12 + 5 = 17": the result comes last.
         if _CALCULATION.match(rest):
             return _last_number(line)
-        # "Answer:" may also head a solution; a number after which the sentence goes on is no answer then.
-        heads_list = "\n" in says[0] and _LIST_ITEM.match(rest)
-        heads_solution = says[1] in ":=" and (heads_list or re.search(r"\d", rest))
+        # "Answer:" may also head a solution, whose first number is not the answer if a list or further numbers follow.
+        heads_list = "\n" in lead_in[0] and _LIST_ITEM.match(rest)
+        heads_solution = lead_in[1] in ":=" and (heads_list or re.search(r"\d", rest))
         if not heads_solution:
             return line[: number.end()].strip()
     return None

@@ -1,6 +1,6 @@
-"""What an answer's text is made of: thinking, code, display maths and tables, which are never cut; and its paragraphs.
+"""The parts of an answer's text: thinking, code, display maths and tables, which are never cut; and its paragraphs.
 
-`answer_of` is the one place that says what of a text is no thinking: what follows the last closing mark.
+`answer_of` alone decides which part of a text is the answer: the part after the last closing mark of thinking.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What opens and closes thinking: Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4; gpt-oss;
-# Muse. A template may open it in the prompt, and the headers of the last two name whom each message is for. A mark after a
-# backtick or a quotation mark is what a text is about.
+# The marks that open and close thinking in Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4;
+# gpt-oss; Muse. The last two name the recipient of each message in its header. A mark after a backtick or a quotation mark
+# is only mentioned in the text.
 _THINKING = (
     r"(?<![`\"'])(?:<(?:seed:)?think(?:ing)?>|<thought>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|channel>thought"
     r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>|[ ]?to=self<\|message\|>)"
@@ -31,13 +31,14 @@ _THOUGHT = (
 )
 MARK = re.compile(f"{_THINKING}|{_THOUGHT}")
 _OPENED = re.compile(rf"{_THINKING}\s*\Z")
-_LONGEST_MARK = 16  # tokens
-# Tokens of the marks, which some tokenizers hold for special ones, and would leave out of a decoded text.
+# Tokens at the end of a prompt that may belong to its last mark.
+_LONGEST_MARK = 16
+# Parts of the marks that some tokenizers have as special tokens, which decoding would skip.
 _MARK_TOKENS = frozenset(
     "<think> </think> [THINK] [/THINK] ◁think▷ ◁/think▷ <|START_THINKING|> <|END_THINKING|> <|channel> <channel|> "
     "<|channel|> <|message|>".split()
 )
-# Whatever opens or closes a block. A fence opens at the start of a line, or after the sign of a quote or a list item.
+# Everything that opens or closes a block. A fence opens at the start of a line, after a quote's or a list item's sign.
 _TOKEN = re.compile(
     rf"(?P<think>{_THINKING})|(?P<thought>{_THOUGHT})"
     r"|^[ \t>]*(?P<item>(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<fence>`{3,}|~{3,})(?=(?P<info>[^\n]*))"
@@ -46,16 +47,17 @@ _TOKEN = re.compile(
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
-# A text without any of them has no block but tables.
+# A cheap first test: a text without any of them has no blocks except tables.
 _SIGNS = ("think", "THINK", "thought>", "channel", "message|>", "```", "~~~", "$$", "\\[", "\\begin{")
 _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
+# The rule under a table's header: |---|:--:|
 _TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
-# Statements that an equation may be, too.
+# Statements that an equation may parse as: "x = 3" is Python, too.
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 class UncutBlock(NamedTuple):
-    """A stretch that is never cut: its kind (``think``, ``fence``, ``table`` or one of maths), and its characters."""
+    """A block that is never cut: its kind (``think``, ``fence``, ``table`` or one of maths), and its characters."""
 
     kind: str
     start: int
@@ -68,7 +70,7 @@ class UncutBlock(NamedTuple):
 
 
 def blocks_of(text: str) -> list[UncutBlock]:
-    """The blocks of a text whose lines end in line feeds; tables come last."""
+    """Return the blocks of a text whose lines end in line feeds; tables come last."""
     blocks = list(_blocks(text)) if any(map(text.__contains__, _SIGNS)) else []
     if "|" in text and "-" in text:
         blocks += _tables(text)
@@ -76,7 +78,7 @@ def blocks_of(text: str) -> list[UncutBlock]:
 
 
 def answer_of(text: str) -> str:
-    """What a text says after its last thinking; empty where thinking does not end, the text itself where there is none."""
+    """Return the text after the last thinking block; empty if that block never ends, the complete text without one."""
     if not has_thinking(text):
         return text
     ends = [end for _, end in text_of(text).thoughts]
@@ -84,29 +86,32 @@ def answer_of(text: str) -> str:
 
 
 def has_thinking(text: str) -> bool:
-    """Whether a text has marks of thinking. Those inside of Python, in its strings and comments, are what it is about."""
+    """Whether a text has marks of thinking. Marks in Python code, in its strings and comments, do not count."""
     if MARK.search(text) is None:
         return False
-    return MARK.match(text.lstrip()) is not None or not is_python(text)  # [THINK] is a list in Python
+    # A mark at the start is never code, although [THINK] parses as a list.
+    return MARK.match(text.lstrip()) is not None or not is_python(text)
 
 
 def is_python(text: str) -> bool:
-    """Whether a text is Python that other white space would change."""
+    """Whether a text is Python whose white space matters."""
     if "\n" not in text:
         return False
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a string
-            statements = ast.parse(textwrap.dedent(text)).body  # the body of a function is indented as a block
+            # An invalid escape such as "\d" in a string is a SyntaxWarning.
+            warnings.simplefilter("ignore")
+            # An answer may be the body of a function, all of it indented.
+            statements = ast.parse(textwrap.dedent(text)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    calls = any(isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) for one in statements)
+    calls = any(isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in statements)
     indented = re.search(r"\n[ \t]+\S", text) is not None
-    return indented or calls or not all(isinstance(one, _SIMPLE) for one in statements)
+    return indented or calls or not all(isinstance(node, _SIMPLE) for node in statements)
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
-    """The text of token ids with the special tokens that mark thinking, and without other ones; None where none marks it."""
+    """Decode token ids with the special tokens that mark thinking, and without all others; None if no token marks it."""
     special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if not any(special.get(number) in _MARK_TOKENS for number in ids):
         return None
@@ -115,23 +120,26 @@ def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str |
 
 
 def opened_in(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
-    """The mark with which a prompt opens thinking at its end, so that the answer starts inside; empty without one."""
+    """Return the mark at the end of a prompt that opens thinking, so that the answer starts inside; empty without one."""
     end = list(prompt[-_LONGEST_MARK:])
     mark = _OPENED.search(str(tokenizer.decode(end, skip_special_tokens=False)))
     return mark[0] if mark else ""
 
 
 def _blocks(text: str) -> Iterator[UncutBlock]:
-    """The blocks but for tables, in order; what is inside a block opens no other."""
+    """The blocks except tables, in order. Marks inside a block open no further block."""
     tokens = list(_TOKEN.finditer(text))
     kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
-    numbers: dict[tuple[str, str | None], list[int]] = {}  # of tokens by kind, of an environment's end by its name too
+    # Kind, and name of a LaTeX environment that ends -> the numbers of its tokens: the next end is a bisection away.
+    numbers: dict[tuple[str, str | None], list[int]] = {}
     for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
         numbers.setdefault((kind, token["end"]), []).append(at)
     at = 0
-    thought = 0  # where thinking has ended last
+    # The end of the last thinking block.
+    thought = 0
+    # The text starts inside thinking, which the prompt opened: a fence before its end does not belong to the answer.
     if "thought" in kinds and "think" not in kinds[: kinds.index("thought")]:
-        at = kinds.index("thought")  # the prompt, or nobody, opened the block: a fence in it is none of the answer's
+        at = kinds.index("thought")
     while at < len(tokens):
         kind = kinds[at]
         token = tokens[at]
@@ -139,11 +147,13 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
         close = None
         if kind == "fence":
             start = token.start("fence")
+            # A line such as ```code``` is inline code, not a fence.
             if "~" in token["fence"] or "`" not in token["info"]:
                 close = next((n for n in range(at + 1, len(tokens)) if _closes(tokens[n], token)), len(tokens))
         elif kind in _CLOSED_BY:
             closing = numbers.get((_CLOSED_BY[kind], token["begin"]), [])
             first = bisect_right(closing, at)
+            # Thinking that does not close runs to the end; unclosed maths is only a sign in the text.
             close = closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
         if close is not None:
             end = len(text)
@@ -152,14 +162,15 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
             yield UncutBlock(kind, start, end)
             thought = end if kind == "think" else thought
             at = close
-        elif kind == "thought":  # thinking that nothing has opened
+        elif kind == "thought":
+            # Nothing opened this thinking.
             yield UncutBlock("think", thought, token.end())
             thought = token.end()
         at += 1
 
 
 def _closes(token: re.Match[str], fence: re.Match[str]) -> bool:
-    """Whether a token closes an opened fence: at least as long, and nothing else on its line."""
+    """Whether a token closes a fence: it is at least as long, and alone on its line."""
     same = token["fence"] is not None and token["item"] is None and token["fence"].startswith(fence["fence"])
     return same and not token["info"].rstrip(" \t").strip("`~")
 
@@ -168,6 +179,7 @@ def _tables(text: str) -> Iterator[UncutBlock]:
     """Markdown tables: a line with a bar, the rule below it, and the lines with bars that follow."""
     reached = 0
     for rule in _TABLE_RULE.finditer(text):
+        # A table starts with the line above its rule.
         start = text.rfind("\n", 0, max(rule.start() - 1, 0)) + 1
         end = rule.end()
         if rule.start() <= reached or "|" not in text[start : rule.start()]:
@@ -182,9 +194,9 @@ def _tables(text: str) -> Iterator[UncutBlock]:
         yield UncutBlock("table", start, end)
 
 
-# Code, whose white space must stay as it is. A text that is taken for code without being any loses nothing.
+# Code, whose white space must not change. Prose that is mistaken for code loses nothing.
 
-# A line that only code has: it opens a function, a class or a block, brings in a module, queries a table, is typed at
+# A line that occurs only in code: it opens a function, a class or a block, imports a module, queries a table, follows
 # Python's prompt, or names a rule of make.
 _OPENER = re.compile(
     r"""^[ \t]*(?:
@@ -201,14 +213,15 @@ _OPENER = re.compile(
     )[ \t]*$""",
     re.VERBOSE | re.MULTILINE,
 )
-# How lines of code end, or begin.
+# A line with the first or last characters of code.
 _LINE = re.compile(r"[ \t]*(?:[})\]].*|</?\w.*>|//.*|.*[;{}\\])[ \t]*")
 
 
 def holds_code(text: str) -> bool:
-    """Whether there is code outside of fences: Python, a line that only code has, or half of the lines with its signs."""
+    """Whether a text has code outside of fences: Python, a line that occurs only in code, or code's signs in most lines."""
     if is_python(text):
         return True
+    # The text without its blocks. Blocks may overlap (a table in thinking), so `reached` never goes back.
     outside: list[str] = []
     reached = 0
     for block in sorted(blocks_of(text), key=lambda block: block.start):
@@ -225,7 +238,9 @@ def holds_code(text: str) -> bool:
 
 CharSpan = tuple[int, int]
 
-_PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")  # its start: blank lines, or a heading
+# The start of a paragraph: blank lines, or a heading.
+_PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")
+# The first characters of a paragraph, which say what kind it is. Everything is optional, so this always matches.
 _OPENING = re.compile(
     r"""(?P<lead>[ \t]*)(?:
       (?P<heading>\#{1,3}(?!\#)|\#{4,6}(?!\#|[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]))(?=[ \t]|\*|[^\W\d_])
@@ -235,6 +250,7 @@ _OPENING = re.compile(
     )?""",
     re.VERBOSE,
 )
+# Characters with a plain form of the same length; see `Text.flat`.
 _PLAIN = {
     **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000\ufeff", " "),
     **dict.fromkeys("\u2028\u2029\x85", "\n"),
@@ -244,14 +260,14 @@ _FLAT = str.maketrans(_PLAIN)
 
 
 class Paragraph(NamedTuple):
-    """Lines after a blank one, or from a heading on.
+    """Lines after a blank line, or from a heading on.
 
     Attributes:
-        start, end: its lines, the blank ones after it included.
+        start, end: its lines, including the blank ones after it.
         width: columns of white space before it.
-        level: of the heading that it is, else 0.
-        prose: whether it is one of words: no heading, rule, block, or item of a list, and no small letter first, with which
-            the paragraph before goes on.
+        level: level of a heading, else 0.
+        prose: whether it is prose: no heading, rule, block or list item, and no lower-case letter first, which continues
+            the paragraph before.
     """
 
     start: int
@@ -262,18 +278,18 @@ class Paragraph(NamedTuple):
 
 
 class Text:
-    """A text with what the splitters need of it, each found when it is first asked for."""
+    """A text and its structure for the splitters, each part computed on first use."""
 
     def __init__(self, text: str):
         self.text = text
-        # Of the same length, with a line feed for every line end; a carriage return before one is a space.
+        # Every line ends in a line feed. "\r\n" becomes a space and a line feed, so that positions stay valid in `text`.
         self.lines = text.replace("\r\n", " \n").replace("\r", "\n")
 
     @cached_property
     def flat(self) -> str:
-        """`lines`, of the same length, with plain forms of what is written in many ways: a space for every kind of space,
-        ASCII brackets and colons for full-width ones. A full-width stop becomes the ideographic comma, which marks numbers
-        as well and needs no space after it either."""
+        """`lines`, of the same length, with plain forms of its characters: a space for every kind of space, ASCII brackets
+        and colons for full-width ones. A full-width stop becomes the ideographic comma, which also marks numbers and needs
+        no space after it either."""
         return self.lines if self.lines.isascii() else self.lines.translate(_FLAT)
 
     @cached_property
@@ -287,14 +303,13 @@ class Text:
 
     @cached_property
     def blocks(self) -> list[CharSpan]:
-        """All stretches that are never cut, in order of their starts: thinking (a block that does not close runs to the end,
-        one that did not open starts with the text), code fences (one that does not close runs to the end), display maths and
-        tables."""
+        """All blocks that are never cut, in order of their starts: thinking (an unclosed block runs to the end, an unopened
+        one starts with the text), code fences (an unclosed one runs to the end), display maths and tables."""
         return sorted(block.span for block in self._blocks)
 
     @cached_property
     def _reach(self) -> tuple[list[int], list[int]]:
-        """Where blocks start, and how far those up to each reach."""
+        """The starts of the blocks, and for each the largest end so far: blocks may overlap."""
         return [start for start, _ in self.blocks], list(accumulate((end for _, end in self.blocks), max))
 
     def in_block(self, position: int) -> bool:
@@ -305,14 +320,14 @@ class Text:
 
     @cached_property
     def paragraphs(self) -> list[Paragraph]:
-        """The paragraphs but for the first."""
+        """All paragraphs except the first."""
         flat = self.flat
         starts = [match.end() for match in _PARAGRAPH.finditer(flat)]
         starts = [start for start in starts if start < len(flat) and not self.in_block(start)]
         paragraphs: list[Paragraph] = []
         for start, end in pairwise([*starts, len(flat)]):
             match = _OPENING.match(flat, start)
-            assert match is not None  # everything in it is optional
+            assert match is not None
             heading = match["heading"]
             block = match["block"]
             begins = flat[match.end() : match.end() + 1]
@@ -326,14 +341,14 @@ class Text:
         return [paragraph.start for paragraph in self.paragraphs]
 
     def between(self, start: int, end: int) -> list[Paragraph]:
-        """The paragraphs that start in a stretch."""
+        """Return the paragraphs that start in [start, end)."""
         return self.paragraphs[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
 
     def cut(self, cuts: Iterable[int]) -> list[CharSpan]:
-        """Spans between the given positions, which cover the text; [] for a blank text.
+        """Return the spans between cut positions, which cover the text; [] for a blank text.
 
-        Cuts inside a block are dropped. A piece of white space alone joins the step before it (the first one: the next
-        step), so that every step has something to say.
+        Cuts inside a block are dropped. A piece of only white space joins the step before it (the first one: the step
+        after it), so that no step is blank.
         """
         text = self.text
         kept = sorted(cut for cut in set(cuts) if 0 < cut < len(text) and not self.in_block(cut))
@@ -348,4 +363,5 @@ class Text:
         return spans
 
 
-text_of = lru_cache(maxsize=4)(Text)  # of a text that several ask for, one after the other
+# A splitter, its caller and the thinking of the same text ask for it one after the other.
+text_of = lru_cache(maxsize=4)(Text)

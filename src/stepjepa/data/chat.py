@@ -1,6 +1,6 @@
 """Chats: from a row to its checked messages.
 
-A row's chat is a column of messages, or one question and its answer in two columns: those of `FORMS`, or two that are named.
+A row's chat is a column of messages, or a question and its answer in two columns, those of `FORMS` or two that options name.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ from stepjepa.utils.text import lone_surrogate
 
 _NAME = Names(ColumnOptions)
 ROLES = ("system", "user", "assistant")
-_WORDS = (("role", "from"), ("content", "value"))  # the second ones are ShareGPT's, as these roles are
+# Keys of a message: OpenAI's, then ShareGPT's, which also has other roles.
+_KEYS = (("role", "from"), ("content", "value"))
 _SHAREGPT = {"human": "user", "gpt": "assistant", FUNCTION_CALL: "assistant"}
 _OTHER_ROLES = {**_SHAREGPT, **dict.fromkeys(("ipython", "function", "observation"), TOOL)}
 _CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
-_MEDIA = {"image", "images", "video", "videos", "audio", "audios"}  # columns next to a chat
+# Columns next to a chat that a model of text alone cannot read.
+_MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
 _TEXT_ALONE = "models are trained on text alone; leave such rows out, or train on their text without"
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
 _PAIRS = f"a question ({', '.join(QUESTION_COLUMNS)}) with an answer ({', '.join(ANSWER_COLUMNS)}), text with code"
@@ -58,8 +60,8 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 def row_to_messages(
     row: object, system_prompt: str | None = None, columns: PairColumns | None = None
 ) -> list[dict[str, str]]:
-    """The checked chat of one row; its own column of a system message, else `system_prompt`, is put in front of one that has
-    none.
+    """Return the checked chat of one row. A chat without a system message gets the one in the row's system column, else
+    `system_prompt`.
 
     Raises:
         RowError: none of the known columns, images or sound next to the chat, or a chat that `check_messages` refuses.
@@ -68,14 +70,14 @@ def row_to_messages(
     messages = _known_chat(row) if columns is None else _from_named(row, columns)
     if messages[0]["role"] == "system":
         return messages
-    own = system_of(row)
-    if own is not None:
-        return check_messages([{"role": "system", "content": own}, *messages])
+    system = system_of(row)
+    if system is not None:
+        return check_messages([{"role": "system", "content": system}, *messages])
     return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
 def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, str]:
-    """The system message (or None), the question and the answer of a checked chat; RowError where it has more turns."""
+    """Return the system message (or None), the question and the answer of a checked chat; RowError if it has more turns."""
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     turns = messages if system is None else messages[1:]
     if [turn_name(turn) for turn in turns] != ["user", "assistant"]:
@@ -84,50 +86,56 @@ def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, st
 
 
 def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    # A data set with media has empty columns in the rows without any.
     for name in sorted(_MEDIA.intersection(row)):
-        held = row[name]
-        if held is not None and not (isinstance(held, (str, list)) and not held):
+        media = row[name]
+        if media is not None and not (isinstance(media, (str, list)) and not media):
             raise RowError("not_text_alone", f"column {name!r} goes with the chat, and {_TEXT_ALONE} that column")
-    held = chat_column(row)
-    if held is not None:
-        return check_messages(dialogue(row[held]) if held == CHOSEN else as_list(row[held]), held)
+    column = chat_column(row)
+    if column is not None:
+        return check_messages(dialogue(row[column]) if column == CHOSEN else as_list(row[column]), column)
     form = form_of(row)
     if form.question in row and form.answer in row:
         asked, answer = asked_in(row, form), squad_answer(row[form.answer])
+        # TRL's conversational form: prompt and completion are lists of messages.
         if isinstance(asked, list) and isinstance(answer, list):
             return check_messages([*asked, *answer])
         turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         return check_messages([*history_of(row), *turn])
+    # An empty column of messages gets the message about it, not the list of known columns.
     if any(name in row for name in CHAT_COLUMNS):
         return check_messages(None)
     raise RowError("no_known_columns", f"columns found: {listed_columns(row)}; expected {KNOWN_CHATS}")
 
 
 def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, str]]:
-    held: dict[str, Any] = {name: column_value(row, name) for name in columns if name is not None}
-    for name, value in held.items():
+    values: dict[str, Any] = {name: column_value(row, name) for name in columns if name is not None}
+    for name, value in values.items():
         if value is None:
             raise RowError("no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})")
-    target = held[columns.target]
+    target = values[columns.target]
+    # A multiple-choice row: the target column lists the choices, and another column has the index of the right one.
     if columns.choice is not None:
         try:
-            index = int(held[columns.choice])
+            index = int(values[columns.choice])
             target = list(target)[index] if index >= 0 and not isinstance(target, str) else None
         except (ValueError, TypeError, IndexError, OverflowError):
             target = None
         if target is None:
             raise RowError(
                 "no_such_choice",
-                f"{columns.choice}={held[columns.choice]!r} names none of the texts in {columns.target!r}",
+                f"{columns.choice}={values[columns.choice]!r} is not the index of a text in {columns.target!r}",
             )
-    return check_messages([{"role": "user", "content": held[columns.source]}, {"role": "assistant", "content": target}])
+    question = {"role": "user", "content": values[columns.source]}
+    return check_messages([question, {"role": "assistant", "content": target}])
 
 
 def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
-    """Check one chat, of the column `name`, and return it as a list of ``{"role", "content"}``. The thinking that a
-    message of the assistant holds next to its content is under `REASONING`, its tool calls under `TOOL_CALLS` in OpenAI's
-    form, with the arguments as an object where they can be read as one; messages that a row switches off have a further
-    ``trained``, which is false.
+    """Check the chat in the column `name`, and return it as a list of ``{"role", "content"}``.
+
+    Thinking next to the content of an assistant message is under `REASONING`; its tool calls are under `TOOL_CALLS` in
+    OpenAI's form, with the arguments as an object if they can be parsed as one. A message that the row switches off has a
+    key ``trained``, which is false.
 
     Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``. A tool's result
     has the role `TOOL`, and its `TOOL_KEYS`.
@@ -144,73 +152,80 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
             raise RowError("no_messages", f"message {number} is not an object with 'role' and 'content'")
         role, content = message.get("role"), message.get("content")
         if role is None or content is None:
-            role, content = (message.get(b) if message.get(a) is None else message[a] for a, b in _WORDS)
-        held = message
-        if role == FUNCTION_CALL:  # a turn of ShareGPT's whose content is the call
-            held, content = {TOOL_CALLS: None, FUNCTION_CALL: content or [{}]}, ""
+            role, content = (message.get(b) if message.get(a) is None else message[a] for a, b in _KEYS)
+        # A turn of ShareGPT whose content is the call: read it as a message that has the call in its key.
+        calling = message
+        if role == FUNCTION_CALL:
+            calling, content = {TOOL_CALLS: None, FUNCTION_CALL: content or [{}]}, ""
         role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
         if role not in (*ROLES, TOOL):
             known = ", ".join((*ROLES, TOOL))
             raise RowError("unknown_role", f"message {number} has role {role!r}; known roles: {known}")
         where = f"message {number} ({role})"
-        calls = _tool_calls(held, where) if role == "assistant" else []
+        calls = _tool_calls(calling, where) if role == "assistant" else []
+        # OpenAI writes null as the content of a message that only calls tools.
         if calls and content is None:
             content = ""
+        # OpenAI's and transformers' form for several modalities: content in parts.
         if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
             content = _joined(content, where)
         if not isinstance(content, str):
             kind = type(content).__name__
             raise RowError("content_not_text", f"{where} has content of type {kind}; it must be text")
         _refuse_half_characters(content, where)
-        one: dict[str, Any] = {"role": role, "content": content}
+        # Further keys are set only if needed: a chat with only roles and contents takes the renderer's fast path.
+        turn: dict[str, Any] = {"role": role, "content": content}
         thinking = _reasoning(message, where) if role == "assistant" else ""
         if thinking:
-            one[REASONING] = thinking
+            turn[REASONING] = thinking
         if calls:
-            one[TOOL_CALLS] = calls
+            turn[TOOL_CALLS] = calls
         if role == TOOL:
-            one |= {key: message[key] for key in TOOL_KEYS if isinstance(message.get(key), str)}
+            turn |= {key: message[key] for key in TOOL_KEYS if isinstance(message.get(key), str)}
         if not switched_on(message, where):
-            one[TRAINED] = False
-        checked.append(one)
+            turn[TRAINED] = False
+        checked.append(turn)
     if all(message["role"] != "assistant" for message in checked):
         raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")
     return checked
 
 
 def _reasoning(message: Mapping[str, Any], where: str) -> str:
-    """The thinking that a message of the assistant holds next to its content; empty where there is none."""
-    held = (message.get(key) for key in REASONING_KEYS)
-    thinking = next((text for text in held if isinstance(text, str) and text.strip()), "")
+    """The thinking next to the content of an assistant message; empty without any."""
+    values = (message.get(key) for key in REASONING_KEYS)
+    thinking = next((text for text in values if isinstance(text, str) and text.strip()), "")
     _refuse_half_characters(thinking, where)
     return thinking
 
 
 def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The tool calls of a message of the assistant, in OpenAI's form; none where it calls none."""
+    """The tool calls of an assistant message in OpenAI's form; empty without any."""
     calls = as_list(message.get(TOOL_CALLS))
+    # OpenAI's older key holds a single call.
     if not calls:
-        older = parsed(message.get(FUNCTION_CALL))
-        calls = [older] if isinstance(older, Mapping) else older
+        call = parsed(message.get(FUNCTION_CALL))
+        calls = [call] if isinstance(call, Mapping) else call
     if not calls:
         return []
     if not isinstance(calls, list):
         raise RowError("bad_tool_call", f"{where} has tool calls that are no list; give {_CALL_FORM}")
-    read = [_tool_call(call, where) for call in calls]
-    _refuse_half_characters(json.dumps(read, ensure_ascii=False, default=str), where)
-    return read
+    checked = [_tool_call(call, where) for call in calls]
+    _refuse_half_characters(json.dumps(checked, ensure_ascii=False, default=str), where)
+    return checked
 
 
 def _tool_call(call: object, where: str) -> dict[str, Any]:
-    """One tool call. What a table has filled up with null is left out of its arguments."""
+    """Check a tool call, and drop the arguments that a table filled with null."""
     outer = call if isinstance(call, Mapping) else {}
+    # Some data sets leave out OpenAI's outer object.
     function = outer.get("function", outer)
     function = function if isinstance(function, Mapping) else {}
-    name, given = function.get("name"), function.get("arguments")
+    name, raw = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name.strip():
         raise RowError("bad_tool_call", f"{where} has a tool call without a function's name; give {_CALL_FORM}")
-    as_object_of_text = parsed(given)
-    arguments = as_object_of_text if isinstance(as_object_of_text, Mapping) else given
+    # OpenAI writes the arguments as JSON in a string; most templates expect the object.
+    as_object_of_text = parsed(raw)
+    arguments = as_object_of_text if isinstance(as_object_of_text, Mapping) else raw
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}
     if not isinstance(arguments, (str, Mapping)):
@@ -221,16 +236,16 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
 
 
 def _refuse_half_characters(text: str, where: str) -> None:
-    """RowError for a text with a lone surrogate."""
+    """RowError for a text with a lone surrogate, which no tokenizer can encode."""
     half = None if text.isascii() else lone_surrogate(text)
     if half is not None:
         raise RowError("broken_text", f"{where} holds {half} without its other half, which is no character; remove it")
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], where: str) -> Any:
-    """The text of a content in parts, the parts where one has no text."""
-    other = next((part["type"] for part in parts if part.get("type") not in (None, "text")), None)
-    if other is not None:
-        raise RowError("not_text_alone", f"{where} holds a part of type {other!r}, and {_TEXT_ALONE} such parts")
+    """The text of a content in parts; the parts themselves if any has no text."""
+    media = next((part["type"] for part in parts if part.get("type") not in (None, "text")), None)
+    if media is not None:
+        raise RowError("not_text_alone", f"{where} holds a part of type {media!r}, and {_TEXT_ALONE} such parts")
     texts = [part.get("text") for part in parts]
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts

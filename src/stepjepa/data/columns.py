@@ -1,7 +1,8 @@
-"""The columns of a row: those that make it a chat, a piece of text or steps; what else it says (switches, a system message,
-earlier turns, tools); and what of it nobody reads.
+"""The columns of a row: its chat, its text or its steps; further information (switches, a system message, earlier turns,
+tools); and the columns that are not read.
 
-Every command reads these columns through `stepjepa.data.chat`. What is left over is reported, never dropped in silence.
+Every command reads these columns through `stepjepa.data.chat`. Columns that are not read are reported, never ignored
+silently.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from stepjepa.utils.text import escaped, lone_surrogate
 _NAME = Names(StepsOptions)
 _SHOWN_COLUMNS = 20
 TOTAL_COLUMN = "total_steps"
-CHOSEN = "chosen"  # of a preference pair: an answer, or a complete chat
-SQUAD_ANSWERS = "answers"  # an object with the list of `text`
-_DIALOGUE = "\n\nHuman:"  # how a chat in one text begins (hh-rlhf)
+# Of a preference pair: an answer, or a complete chat.
+CHOSEN = "chosen"
+# SQuAD's: an object with a list `text`.
+SQUAD_ANSWERS = "answers"
+# The beginning of a chat in a single text (hh-rlhf).
+_DIALOGUE = "\n\nHuman:"
 
 
 class Form(NamedTuple):
-    """Two columns that hold a question and its answer, and those whose texts come before or after the question."""
+    """The columns of a question and its answer, and those whose texts come before or after the question."""
 
     question: str
     answer: str
@@ -35,8 +39,8 @@ class Form(NamedTuple):
 
 
 def _form(question: str, answer: str) -> Form:
-    """The form of two columns. Dolly's context follows its instruction, SQuAD's precedes its question; Alpaca's input
-    follows the instruction."""
+    """The form of two columns. Dolly's context and Alpaca's input follow the instruction; SQuAD's context precedes the
+    question."""
     if question == "instruction":
         return Form(question, answer, after=("context", "input"))
     return Form(question, answer, ("context",), () if question == "input" else ("input",))
@@ -44,7 +48,7 @@ def _form(question: str, answer: str) -> Form:
 
 QUESTION_COLUMNS = ("question", "prompt", "problem", "instruction", "query", "input")
 ANSWER_COLUMNS = ("answer", "completion", "solution", "output", "response", "code", CHOSEN, SQUAD_ANSWERS)
-# Those that are looked for first; a solution ends in the answer that may stand next to it.
+# The first choices. A solution comes before an answer, as it ends in the answer that may be in a further column.
 _FIRST_FORMS = (
     ("question", "solution"),
     ("question", "answer"),
@@ -57,43 +61,44 @@ FORMS = (
     Form("text", "code"),
     *(_form(question, answer) for question in QUESTION_COLUMNS for answer in ANSWER_COLUMNS),
 )
-CHAT_COLUMNS = ("messages", "conversations")  # the second one is ShareGPT's
-# Names under which a message of the assistant holds its thinking; a checked message has it under the first one.
+# The second name is ShareGPT's.
+CHAT_COLUMNS = ("messages", "conversations")
+# Keys of the thinking in an assistant message; a checked message uses the first.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 REASONING = REASONING_KEYS[0]
 
 
-# A column that makes a row a chat, or one that lacks a part; text alone does not.
+# The columns of a chat. A row with any of them is a chat, perhaps an incomplete one, and no plain text.
 _CHAT_WORDS = {*CHAT_COLUMNS, *(name for form in FORMS for name in form[:2])} - {"text"}
 
 
 def as_object(row: object) -> Mapping[str, Any]:
-    """A row with columns; RowError for anything else."""
+    """Return a row that has columns; RowError for anything else."""
     if not isinstance(row, Mapping):
         raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
     return row
 
 
 def column_value(row: Mapping[str, object], name: str, default: object = None) -> object:
-    """What a column holds, `default` where there is none; ``solution.text`` is ``text`` in the object in ``solution``,
-    unless a column has that name itself."""
+    """Return the value of a column, `default` without that column. ``solution.text`` is ``text`` in the object in
+    ``solution``, unless a column has this very name."""
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
-    held = row.get(outer) if dot else None
-    return column_value(held, inner, default) if isinstance(held, Mapping) else default
+    value = row.get(outer) if dot else None
+    return column_value(value, inner, default) if isinstance(value, Mapping) else default
 
 
 def listed_columns(row: Mapping[Any, object]) -> str:
-    """The names of a row's columns in one line, however many, long or odd they are; of an object those in it."""
-    inner = {name: [f"{name}.{one}" for one in held] for name, held in row.items() if isinstance(held, Mapping)}
-    names = [" ".join(one.split()) for name in row for one in inner.get(name) or [str(name)]]
+    """List the names of a row's columns in a short printable line; for an object, the names of its keys."""
+    inner = {name: [f"{name}.{key}" for key in value] for name, value in row.items() if isinstance(value, Mapping)}
+    names = [" ".join(label.split()) for name in row for label in inner.get(name) or [str(name)]]
     shown = [escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]]
     return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
 
 def absent(row: Mapping[str, object], name: str) -> str:
-    """What is wrong with a column that has no value."""
+    """Say why a column has no value."""
     return f"column {name!r} " + ("is null" if name in row else f"is missing (columns found: {listed_columns(row)})")
 
 
@@ -105,10 +110,10 @@ def is_stream(row: object) -> bool:
 
 
 def listed_steps(row: object, name: str) -> list[str]:
-    """The steps that a column holds.
+    """Return the steps that a column lists.
 
     Raises:
-        RowError: it is missing, or no list of texts.
+        RowError: the column is missing, or is no list of texts.
     """
     row = as_object(row)
     value = column_value(row, name)
@@ -120,7 +125,7 @@ def listed_steps(row: object, name: str) -> list[str]:
 
 
 def target_text(row: object, name: str) -> str | RowError:
-    """The text that a column holds for the target view, or what is wrong with it."""
+    """Return the text of the target view in a column, or what is wrong with it."""
     row = as_object(row)
     value = column_value(row, name)
     if isinstance(value, str) and value.strip() and lone_surrogate(value) is None:
@@ -129,8 +134,9 @@ def target_text(row: object, name: str) -> str | RowError:
 
 
 def chat_column(row: Mapping[str, object]) -> str | None:
-    """The column that holds a row's chat as messages, None without one."""
+    """Return the name of the column of messages, None without one."""
     name = next((name for name in CHAT_COLUMNS if row.get(name) is not None), None)
+    # A preferred answer is a complete chat, unless it answers the messages in `prompt`.
     chosen = row.get(CHOSEN)
     if name is None and isinstance(chosen, str) and chosen.startswith(_DIALOGUE):
         return CHOSEN
@@ -140,14 +146,14 @@ def chat_column(row: Mapping[str, object]) -> str | None:
 
 
 def answer_column(row: Mapping[str, object]) -> str:
-    """The column that holds a row's answer, or its chat."""
+    """Return the name of the column of the answer, or of the chat."""
     return chat_column(row) or form_of(row).answer
 
 
 def form_of(row: Mapping[str, object]) -> Form:
-    """The first form of which a row fills both columns; without one the first that it has, whose question it fills, of all.
+    """Return the first form whose two columns have values in a row; else the first with both columns, or a question.
 
-    A data set of mixed rows fills the columns that a row does not have with None.
+    A data set of mixed rows has None in the columns that a row does not use.
     """
 
     def fit(form: Form) -> tuple[bool, bool]:
@@ -158,7 +164,7 @@ def form_of(row: Mapping[str, object]) -> Form:
 
 
 def asked_in(row: Mapping[str, object], form: Form) -> object:
-    """The question of a row, with the texts that belong to it, a blank line between them."""
+    """Return the question of a row, joined by blank lines with the texts that belong to it."""
     asked = column_value(row, form.question)
     if not isinstance(asked, str):
         return asked
@@ -168,38 +174,45 @@ def asked_in(row: Mapping[str, object], form: Form) -> object:
     return "\n\n".join(texts) or asked
 
 
-# What else a row says
+# Further information in a row
 
-TRAINED = "trained"  # False in a checked message that is context alone
-TOOL = "tool"  # the role of a tool's result
-TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"  # in a message of the assistant; the second one is the older
-TOOL_KEYS = ("name", "tool_call_id")  # in a tool's result
-CALL, RESULT = "tool call", "tool result"  # names of messages
+# False in a checked message that is only context.
+TRAINED = "trained"
+# The role of a tool's result.
+TOOL = "tool"
+# Keys of an assistant message: OpenAI's, and its older one.
+TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"
+# Keys of a tool's result.
+TOOL_KEYS = ("name", "tool_call_id")
+# Printed names of messages.
+CALL, RESULT = "tool call", "tool result"
 SYSTEM_COLUMNS = ("system", "system_prompt")
 HISTORY, TOOLS, TEMPLATE_KWARGS = "history", "tools", "chat_template_kwargs"
 REJECTED = "rejected"
-MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # of token ids: 1 where a token is labelled
-# Keys of a message that say whether it is trained: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's and others.
+# Of token ids: 1 for a labelled token.
+MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+# Keys that switch the training of a message on or off: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's, others.
 _SWITCHES = (TRAINED, "weight", "train", "training", "loss", "loss_mask", "trainable")
 _MESSAGE_KEYS = {"role", "content", "from", "value", *REASONING_KEYS, *_SWITCHES, TOOL_CALLS, FUNCTION_CALL, *TOOL_KEYS}
 # Columns that other parts of the library read.
 _READ_ELSEWHERE = {STEPS_COLUMN, TOTAL_COLUMN, "ground_truth", TOOLS, TEMPLATE_KWARGS, CHOSEN, REJECTED}
-# Columns that describe a row; a sentence in one of them is no text to train on.
+# Columns that describe a row; a sentence in such a column is no text to train on, so it causes no warning.
 _DESCRIPTIONS = set(
     "answer author categories category created dataset date difficulty domain extra_info generator hash id ids idx index "
     "info label labels lang language level license link meta metadata model name path provenance rating score scores "
     "source split subject tag tags task timestamp title topic topics type url uuid".split()
 )
-_SENTENCE = 5  # words; a text of no more is a label
-_UNSPACED = 30  # characters of a text in a script that writes no spaces
+# A text of more words is a sentence, of fewer a label; in a script without spaces, a text of more characters.
+_SENTENCE = 5
+_UNSPACED = 30
 
 
 class LeftOver(NamedTuple):
-    """What of a row is not trained.
+    """The parts of a row that are not trained.
 
     Attributes:
-        texts: columns, and keys of messages, that hold texts which nobody reads, as a warning names them.
-        others: columns that hold ids, categories, scores and the like.
+        texts: columns, and keys of messages, with text that is not read, as a warning names them.
+        others: columns of ids, categories, scores and the like.
         notes: keys of `report.NOTES`.
     """
 
@@ -209,7 +222,7 @@ class LeftOver(NamedTuple):
 
 
 def switched_on(message: Mapping[str, Any], where: str) -> bool:
-    """Whether a message is trained, as its own switches say; RowError for one that is neither on nor off."""
+    """Whether the switches of a message leave its training on; RowError for a switch that is neither on nor off."""
     switches = {name: message[name] for name in _SWITCHES if message.get(name) is not None}
     for name, value in switches.items():
         if value not in (0, 1):
@@ -218,22 +231,22 @@ def switched_on(message: Mapping[str, Any], where: str) -> bool:
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
-    """Whether a checked message is trained, as far as its role is."""
+    """Whether a checked message is trained, if its role is."""
     return message.get(TRAINED, True)
 
 
 def trained_turns(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Whether each message of the assistant in a checked chat is trained."""
+    """Whether each assistant message in a checked chat is trained."""
     return [is_trained(message) for message in messages if message["role"] == "assistant"]
 
 
 def is_answer(message: Mapping[str, Any]) -> bool:
-    """Whether a checked message is an answer, which has steps and views: one of the assistant that calls no tool."""
+    """Whether a checked message is an answer, which has steps and views: an assistant message without tool calls."""
     return message["role"] == "assistant" and TOOL_CALLS not in message
 
 
 def answers_in(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers of a checked chat; none where the assistant calls tools alone."""
+    """Return the answers of a checked chat; empty if every assistant message calls tools."""
     return [message for message in messages if is_answer(message)]
 
 
@@ -243,41 +256,41 @@ def trained_answers(messages: Sequence[dict[str, Any]]) -> list[bool]:
 
 
 def turn_name(message: Mapping[str, Any]) -> str:
-    """What a checked message is: its role, or a tool's call or result."""
+    """Return the printed name of a checked message: its role, or a tool's call or result."""
     if message["role"] == TOOL:
         return RESULT
     return CALL if TOOL_CALLS in message else message["role"]
 
 
 def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A checked chat of which the last answer alone is trained."""
-    *_, last = (message for message in messages if message["role"] == "assistant")
-    return [one if one is last or one["role"] != "assistant" else {**one, TRAINED: False} for one in messages]
+    """Return a checked chat in which only the last assistant message is trained."""
+    *_, last = (turn for turn in messages if turn["role"] == "assistant")
+    return [turn if turn is last or turn["role"] != "assistant" else {**turn, TRAINED: False} for turn in messages]
 
 
 def system_of(row: Mapping[str, Any]) -> str | None:
-    """The system message in a column of a row, None without one."""
+    """Return the system message in a column of a row, None without one."""
     texts = [row.get(name) for name in SYSTEM_COLUMNS]
     return next((text for text in texts if isinstance(text, str) and text.strip()), None)
 
 
 def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns before the question of a row, which are pairs of a question and its answer; none in any other form, which is
-    left over."""
-    held = parsed(row.get(HISTORY))
-    if not isinstance(held, (list, tuple)):
+    """Return the turns before the question of a row, from pairs of a question and its answer. A history in any other form
+    is not read."""
+    turns = parsed(row.get(HISTORY))
+    if not isinstance(turns, (list, tuple)):
         return []
-    if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in held):
+    if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns):
         return []
     roles = ("user", "assistant")
-    return [{"role": role, "content": text} for turn in held for role, text in zip(roles, turn, strict=True)]
+    return [{"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=True)]
 
 
 def template_kwargs_of(row: object) -> dict[str, Any]:
-    """What the chat template gets for one row: its `chat_template_kwargs` and its tools; empty for most rows.
+    """Return the template arguments of a row: its `chat_template_kwargs` and its tools; empty for most rows.
 
     Raises:
-        RowError: they are no object, or no list.
+        RowError: the arguments are no object, or the tools no list.
     """
     if not isinstance(row, Mapping):
         return {}
@@ -293,7 +306,7 @@ def template_kwargs_of(row: object) -> dict[str, Any]:
 
 
 def squad_answer(value: object) -> object:
-    """The first text of an object of SQuAD's answers; RowError where it has none."""
+    """Return the first text in an object of SQuAD's answers; RowError without one."""
     if not isinstance(value, Mapping):
         return value
     texts = value.get("text")
@@ -303,7 +316,7 @@ def squad_answer(value: object) -> object:
 
 
 def dialogue(value: object) -> object:
-    """The messages of a chat that is one text, as hh-rlhf writes it; any other value as it is."""
+    """Return the messages of a chat in a single text, as in hh-rlhf; any other value unchanged."""
     if not isinstance(value, str):
         return value
     _, *parts = re.split(r"\n\n(Human|Assistant):", value)
@@ -311,24 +324,27 @@ def dialogue(value: object) -> object:
     return [{"role": "user" if who == "Human" else "assistant", "content": text.strip()} for who, text in turns]
 
 
-def as_list(held: object) -> object:
+def as_list(value: object) -> object:
     """Undo two ways in which a table stores a list: as text of JSON (CSV), and as an object of lists."""
-    held = parsed(held)
-    if isinstance(held, Mapping):
-        lists = list(held.values())
-        if all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists):
-            return [dict(zip(held, values, strict=True)) for values in zip(*lists, strict=True)]
-    return held
+    value = parsed(value)
+    if not isinstance(value, Mapping):
+        return value
+    lists = list(value.values())
+    if not all(isinstance(column, list) and len(column) == len(lists[0]) for column in lists):
+        return value
+    return [dict(zip(value, cells, strict=True)) for cells in zip(*lists, strict=True)]
 
 
 def left_over(
     row: Mapping[str, Any], messages: Sequence[Mapping[str, str]], also: Iterable[str | None] = ()
 ) -> LeftOver:
-    """What is not trained of a row that became a chat, or is plain text, which has no messages.
+    """Find the parts of a row that are not trained.
 
     Args:
+        messages: the row's checked chat; empty for plain text.
         also: columns that options name.
     """
+    # The columns that are read, and those among them that may be lists of messages.
     chat = chat_column(row)
     read, columns = {*_READ_ELSEWHERE, *also, chat}, [chat or ""]
     if not messages:
@@ -342,6 +358,7 @@ def left_over(
         read |= {*columns, *contexts, HISTORY if history_of(row) else None}
     if messages:
         read |= {name for name in SYSTEM_COLUMNS if row.get(name) == messages[0]["content"]}
+    # All other columns: text, unless a message contains it, or descriptions of the row.
     texts, others = list[str](), list[str]()
     for name, value in row.items():
         if name in read or value is None or (isinstance(value, (str, list, Mapping)) and not value):
@@ -360,26 +377,28 @@ def left_over(
 
 
 def _messages_in(row: Mapping[str, Any], columns: Iterable[str]) -> Iterator[Mapping[str, Any]]:
-    """The messages in columns that hold lists of them."""
+    """The messages in columns that are lists of them."""
     for name in columns:
-        held = as_list(row.get(name))
-        yield from (one for one in held if isinstance(one, Mapping)) if isinstance(held, list) else ()
+        entries = as_list(row.get(name))
+        yield from (entry for entry in entries if isinstance(entry, Mapping)) if isinstance(entries, list) else ()
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is a sentence or more, or holds one; not an id, a label, a number, a link."""
+    """Whether a value is or contains a sentence or more; not an id, a label, a number, a link."""
     if isinstance(value, str):
-        long = len(value.split(None, _SENTENCE)) > _SENTENCE
-        return long or (not value.isascii() and len(value) > _UNSPACED)
+        is_sentence = len(value.split(None, _SENTENCE)) > _SENTENCE
+        return is_sentence or (not value.isascii() and len(value) > _UNSPACED)
     if isinstance(value, Mapping):
         return any(map(_is_text, value.values()))
     if isinstance(value, (list, tuple)):
-        return _is_text(" ".join(one for one in value if isinstance(one, str))) or any(map(_is_text, value))
+        # A list of words is a text, too.
+        joined = " ".join(part for part in value if isinstance(part, str))
+        return _is_text(joined) or any(map(_is_text, value))
     return False
 
 
 def parsed(value: object) -> object:
-    """A value that a table stores as a text of JSON; the text where it is none."""
+    """Parse a value that a table stores as JSON in a text; any other value is returned unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError):
             return parse_json(value)
@@ -387,7 +406,7 @@ def parsed(value: object) -> object:
 
 
 def without_nulls(value: object) -> object:
-    """A value without the keys that a table has filled up with null."""
+    """Drop the keys that a table filled with null, at every depth."""
     if isinstance(value, Mapping):
-        return {key: without_nulls(one) for key, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""A data set's examples in one flat array, which a data loader's workers share instead of copying objects."""
+"""The examples of a data set in one flat array, which the workers of a data loader share instead of copying objects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stepjepa.data.types import Example
 
 
 class ExampleStore(Sequence[Example]):
-    """Examples one after the other, each as bytes.
+    """Examples one after the other, each pickled.
 
     Attributes:
         records: (bytes,) uint8, all examples.
-        edges: (E + 1,) int64, where each begins in them.
+        edges: (E + 1,) int64, the start of each example in `records`, and the end of the last.
         lengths: (E,) int64, tokens of each trunk.
     """
 
@@ -24,7 +24,9 @@ class ExampleStore(Sequence[Example]):
 
     @classmethod
     def of(cls, examples: Iterable[Example]) -> ExampleStore:
-        """A store of these examples."""
+        """Store these examples."""
+        # Forked workers share a page of memory until one writes to it. Reference counts would write to every page of a list
+        # of objects, and so copy it once per worker.
         records: list[bytes] = []
         lengths: list[int] = []
         for example in examples:
@@ -38,7 +40,7 @@ class ExampleStore(Sequence[Example]):
 
     @classmethod
     def joined(cls, stores: Sequence[ExampleStore]) -> ExampleStore:
-        """One store of the examples of several, in their order."""
+        """Join several stores, in their order."""
         records = np.concatenate([store.records for store in stores])
         sizes = [np.diff(store.edges) for store in stores]
         edges = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
@@ -49,6 +51,7 @@ class ExampleStore(Sequence[Example]):
 
     def __getitem__(self, index: int) -> Example:  # type: ignore[override]
         number = range(len(self))[index]
+        # Safe to unpickle: these bytes never come from a file.
         record = self.records[self.edges[number] : self.edges[number + 1]]
         example: Example = pickle.loads(record.data)
         return example

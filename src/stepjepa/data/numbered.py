@@ -1,9 +1,9 @@
 """Steps that open with a number at the start of a line: ``Step 3:``, ``3.``, ``(3)``.
 
-What precedes the first marker belongs to the first step, and what is nested to its step. A summary or an answer after the
-last item is a step of its own. All this reads `Text.flat`.
+Text before the first marker belongs to the first step, and nested lists to the step around them. A summary or an answer
+after the last item is a separate step. Everything here reads `Text.flat`.
 
-The word for step, and the words that label an answer, are known in English, German, French, Spanish, Portuguese and Chinese.
+The words for a step and for an answer are known in English, German, French, Spanish, Portuguese and Chinese.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from stepjepa.data.blocks import CharSpan, Paragraph, Text
 _STEP = "(?i:step|schritt|étape|etape|paso|passo|etapa|步骤|步驟)"
 # After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
 _SIGN_AFTER = r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__)?[ \t]*(?:[:.，、)*\u2013\u2014-](?!\d)|\n|\Z))"
-# After `3.`: white space, markup, a word without a space in between, a script that writes no spaces.
+# After `3.`: white space, markup, a word without a space in between, a script without spaces.
 _AFTER = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
 
-# One line's start. The line feed is part of it (a text is searched with one in front), which makes the search fast.
+# The start of a line. The line feed is part of the pattern (the text is searched with one in front): a literal first
+# character makes the search fast.
 _MARKER = re.compile(
     rf"""
     \n(?P<lead>[ \t]*)(?=[^\s>A-Za-z]|[SsEePp][a-zA-Z])
@@ -41,16 +42,16 @@ _MARKER = re.compile(
 
 
 class Marker(NamedTuple):
-    """What opens a numbered line.
+    """The marker that opens a numbered line.
 
     Attributes:
-        start: where its line starts.
-        end: where what it marks begins.
+        start: start of its line.
+        end: start of the text after it.
         width: columns of white space before it, four for a tab.
-        family: markers of one list share it: ``step``, or how the number is written.
+        family: common to the markers of a list: ``step``, or the sign after the number.
         value: the number.
-        strength: 3 with a heading's sign, 2 in bold, 1 else.
-        level: of the heading; 0 without.
+        strength: 3 in a heading, 2 in bold, else 1.
+        level: level of the heading, else 0.
     """
 
     start: int
@@ -63,26 +64,27 @@ class Marker(NamedTuple):
 
 
 class Numbered(NamedTuple):
-    """The steps of a text, and whether their marks are so clear that it is not read in another way: step words, marks in
-    bold or headings, a list that most of the text is."""
+    """The steps of a text, and whether their markers are clear enough to rule out other styles: step words, markers in bold
+    or headings, or a list that makes up most of the text."""
 
     spans: list[CharSpan]
     clear: bool = False
 
 
 def numbered(text: Text) -> Numbered:
-    """Steps open with a numbered marker at the start of a line, alone or in bold, in a heading or after a bullet.
+    """Split a text at numbered markers at the start of a line, plain or in bold, in a heading or after a bullet.
 
     Markers are the word for step with a number (``Step 3:``, ``Schritt 3:``, ``第3步``), and numbers that count up: ``3.``,
-    ``3)``, ``(3)``, ``３、``. What precedes the first marker belongs to the first step, nested items and what is indented to
-    their step. A summary or an answer after the last item, after a blank line and not indented, is a step of its own. A
+    ``3)``, ``(3)``, ``３、``. Text before the first marker belongs to the first step, nested items and indented text to the
+    step around them. A summary or an answer after the last item, after a blank line and not indented, is a separate step. A
     text with fewer than two markers is one step.
     """
     lists = counted_lists(find_markers(text))
     if not lists:
         return Numbered(text.cut(()))
     cuts: list[int] = []
-    regions: list[CharSpan] = []  # what the lists themselves take
+    # The text that the lists themselves cover.
+    regions: list[CharSpan] = []
     for items, later in zip(lists, [*lists[1:], None], strict=True):
         end = later[0].start if later else len(text.flat)
         ending = _ending(text, items, end)
@@ -97,7 +99,7 @@ def numbered(text: Text) -> Numbered:
 
 
 def _prevail(text: Text, regions: Sequence[CharSpan]) -> bool:
-    """Whether lists are what the text is about: a third of it, or at most two paragraphs are around them."""
+    """Whether lists dominate the text: a third of it is in lists, or at most two paragraphs are not."""
     in_lists = sum(end - start for start, end in regions)
     in_thoughts = sum(end - start for start, end in text.thoughts)
     if 3 * in_lists >= len(text.text) - in_thoughts:
@@ -114,12 +116,13 @@ def _prevail(text: Text, regions: Sequence[CharSpan]) -> bool:
 
 
 def find_markers(text: Text) -> list[Marker]:
-    """All that looks like a marker, outside of what is never cut."""
+    """Return everything that looks like a marker, outside of blocks."""
     markers: list[Marker] = []
     for match in _MARKER.finditer("\n" + text.flat):
         start = match.start()
         word = match["step"] or match["ordinal"]
-        in_bullet = match["bullet"] and not word and not match["bold"]  # "- 3. a" is an item of a list
+        # "- 3. a" is an item of a bullet list.
+        in_bullet = match["bullet"] and not word and not match["bold"]
         if in_bullet or text.in_block(start):
             continue
         family = "step" if word else match["stop"] or "()"
@@ -132,10 +135,10 @@ def find_markers(text: Text) -> list[Marker]:
 
 
 def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
-    """The markers that open the steps of a text, as lists that each count up; [] where there are none.
+    """Choose the markers that open the steps of a text, as lists that each count up; [] without any.
 
-    Step words beat numbers in headings, these beat numbers in bold, and these plain ones; among plain ones the least
-    indented that come first and count up. Others are items of a step. A single marker opens nothing.
+    Step words rank before numbers in headings, then numbers in bold, then plain ones; among plain ones the least indented
+    list that comes first. All other markers are items inside a step. A single marker opens no step.
     """
     steps = [marker for marker in markers if marker.family == "step"]
     if len(steps) > 1:
@@ -146,7 +149,7 @@ def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
             if marker.strength == strength and marker.family != "step":
                 families.setdefault((marker.family, marker.level), []).append(marker)
         outer = [_least_indented(family) for family in families.values()]
-        # One column is none; of equal ones the first.
+        # An indentation of one column counts as none. The sort is stable: the first of equally indented lists wins.
         for family in sorted(outer, key=lambda family: max(family[0].width, 1)):
             lists = _lists(family)
             if lists:
@@ -155,19 +158,21 @@ def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
 
 
 def _least_indented(family: Sequence[Marker]) -> list[Marker]:
+    # One column more is not nesting: numbers may be right-aligned, as " 9." and "10." are.
     least = min(marker.width for marker in family)
     return [marker for marker in family if marker.width <= least + 1]
 
 
-_NESTED = 8  # lists inside one another
+# The deepest nesting that is followed; it keeps the search linear in the number of markers.
+_NESTED = 8
 
 
 def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
-    """The lists of one family that count up by one; [] without one of two items.
+    """The lists of a family that count up by one; [] if every list has a single item.
 
-    A number that goes on with an earlier list closes the lists that have begun since: they were nested. A number out of
-    order is prose that happens to start a line, unless it goes on after a gap, or has the word for step (``Step 2`` once
-    more).
+    A number that continues an earlier list closes all lists that started since then: they were nested. A number out of
+    order is prose that happens to start a line, unless it continues after a gap, or has the word for step (a second
+    ``Step 2``).
     """
     lists: list[list[Marker]] = []
     last_place = {marker.value: number for number, marker in enumerate(family)}
@@ -181,11 +186,13 @@ def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
         if marker.value <= 1 or not lists:
             lists.append([marker])
             continue
+        # The list goes on after a gap only if the missing number does not follow later.
         expected = waiting[-1]
         gap = marker.value > expected and last_place.get(expected, -1) < number
         if gap or marker.family == "step":
             lists[-1].append(marker)
-    if len(family) > 1 and all(marker.value == 1 for marker in family):  # 1. 1. 1., which Markdown counts up
+    # 1. 1. 1., which Markdown renders as 1. 2. 3.
+    if len(family) > 1 and all(marker.value == 1 for marker in family):
         return [list(family)]
     if all(len(items) == 1 for items in lists):
         return []
@@ -194,7 +201,7 @@ def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
 
 # Where a list ends
 
-# What labels an answer: a word and a colon or the end of its line, GSM8K's #### 5, words of an ending.
+# The labels of an answer: a word and a colon or the end of its line, GSM8K's #### 5, or the first words of a conclusion.
 _HASHES = r"\#{4,6}[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]"
 _WORD = (
     "(?i:(?:the |our |la |die |a |o )?(?:final answer|answer|conclusion|summary|result|antwort|endergebnis|fazit"
@@ -204,13 +211,14 @@ _COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?=\n|\Z))"
 _ENDING = r"(?i:in conclusion|to conclude|in summary|to summari[sz]e|putting it all together)(?![^\W_])"
 _LABEL = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
+# A line that is all bold, or a heading.
 _TITLE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*|[ \t]*#[^\n]*")
 
 
 def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
-    """Where the paragraphs after the last item begin that do not belong to it; `end` where there are none.
+    """The start of the paragraphs after the last item that do not belong to it; `end` without any.
 
-    They begin with a label or a heading, or where the last item has more paragraphs than any other.
+    They start with a label or a heading, or where the last item has more paragraphs than any other item.
     """
     usual = max((len(_outer(text, item, later.start)) for item, later in pairwise(items)), default=0)
     for number, part in enumerate(_outer(text, items[-1], end)):
@@ -223,17 +231,18 @@ def _outer(text: Text, item: Marker, end: int) -> list[Paragraph]:
     """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
     outer: list[Paragraph] = []
     for part in text.between(item.start + 1, end):
-        # Headings below one that is a marker are its own, but for that of an answer.
-        own = 0 < item.level < part.level and not _LABEL.match(text.flat, part.start)
-        if part.width <= item.width + 1 and (part.prose or part.level) and not own:
+        # In an item that is a heading, lower headings are nested, except that of an answer.
+        nested = 0 < item.level < part.level and not _LABEL.match(text.flat, part.start)
+        if part.width <= item.width + 1 and (part.prose or part.level) and not nested:
             outer.append(part)
     return outer
 
 
 def _tail(text: Text, last: Marker, ending: int) -> list[int]:
-    """Where the steps after the last item of all begin."""
+    """The starts of the steps after the last item of all lists."""
     cuts = _answer_line(text, last, ending)
-    section = introduced = False  # under a heading; by a title, or words with a colon
+    # A paragraph stays with the heading above it, and with a title or a colon that introduces it.
+    section = introduced = False
     for part in text.between(ending, len(text.flat)):
         outer = part.width <= last.width + 1 and (part.prose or part.level)
         follows = introduced or (section and not _LABEL.match(text.flat, part.start))
@@ -245,7 +254,7 @@ def _tail(text: Text, last: Marker, ending: int) -> list[int]:
 
 
 def _answer_line(text: Text, last: Marker, end: int) -> list[int]:
-    """A line of the last item, without a blank line before it, that gives the answer: ``#### 5``, ``Answer: 5``."""
+    """The start of an answer's line at the end of the last item, if no blank line precedes it: ``#### 5``, ``Answer: 5``."""
     for match in _LABEL_LINE.finditer(text.flat, last.end, end):
         above = text.flat[text.flat.rfind("\n", 0, match.start()) + 1 : match.start()]
         if above.strip() and not text.in_block(match.start() + 1):
@@ -254,6 +263,6 @@ def _answer_line(text: Text, last: Marker, end: int) -> list[int]:
 
 
 def _introduces(lines: str) -> bool:
-    """Whether lines are a title, or end with a colon: what they introduce follows."""
+    """Whether lines are a title or end with a colon, and so introduce the next paragraph."""
     lines = lines.rstrip()
     return lines.endswith((":", ":**", ":__")) or _TITLE.fullmatch(lines) is not None

@@ -1,8 +1,8 @@
 """Raw rows to chat rows with steps, for files of any size: ``stepjepa prepare``.
 
-Rows stream from the source in blocks through a `Converter`, in this process or in several, and back in their order. Here
-each is counted once and written. What goes where depends on the row and on those before it alone, so any number of
-processes writes the same bytes. Every file appears complete or not at all.
+Rows stream from the source in blocks through a `Converter`, in this process or in several, and come back in order. This
+module counts each row once and writes it. The output depends only on the rows and their order, so any number of processes
+writes the same bytes. Every file appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped
 
 _NAME = Names(PrepareOptions)
-# What was asked for, not a fault of the row: strict_data lets these pass.
+# Reasons that the user asked for, not faults of a row: strict_data does not stop at them.
 _FILTERS = {"too_few_steps", "wrong_answer", "duplicate"}
-_BLOCK_ROWS = 500  # that are prepared together
-_RECOGNISED_BY = 100  # rows
+# Rows of a block, which a worker prepares together.
+_BLOCK_ROWS = 500
+# Rows that the format is recognised by.
+_RECOGNISED_BY = 100
 
 
 @dataclass
 class PrepareResult(RowCounts):
-    """What `prepare` did, every row counted once as kept or skipped; ``str()`` of it is what the command prints.
+    """The counts of `prepare`, every row once as kept or skipped; its ``str`` is the output of the command.
 
     Attributes:
-        format: the format that was read.
-        rows_kept: rows that were written.
+        format: the format of the source.
+        rows_kept: rows in the output.
         step_counts: steps -> kept rows.
         files: output file -> rows in it.
-        next_command: the command that trains on the files; empty where no row is left to train on.
+        next_command: the command that trains on the files; empty if the training file has no rows.
     """
 
     format: str = ""
@@ -56,7 +58,7 @@ class PrepareResult(RowCounts):
         return "\n".join([*self.lines(), *following])
 
     def lines(self) -> list[str]:
-        """The counts, one fact a line. What comes from the file is on one line and printable."""
+        """The counts, one fact a line. Text from the file is escaped, so that it cannot control the terminal."""
         skipped = self.rows_skipped.total()
         steps = ", ".join(f"{steps} in {rows:,}" for steps, rows in sorted(self.step_counts.items()))
         return [
@@ -77,12 +79,12 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
             anything else that `RowSource` takes.
 
     Returns:
-        The counts, which are in ``OUT.report.json`` too.
+        The counts, which are also in ``OUT.report.json``.
 
     Raises:
         ConfigError: an option that cannot be used, or output files that exist.
-        DataError: the source cannot be read, no row of it can be kept, or the output cannot be written; with ``strict_data``
-            the first row that is skipped for a fault.
+        DataError: the source cannot be read, no row can be kept, or the output cannot be written; with ``strict_data`` also
+            for the first row that is skipped for a fault.
     """
     options.check()
     raw = RowSource(options.file if source is None else source, options.dataset_split)
@@ -98,9 +100,11 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
             files = [stack.enter_context(open(name, "wb")) for name in names]
             counts = [0] * len(files)
             for kept in _kept(raw, converter, options, result):
+                # The hash of the question decides, so rows with the same question never land in both files.
                 target = int(kept.key < options.valid_ratio * 2**KEY_BITS)
                 files[target].write(kept.line)
                 counts[target] += 1
+            # Raises inside the stack, which then leaves no output behind.
             result.require(result.rows_kept, "can be kept")
         result.files = {str(target): rows for target, rows in zip(targets, counts, strict=True)}
         if counts[0]:
@@ -112,7 +116,7 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
 
 
 def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
-    """The command that trains on what was written."""
+    """The command that trains on the output."""
     words = ["stepjepa", "train", *_flags(train_file=train)]
     if result.files.get(str(valid)):
         words += _flags(eval_file=valid)
@@ -127,7 +131,7 @@ def _flags(**options: object) -> list[str]:
 
 
 def _first_rows(raw: RowSource) -> list[object]:
-    """The first rows that can be read, for recognising their format; DataError where there is none."""
+    """The readable ones of the first rows, which show the format; DataError without any."""
     first = list(islice(raw.rows(strict=False), _RECOGNISED_BY))
     rows = [row for _, row in first if not isinstance(row, RowError)]
     if rows:
@@ -138,7 +142,8 @@ def _first_rows(raw: RowSource) -> list[object]:
 
 
 def _kept(raw: RowSource, converter: Converter, options: PrepareOptions, result: PrepareResult) -> Iterator[Kept]:
-    """The rows to write; every row is counted."""
+    """Yield the rows to write, and count every row."""
+    # Hashes of questions: 64 bits a row, where the texts of a large file would not fit into memory.
     seen = set[int]()
     rows = raw.rows(strict=False)
     blocks = iter(lambda: list(islice(rows, _BLOCK_ROWS)), [])
@@ -162,12 +167,13 @@ def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, P
     """The files for training, validation and the report.
 
     Raises:
-        ConfigError: one of them must not be replaced, or is no name for JSONL.
+        ConfigError: a file must not be replaced, or its name does not end as a JSONL file's.
     """
     train = Path(os.path.expanduser(options.output_file or ""))
     if train.suffix.lower() not in JSON_SUFFIXES:
         raise ConfigError(f"{_NAME.output_file} is '{train}'; rows are written as JSONL, so end it in .jsonl")
-    if train.is_symlink():  # write where it leads; a rename would replace the link
+    # Write to the target of a link: the final rename would replace the link itself.
+    if train.is_symlink():
         train = Path(os.path.realpath(train))
     valid = train.with_name(f"{train.stem}.valid{train.suffix}")
     report = train.with_name(f"{train.stem}.report.json")

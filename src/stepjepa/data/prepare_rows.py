@@ -1,7 +1,7 @@
-r"""From a raw row to a prepared one: format, steps, final answer, checks; what runs in the worker processes.
+r"""From a raw row to a prepared one: format, steps, final answer, checks. The worker processes run this code.
 
-Steps are joined by blank lines in the prepared chat, so no step may hold one: what training's default splitter finds in the
-chat are exactly these steps.
+Blank lines separate the steps in the prepared chat, so no step may contain one: the default splitter of training then cuts
+the chat into exactly these steps.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from stepjepa.errors import DataError, RowError, attempted
 from stepjepa.utils.text import counted, lone_surrogate
 
 _NAME = Names(PrepareOptions)
-MAX_TEXT = 1_000_000  # characters; what is longer is no answer, and cutting it into steps would take minutes
+# Characters. A longer text is no answer, and splitting it into steps would take minutes.
+MAX_TEXT = 1_000_000
 KEY_BITS = 64
 _JOIN = "\n\n"
-# GSM8K itself holds line separators (U+2028), at which `str.splitlines` cuts.
+# GSM8K itself contains line separators (U+2028), at which `str.splitlines` cuts; JSON's escapes keep a row on one line.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 _CALCULATOR_MARK = re.compile(r"<<[^\n]*?>>")
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
@@ -45,8 +46,8 @@ _FINAL = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*(\S[^\n]*)\s*\Z")
 
 
 class Kept(NamedTuple):
-    """A prepared row: what is written with its line end, a hash of the question (`KEY_BITS` bits), and how many steps it
-    has."""
+    """A prepared row: the line to write, with its line end; a hash of the question (`KEY_BITS` bits); and its number of
+    steps."""
 
     line: bytes
     key: int
@@ -57,8 +58,8 @@ class Kept(NamedTuple):
 
 
 class RawFormat(NamedTuple):
-    """A format, and the columns that are not those which training reads: of the question, and of the response in which
-    steps are found."""
+    """A format, and its columns of the question and of the response, which is split into steps; None for the columns that
+    training reads."""
 
     name: str
     question: str | None = None
@@ -70,11 +71,11 @@ class RawExample(NamedTuple):
 
     Attributes:
         question: without surrounding white space.
-        answer: the data set's own, as it was.
-        ground_truth: the final answer where a column or a ``####`` line names it.
-        response: the text in which steps are found, without its final ``####`` line.
-        final: what follows that ``####``.
-        system: the row's own system message.
+        answer: the answer column of the data set, with clean line ends.
+        ground_truth: the final answer in a column or on a ``####`` line.
+        response: the text that is split into steps, without its final ``####`` line.
+        final: the text after that ``####``.
+        system: the row's system message.
     """
 
     question: str
@@ -86,14 +87,14 @@ class RawExample(NamedTuple):
 
 
 def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFormat:
-    """The format of a file's first rows; where it is given, with its columns.
+    """Recognise the format of a file by its first rows; a format in the options is completed by its columns.
 
     Args:
-        rows: objects with columns, or what else JSON can hold.
+        rows: objects with columns, or any other JSON.
         name: of the file, for messages.
 
     Raises:
-        DataError: none of the formats, or a column that no row has.
+        DataError: no known format, or a column that no row has.
     """
     objects = [row for row in rows if isinstance(row, Mapping)]
     if not objects:
@@ -112,9 +113,10 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
 
 
 def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
-    """Format and columns of one row, None where it shows nothing."""
+    """Format and columns of one row, None if it does not show them."""
     question = options.question_column
     response = options.response_column
+    # The column of a generated response, which is trained in place of the data set's answer.
     generated = None
     if response is None and options.format in ("auto", "teacher"):
         generated = next((name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None)
@@ -134,10 +136,11 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
 
 
 def _chat_of(row: Mapping[str, Any], form: RawFormat) -> list[dict[str, str]]:
-    """The chat of a raw row; RowError where there is none."""
+    """The chat of a raw row; RowError without one."""
     answer = form_of(row).answer
     if form.question:
         return row_to_messages(row, None, PairColumns(form.question, form.response or answer))
+    # The response takes the place of the answer, so that the row's other columns (context, history) still count.
     if form.response:
         value = column_value(row, form.response)
         if value is None:
@@ -147,10 +150,10 @@ def _chat_of(row: Mapping[str, Any], form: RawFormat) -> list[dict[str, str]]:
 
 
 def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawExample:
-    """The parts of one raw row.
+    """Read the parts of one raw row.
 
     Raises:
-        RowError: it is no chat of one question and its answer, or one of them is empty.
+        RowError: it is no chat of a question and its answer, or one of them is empty.
     """
     row = as_object(row)
     system, *turn = one_turn(_chat_of(row, form))
@@ -167,18 +170,19 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
                 "no_final_answer", f"the answer does not end in a line '#### ...': it ends in {answer[-40:]!r}"
             )
         response = _CALCULATOR_MARK.sub("", response)
-    own_column = form_of(row).answer
-    if form.response not in (None, own_column):
-        answer = clean_lines(cell_text(row.get(own_column))) or answer
+    # Next to a generated response, the data set's answer stays in its column.
+    answer_column = form_of(row).answer
+    if form.response not in (None, answer_column):
+        answer = clean_lines(cell_text(row.get(answer_column))) or answer
     truth = cell_text(column_value(row, options.ground_truth_column or "ground_truth"))
     return RawExample(question.strip(), answer, truth.strip() or final, response, final, system)
 
 
 def _split_final(text: str) -> tuple[str, str | None]:
-    r"""A text without its last line ``#### 72``, and what follows the hashes; None without such a line.
+    r"""A text without its last line ``#### 72``, and the text after the hashes; None without such a line.
 
-    A text with a ``\boxed{}`` has its answer there: ``####`` is a heading in it. Of several such lines the first is the
-    answer, so a text that goes on to another one does not end in it. At the end of code, words after hashes are a comment.
+    In a text with a ``\boxed{}``, ``####`` is a heading. Of several such lines the first has the answer, so a text with a
+    different last one does not end in an answer. At the end of code, words after hashes are a comment.
     """
     match = None if "\\boxed" in text else _FINAL.search(text)
     if match is None:
@@ -191,12 +195,12 @@ def _split_final(text: str) -> tuple[str, str | None]:
 
 
 def clean_lines(text: str) -> str:
-    """A text with line feeds as line ends, without blank lines at its start and white space at its end."""
+    """Make line feeds of all line ends, and drop blank lines at the start and white space at the end."""
     return blank_lines_off(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def blank_lines_off(text: str) -> str:
-    """A text without blank lines at its start and white space at its end: its first line keeps its indentation."""
+    """Drop blank lines at the start and white space at the end; the first line keeps its indentation."""
     return _BLANK_LINES.sub("", text).rstrip()
 
 
@@ -210,7 +214,7 @@ class Converter:
         form: the rows' format and columns.
 
     Attributes:
-        least: characters of a step at least.
+        least: the least number of characters in a step.
     """
 
     def __init__(self, form: RawFormat, options: PrepareOptions):
@@ -218,6 +222,7 @@ class Converter:
         self._options = options
         style = options.step_splitter
         usual = PUBLISHED_LENGTH
+        # GSM8K's own answers have a step on each line, however short.
         if form.name == "gsm8k":
             style = "lines" if style == "auto" else style
             usual = 1
@@ -225,22 +230,24 @@ class Converter:
         self.least = usual if options.min_step_length is None else options.min_step_length
 
     def __call__(self, rows: Sequence[tuple[int, Any]]) -> list[tuple[int, Kept | RowError]]:
-        """For each row its number with what becomes of it."""
+        """Prepare each row: its number, with the prepared row or the reason why it is skipped."""
         return [(number, attempted(self._prepared, row)) for number, row in rows]
 
     def _prepared(self, row: object) -> Kept:
-        if isinstance(row, RowError):  # of a row that could not be read
+        # The source yields the error of an unreadable row in its place.
+        if isinstance(row, RowError):
             raise row
         options = self._options
         example = read_example(row, self._form, options)
         content, steps = self.steps_of(example)
         if len(steps) < options.min_steps:
-            found = counted(len(steps), "step")
-            raise RowError("too_few_steps", f"{found} found (--{_NAME.min_step_length} is {self.least})")
+            number = counted(len(steps), "step")
+            raise RowError("too_few_steps", f"{number} found (--{_NAME.min_step_length} is {self.least})")
         messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
         system = example.system or options.system_prompt
+        # The default system prompt asks for a box, which this answer does not have.
         if system == SYSTEM_PROMPT and "\\boxed" not in content and not example.system:
-            system = None  # it asks for a box
+            system = None
         if system:
             messages.insert(0, {"role": "system", "content": system})
         prepared = {
@@ -259,14 +266,14 @@ class Converter:
         return Kept(data, question_key(example.question), len(steps))
 
     def steps_of(self, example: RawExample) -> tuple[str, list[str]]:
-        """The answer that is written, and its steps in order, the final answer at the end of the last one.
+        """Return the answer to write, and its steps in order, with the final answer at the end of the last one.
 
         Raises:
-            RowError: the response is nothing but thoughts.
+            RowError: the response is only thinking.
         """
         texts = response_parts(example.response, self._options.keep_thinking)
         if self._form.name != "gsm8k" and any(map(holds_code, texts)):
-            # Code stays as it is, character by character: steps are stretches of it, and none is left out.
+            # Code must not change in any character: its steps are consecutive spans of it, and none is dropped.
             pieces = _cut(_JOIN.join(texts), self._splitter)
             fitting = fit_lengths(pieces, self.least, drop=False, glue="")
             stretches = _with_final(fitting, example.final)
@@ -274,11 +281,11 @@ class Converter:
         pieces = []
         for text in texts:
             for piece in _cut(text, self._splitter):
-                # No step holds a blank line outside of code, maths and tables.
+                # Blank lines inside a step would split it in training; those in code, maths and tables do not.
                 paragraphs = _cut(trimmed(piece), self._blank_lines)
                 pieces.append("\n".join(map(blank_lines_off, paragraphs)))
         fitting = fit_lengths(pieces, self.least, self._options.drop_short)
-        # An unclosed code fence, for one, makes one step of all that follows.
+        # Joined pieces may split otherwise: after an unclosed code fence, for example, all that follows is one step.
         content = _JOIN.join(_with_final(fitting, example.final))
         steps = [trimmed(step) for step in _cut(content, self._blank_lines)]
         return _JOIN.join(steps), steps
@@ -288,10 +295,11 @@ class Converter:
         required = self._options.require_correct
         truth = example.ground_truth
         if truth is None:
-            own = None if example.answer == example.response else example.answer
-            if own is None and required:
-                raise RowError("no_ground_truth", "nothing but the response itself says what the final answer is")
-            truth = final_answer(own or content)
+            # The response cannot confirm itself.
+            reference = None if example.answer == example.response else example.answer
+            if reference is None and required:
+                raise RowError("no_ground_truth", "only the response itself gives a final answer")
+            truth = final_answer(reference or content)
         elif "####" in truth or "\\boxed" in truth:
             truth = final_answer(truth) or truth
         answer = final_answer(content) if required else truth
@@ -309,19 +317,20 @@ def _with_final(steps: list[str], final: str | None) -> list[str]:
 
 
 def question_key(question: str) -> int:
-    """A hash of the question, the same for other letter case, other spaces and other forms of the same characters."""
+    """Hash a question, without regard to letter case, white space and compatibility forms of characters."""
     text = " ".join(unicodedata.normalize("NFKC", question).casefold().split())
+    # Python's own hash() differs in every process.
     digest = hashlib.blake2b(text.encode(), digest_size=KEY_BITS // 8).digest()
     return int.from_bytes(digest, "big")
 
 
 def question_of(messages: Sequence[Mapping[str, str]]) -> str:
-    """What a chat asks: all that the user says in it."""
+    """Return the question of a chat: all messages of the user."""
     return "\n".join([message["content"] for message in messages if message["role"] == "user"])
 
 
 def response_parts(text: str, keep_thinking: bool) -> list[str]:
-    """What a response says after its thinking; with `keep_thinking` what is inside and between it too, without the marks.
+    """Return the response after its thinking; with `keep_thinking` also the text inside and between, without the marks.
 
     Raises:
         RowError: nothing is left.
@@ -331,10 +340,10 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     pieces = [answer_of(text)]
     if keep_thinking:
         thoughts = text_of(text).thoughts
-        # The stretches before, between and inside of thinking.
+        # The parts before, inside and between thinking blocks.
         places = [0, *(place for span in thoughts for place in span)]
         pieces = [text[start:end] for start, end in pairwise(places)] + pieces
-    # Marks in a code fence are what the code is about.
+    # Marks in a code fence belong to the code.
     parts = [blank_lines_off(piece if "```" in piece else MARK.sub("", piece)) for piece in pieces]
     parts = [part for part in parts if part]
     if not parts:
@@ -343,20 +352,22 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
 
 
 def trimmed(text: str) -> str:
-    """A text without blank lines and white space around it; the first line keeps its indentation where the next has some."""
+    """Strip white space around a text; the first line keeps its indentation if the second line has some."""
     text = blank_lines_off(text)
+    # Two indented lines may be code, where a change would break the block.
     below = text.partition("\n")[2]
     return text if below[:1].isspace() else text.strip()
 
 
 def fit_lengths(pieces: Sequence[str], least: int, drop: bool, glue: str = "\n") -> list[str]:
-    """Pieces of `least` characters or more; a wide one (Chinese, Japanese, Korean) says about as much as four letters, and
-    counts as four.
+    """Merge pieces until each has `least` characters or more; a wide character (Chinese, Japanese, Korean) counts as four,
+    as it carries about as much as four letters.
 
-    A shorter one joins the next piece if it is a heading or the first, else the one before it, with `glue` between. With
-    `drop` it is left out, unless it holds the final answer.
+    A short piece joins the next one if it is a heading or the first piece, else the one before it, with `glue` between. With
+    `drop` it is dropped instead, unless it holds the final answer.
     """
     fitting: list[str] = []
+    # A short piece that waits for the next one.
     lead = ""
     for piece in pieces:
         if lead:
@@ -366,7 +377,7 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool, glue: str = "\n")
             fitting.append(piece)
         elif drop and "\\boxed" not in piece and "####" not in piece:
             continue
-        elif not fitting or _announces(words):
+        elif not fitting or _is_introduction(words):
             lead = piece
         else:
             fitting[-1] += f"{glue}{piece}"
@@ -378,14 +389,14 @@ def fit_lengths(pieces: Sequence[str], least: int, drop: bool, glue: str = "\n")
 
 
 def _length(words: str) -> int:
-    """Characters, a wide one counted as four."""
+    """Characters, with a wide one counted as four."""
     if words.isascii():
         return len(words)
     return len(words) + 3 * sum(unicodedata.east_asian_width(letter) in "WF" for letter in words)
 
 
-def _announces(words: str) -> bool:
-    """Whether words are a heading, a rule, a title in bold or end in a colon: what follows belongs to them."""
+def _is_introduction(words: str) -> bool:
+    """Whether words are a heading, a rule, a title in bold or end in a colon, and so belong to the text after them."""
     bold = words[:2] == words[-2:] == "**"
     return bold or words.startswith(("#", "---")) or words.rstrip("*_ ").endswith(":")
 

@@ -1,14 +1,14 @@
-"""A rendered chat: where its messages are, and how the text before an answer differs from the generation prompt.
+"""A rendered chat: the spans of its messages, and how the text before an answer differs from the generation prompt.
 
-A chat template writes a chat in one way and asks for an answer in another, and the two need not agree:
+A chat template renders a chat and a generation prompt, and the text before the answer may differ between the two:
 
     generation prompt   <|user|>Q<|end|><|assistant|><think>
     rendered chat       <|user|>Q<|end|><|assistant|><|final|>A<|end|>
                                                      |        |
                                         the opening begins    the answer's text
 
-What follows the common text is `Opening.written` in the chat, which the model has to write itself and is trained on, and
-`Opening.extra` in the generation prompt, without which the model is asked for what it was trained on.
+After the common text comes `Opening.written` in the chat: the model must write this itself, and is trained on it. In the
+generation prompt comes `Opening.extra`: without it, the prompt is the one that the model was trained on.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from stepjepa.data.options import TemplateOptions
 
 _NAME = Names(TemplateOptions)
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*$")
-_QUOTED = 60  # characters of a text that a message quotes
+# Characters that a message quotes from a text.
+_QUOTED = 60
 
 
 class MessageSpan(NamedTuple):
-    """Where a message's content is in the rendered text: characters [start, end).
+    """The content of a message in the rendered text: characters [start, end).
 
     Attributes:
-        close: of a message with tool calls, where its calls and its end of turn end; None for other messages. Where the
-            template writes no content of such a message, the model begins to write at `start`.
+        close: the end of the calls and of the turn, for a message with tool calls; None for any other. If the template
+            writes no content of such a message, `start` is where the model begins to write.
     """
 
     role: str
@@ -42,7 +43,7 @@ class MessageSpan(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The end of what the message says: of its content, or of its calls."""
+        """The end of the content or of the calls."""
         return self.end if self.close is None else self.close
 
 
@@ -50,11 +51,11 @@ class Opening(NamedTuple):
     """How the text before an answer differs from the generation prompt for the same messages.
 
     Attributes:
-        written: what the template writes between the common text and the answer's text.
-        extra: how the generation prompt goes on after the common text; empty where the chat has that text too.
+        written: the chat's text between the common text and the answer.
+        extra: the rest of the generation prompt after the common text; empty if the chat has that text, too.
         quoted: the last characters of the common text.
-        apart: whether the two differ before the end of the last message. Then `written` and `extra` compare what follows
-            that message, and are empty where this is not known.
+        apart: whether the two differ before the end of the last message. Then `written` and `extra` compare the text after
+            that message, and are empty if it is unknown.
     """
 
     written: str = ""
@@ -64,12 +65,12 @@ class Opening(NamedTuple):
 
 
 def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Opening:
-    """The opening of an answer.
+    """Compare a rendered chat with the generation prompt before an answer.
 
     Args:
         text: the rendered chat.
-        answer: where the answer's text begins in it.
-        last_message: where the content of the message before the answer ends.
+        answer: the start of the answer's text in it.
+        last_message: the end of the content of the message before the answer.
         prompt: the generation prompt for the messages before the answer.
     """
     common = len(commonprefix([text, prompt]))
@@ -77,6 +78,7 @@ def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Openin
         return Opening(quoted=text[:common][-_QUOTED:], apart=True)
     extra = ""
     if common < len(prompt):
+        # "<think>" and "<tool>" agree in their first characters: go back to where the tags begin.
         unfinished = _UNFINISHED_TAG.search(text, last_message, common)
         common = min(unfinished.start() if unfinished else common, answer)
         extra = prompt[common:]
@@ -85,9 +87,10 @@ def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Openin
 
 
 def left_out(content: str, shown: str) -> tuple[int, str]:
-    """How many characters of a message its template leaves out, white space not counted, and the text that is missing."""
+    """Return how many characters of a message its template leaves out, except white space, and the missing text."""
     if shown == content:
         return 0, ""
+    # Templates trim and re-wrap white space, which is no loss.
     missing = len("".join(content.split())) - len("".join(shown.split()))
     if missing <= 0:
         return 0, ""
@@ -97,17 +100,17 @@ def left_out(content: str, shown: str) -> tuple[int, str]:
 
 
 def common_end(first: str, second: str) -> str:
-    """The longest text that both end with."""
+    """Return the longest common suffix."""
     return commonprefix([first[::-1], second[::-1]])[::-1]
 
 
 def quoted(text: str) -> str:
-    """A text in quotation marks, its beginning where it is long."""
+    """Quote a text, cut if it is long."""
     return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
 
 
 def switch_words(kwargs: Mapping[str, Any]) -> str:
-    """The option that gives these values to the template."""
+    """Return the command-line option that passes these values to the template."""
     return f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
 
 
@@ -115,11 +118,12 @@ class RenderedChat(NamedTuple):
     """A rendered chat.
 
     Attributes:
-        text: what the template wrote.
-        spans: one span per message, in order; a system message that the template does not show has none.
+        text: the output of the template.
+        spans: one per message, in order; a system message that the template does not show has none.
         folded_system: whether the system message had to be put into the first user message.
-        openings: one per message of the assistant, in order; None where the template has no generation prompt for it.
-        characters_left_out: of the answers and their thinking, white space not counted; `left_out` is the first such text.
+        openings: one per assistant message, in order; None if the template has no generation prompt for it.
+        characters_left_out: characters of answers and thinking that are missing in `text`, except white space; `left_out` is
+            the first missing text.
     """
 
     text: str
@@ -136,7 +140,6 @@ class RenderedChat(NamedTuple):
 
     @property
     def begins(self) -> list[int]:
-        """For each message of the assistant the character where what the model writes begins: the first of its content, or
-        one before it."""
+        """For each assistant message the first character that the model writes: that of its content, or of the opening."""
         pairs = zip(self.turns, self.openings, strict=True)
         return [span.start - len(opening.written) if opening else span.start for span, opening in pairs]

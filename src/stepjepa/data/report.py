@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 _NAME = Names(DataOptions, StepsOptions, PromptOptions)
 LONGER = "longer_than_max_length"
-# What a reason says whose key, with spaces in it, does not say it all.
+# Key of a reason -> its words, if the key with spaces for underscores is not clear enough.
 _REASONS = {
     "not_an_object": "the row is no object with columns",
     LONGER: f"longer than {_NAME.max_length}, left out by {_NAME.drop_longer}",
     "no_known_columns": "none of the columns that make a chat",
     "no_messages": "'messages' is empty or no list of messages",
     "no_steps": "the steps column is missing, or no list of texts",
-    "steps_not_found": "the steps in the row do not stand in its answer",
+    "steps_not_found": "the steps in the row are not in its answer",
     "no_room_for_answer": f"the prompt alone fills {_NAME.max_length}",
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
     "answer_truncated": f"the answer was cut at {_NAME.max_length}",
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
-    "view_refused": "the chat template cannot write a message alone",
+    "view_refused": "the chat template cannot render a single message",
     "second_pair": "forward=inline holds one pair an example",
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "no_user_message": "no user message before the answer",
@@ -43,16 +43,16 @@ _REASONS = {
     "no_reference": "nothing that a metric could compare with",
     "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",
-    "beyond_positions": "the views need positions that the model has not",
+    "beyond_positions": "the views need positions that the model does not have",
 }
 
 
 def reason_words(reason: str) -> str:
-    """What the key of a reason stands for."""
+    """Return the words for the key of a reason."""
     return _REASONS.get(reason) or reason.replace("_", " ")
 
 
-# What rows have that is not trained, after their number, and what to do about it.
+# Key of a note -> the parts of rows that are not trained, after the number of rows; and what to do about it.
 NOTES = {
     "preference_pairs": (
         "with a rejected answer, which is not read; the other one (messages, answer or chosen) is trained",
@@ -67,42 +67,45 @@ _UNREAD_ADVICE = (
     "write it into the question or the answer if the model needs it, or remove it; "
     f"--{_NAME.source_column} and --{_NAME.target_column} name other columns"
 )
-_SYSTEM_PROMPTS = 8  # kept, however many there are
+# The most different system prompts in a report: a data set may have one per row.
+_SYSTEM_PROMPTS = 8
 
 
 class Counts:
-    """Numbers, counts, first examples and flags that are made chunk by chunk."""
+    """Numbers, counts, first examples and flags that add up chunk by chunk."""
 
-    def add(self, more: Self) -> None:
-        """Count in further rows of the same data set: numbers and counts add up; of all else the earlier stays."""
-        for name, value in vars(more).items():
-            own = getattr(self, name)
-            if isinstance(own, Counts):
-                own.add(value)
-            elif isinstance(own, Counter):
-                own.update(value)
-            elif isinstance(own, dict):
-                setattr(self, name, {**own, **value, **own})  # in order of their first rows
+    def add(self, later: Self) -> None:
+        """Add the counts of later rows of the same data set: numbers and counts add up; of all else the earlier stays."""
+        for name, value in vars(later).items():
+            total = getattr(self, name)
+            if isinstance(total, Counts):
+                total.add(value)
+            elif isinstance(total, Counter):
+                total.update(value)
+            elif isinstance(total, dict):
+                # Earlier keys come first, and keep their values.
+                setattr(self, name, {**total, **value, **total})
             else:
-                setattr(self, name, own + value if type(own) is int else own or value)
+                # `type`, not `isinstance`: a flag is an int, too.
+                setattr(self, name, total + value if type(total) is int else total or value)
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain record for JSON."""
+        """Return a plain record for JSON."""
         values = {name: value.to_dict() if isinstance(value, Counts) else value for name, value in vars(self).items()}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 @dataclass
 class StepCounts(Counts):
-    """Where the steps of a data set's rows come from.
+    """The origin of the steps of a data set.
 
     Attributes:
-        splitter: name of the splitter that serves rows which do not hold their steps; empty where no steps are looked for.
-        looked: whether rows may hold them.
-        rows: rows whose steps were looked for, and kept.
-        own: those of them whose steps are their own.
-        unread: reason -> rows with steps that could not be taken; the splitter served them.
-        first_unread: reason -> the first such row's place and what is wrong.
+        splitter: name of the splitter for rows that do not list their steps; empty if the objective needs no steps.
+        looked: whether a column may list steps.
+        rows: kept rows whose steps were read.
+        own: those among them that list their steps.
+        unread: reason -> rows whose listed steps could not be used, so the splitter served them.
+        first_unread: reason -> place of the first such row, and what is wrong.
     """
 
     splitter: str = ""
@@ -114,7 +117,7 @@ class StepCounts(Counts):
 
     @classmethod
     def of(cls, rules: StepRules) -> StepCounts:
-        """Counts of a data set that is read by `rules`, still empty."""
+        """Return empty counts of a data set that is read by `rules`."""
         return cls(rules.name, rules.column is not None)
 
     def count(self, place: str, steps: RowSteps) -> None:
@@ -128,19 +131,21 @@ class StepCounts(Counts):
 
     @property
     def words(self) -> str:
-        """Where they come from: the rows themselves, the splitter, or which in how many rows."""
-        by = f"found by --{_NAME.step_splitter} {self.splitter}" + (
+        """The origin in words: the rows themselves, the splitter, or the number of rows for each."""
+        by_splitter = f"found by --{_NAME.step_splitter} {self.splitter}" + (
             ", for each answer" if self.splitter == "auto" else ""
         )
         if not self.looked or (self.rows and not self.own):
-            return by
-        own = "the row's own" if self.rows == 1 else "the rows' own"
+            return by_splitter
+        listed = "the row's own" if self.rows == 1 else "the rows' own"
         if not self.rows:
-            return f"{own}, else {by}"
-        return own if self.own == self.rows else f"{own} in {self.own:,}, {by} in {self.rows - self.own:,}"
+            return f"{listed}, else {by_splitter}"
+        if self.own == self.rows:
+            return listed
+        return f"{listed} in {self.own:,}, {by_splitter} in {self.rows - self.own:,}"
 
     def lines(self) -> list[str]:
-        """The counts, one fact a line; none where no steps are looked for."""
+        """The counts, one fact a line; empty without a splitter."""
         if not self.splitter:
             return []
         lines = [f"steps: {self.words}"]
@@ -150,13 +155,13 @@ class StepCounts(Counts):
         return lines
 
 
-# Names the option with which the template has nothing to report; see `ChatRenderer.switch`.
+# Name of a count, and a chat -> the option with which the template has nothing to report. See `ChatRenderer.switch`.
 _Switch = Callable[[str, Sequence[Mapping[str, str]]], str]
 
 
 class PromptWarning(NamedTuple):
-    """A warning: the name of its count in `PromptCounts`, how many rows or answers of how many, what is wrong, and what to
-    do."""
+    """A warning: the name of its count in `PromptCounts`, the number of rows or answers and their total, what is wrong, and
+    what to do."""
 
     name: str
     number: int
@@ -167,14 +172,14 @@ class PromptWarning(NamedTuple):
 
 @dataclass
 class PromptCounts(Counts):
-    """How the answers of a data set begin, and what the chat template leaves out of them.
+    """How the answers of a data set begin, and which parts of them the chat template leaves out.
 
     Attributes:
-        rows: that were counted; `answers`: of them that were compared with their generation prompt.
+        rows: rows that were counted; `answers`: their answers that were compared with the generation prompt.
         written: answers before which the template writes text that the generation prompt does not have.
         opened: answers whose generation prompt has text that the chat does not have.
-        endings: `Opening.extra` -> last answers, the most common ones; what a model of this data is asked without.
-        left_out: rows with an answer, or thinking of it in a key of its own, of which the template leaves out a part;
+        endings: `Opening.extra` -> last answers. Prompts for a model of this data omit the most common one.
+        left_out: rows whose template leaves out a part of an answer, or of thinking next to its content;
             `characters_left_out` of them.
         first: name of one of these counts -> place and texts of the first such row.
         switches: name of one of these counts -> the option with which the template has no such row.
@@ -191,7 +196,7 @@ class PromptCounts(Counts):
     switches: dict[str, str] = field(default_factory=dict)
 
     def count(self, place: str, messages: Sequence[Mapping[str, str]], rendered: RenderedChat, switch: _Switch) -> None:
-        """Count the answers of a chat that are trained.
+        """Count the trained answers of a chat.
 
         Args:
             rendered: the chat as a `RenderedChat`.
@@ -199,11 +204,13 @@ class PromptCounts(Counts):
         """
         self.rows += 1
         answers = [message for message in messages if message["role"] == "assistant"]
+        # The prompts of users ask for a last answer, so only its opening counts in `endings`.
         last = ""
         for message, opening in zip(answers, rendered.openings, strict=True):
             if opening is None or not is_trained(message):
                 continue
             self.answers += 1
+            # With thinking in the row, the text before the answer is that thinking.
             if opening.written.strip() and REASONING not in message:
                 self.written += 1
                 self._note("written", f"{place}: {quoted(opening.written)}", messages, switch)
@@ -220,12 +227,13 @@ class PromptCounts(Counts):
 
     def _note(self, name: str, first: str, messages: Sequence[Mapping[str, str]], switch: _Switch) -> None:
         """Keep the first row of a count, and the template's switch for it."""
+        # The search for a switch renders the chat several times, so it runs only once.
         if name not in self.first:
             self.first[name] = first
             self.switches[name] = switch(name, messages)
 
     def lines(self, warnings: bool = True) -> list[str]:
-        """What is trained on that the generation prompt does not have, and the warnings, one fact a line."""
+        """The trained text that the generation prompt does not have, and the warnings, one fact a line."""
         lines = []
         if self.written:
             switch = self.switches["written"]
@@ -235,11 +243,11 @@ class PromptCounts(Counts):
                 f"is trained on as the beginning of the answer{remedy} (first: {self.first['written']})"
             )
         if warnings:
-            lines += [f"warning: {one.text}; {one.advice}" for one in self.warnings()]
+            lines += [f"warning: {warning.text}; {warning.advice}" for warning in self.warnings()]
         return lines
 
     def warnings(self) -> list[PromptWarning]:
-        """What differs between training and use, or is missing in training."""
+        """The differences between training and use, and the text that is missing in training."""
         warnings = []
         if self.opened:
             text = (
@@ -247,8 +255,9 @@ class PromptCounts(Counts):
                 f"the generation prompt: {self.first['opened']})"
             )
             switch = f"train on answers with their thinking, or give another --{_NAME.chat_template}"
-            if not any(ending.strip() for ending in self.endings):  # those of earlier turns alone
-                switch = f"--{_NAME.train_on} last trains the last answers alone"
+            # Only earlier turns differ, as templates often drop their thinking.
+            if not any(ending.strip() for ending in self.endings):
+                switch = f"--{_NAME.train_on} last trains only the last answers"
             advice = (
                 f"evaluate and generate ask for a last answer as in training (--{_NAME.prompt_from} training), others do "
                 f"not: {self.switches['opened'] or switch}"
@@ -259,7 +268,7 @@ class PromptCounts(Counts):
             first = self.first["left_out"]
             text = f"the template leaves out part of the answer in {rows}, {size} in all (first: {first})"
             switch = (
-                f"give a --{_NAME.chat_template} that keeps it, or write thinking of a key of its own into the content, as "
+                f"give a --{_NAME.chat_template} that keeps it, or write thinking from its own key into the content, as "
                 "<think>...</think>"
             )
             advice = f"the model is not trained on it: {self.switches['left_out'] or switch}"
@@ -272,13 +281,13 @@ class PromptCounts(Counts):
 
 @dataclass
 class RowCounts(Counts):
-    """Rows of a data set that were read.
+    """The rows that were read from a data set.
 
     Attributes:
         source: file or data set, as messages name it.
-        rows_read: rows; `rows_skipped`: reason -> those that cannot be used.
-        first_skipped: reason -> the first such row's place and what is wrong with it.
-        unread: what holds texts that nobody reads (a column, a key of the messages) -> rows.
+        rows_read: all rows; `rows_skipped`: reason -> rows that cannot be used.
+        first_skipped: reason -> place of the first such row, and what is wrong with it.
+        unread: column, or key of messages, with text that is not read -> rows.
         other_columns: column of ids, categories, scores and the like -> rows.
         notes: key of `NOTES` -> rows.
     """
@@ -292,13 +301,13 @@ class RowCounts(Counts):
     notes: Counter[str] = field(default_factory=Counter, kw_only=True)
 
     def see_left_over(self, rest: LeftOver) -> None:
-        """Count what of a row is not trained."""
+        """Count the parts of a row that are not trained."""
         self.unread.update(rest.texts)
         self.other_columns.update(rest.others)
         self.notes.update(rest.notes)
 
     def row_warnings(self) -> Iterator[tuple[str, int, str, str]]:
-        """What of the rows is not trained: a short key, how many rows, what is so, and what to do about it."""
+        """Yield the parts of rows that are not trained: a short key, the number of rows, a text, and what to do."""
         for what, rows in self.unread.most_common():
             yield "unread", rows, f"{what}: text in {counted(rows, 'row')} that is not read", _UNREAD_ADVICE
         for name, rows in self.notes.most_common():
@@ -306,13 +315,13 @@ class RowCounts(Counts):
             yield name, rows, f"{counted(rows, 'row')} {what}", advice
 
     def other_lines(self) -> list[str]:
-        """The columns that describe the rows, in one line; none without any."""
+        """List the columns that describe the rows in a line; empty without any."""
         names = sorted(name for name in self.other_columns if f"column {name!r}" not in self.unread)
         return [f"columns not read (ids, categories and the like): {', '.join(map(escaped, names))}"] if names else []
 
     def skip(self, error: RowError, place: str, strict: bool = False) -> None:
-        """Count a row that cannot be used; with `strict` a DataError."""
-        # Names of columns and a template's own words may hold line breaks.
+        """Count a row that cannot be used; with `strict`, raise a DataError."""
+        # Names of columns and messages of a template may contain line breaks.
         where = f"{place}: {said(error)}"
         if strict:
             raise DataError(f"{where} (--{_NAME.strict_data} stops at the first such row)")
@@ -320,20 +329,20 @@ class RowCounts(Counts):
         self.first_skipped.setdefault(error.reason, where)
 
     def require(self, usable: object, what: str = "can be used") -> None:
-        """Refuse a data set without a usable row, by a DataError whose "none of 3 rows ..." `what` ends."""
+        """Raise a DataError for a data set without a usable row: "none of 3 rows" and `what`."""
         if not self.rows_read:
             raise no_rows(self.source)
         if not usable:
             raise DataError(f"none of {self.rows_read:,} rows {what}; {'; '.join(self.skipped_lines())}")
 
     def skipped_lines(self) -> list[str]:
-        """What was skipped, a line for each reason."""
+        """The skipped rows, a line for each reason."""
         return skipped_lines(dict(self.rows_skipped.most_common()), self.first_skipped)
 
 
 def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
-    """Skipped rows, a line for each reason; the arguments are those of `RowCounts`."""
-    return [f"skipped {rows:,}: {reason_words(one)} (first: {first[one]})" for one, rows in skipped.items()]
+    """List skipped rows, a line for each reason; for the arguments see `RowCounts`."""
+    return [f"skipped {rows:,}: {reason_words(reason)} (first: {first[reason]})" for reason, rows in skipped.items()]
 
 
 @dataclass
@@ -342,18 +351,18 @@ class DataReport(RowCounts):
 
     Attributes:
         rows_kept: rows that are trained on.
-        examples: what they became; more than rows where long texts are cut into blocks.
-        examples_without_pairs: reason -> kept rows that train as plain language modelling only.
+        examples: examples of these rows; more than rows if long texts are cut into blocks.
+        examples_without_pairs: reason -> kept rows that train only as plain language modelling.
         first_without_target: the first row without a text in the column of the target views, and what is wrong with it.
         pairs: source/target pairs in the kept rows.
-        pairs_dropped: reason -> pairs of the kept rows that were found but cannot be used.
+        pairs_dropped: reason -> pairs of the kept rows that cannot be used.
         answers_truncated: kept rows whose answer was cut at max_length.
         system_folded: rows whose system message was put into the user message (template without a system role).
-        steps: where the steps come from; empty for objectives that need none.
-        prompts: how the answers begin, and what the template leaves out of them.
+        steps: origin of the steps; empty for objectives without steps.
+        prompts: how the answers begin, and which parts of them the template leaves out.
         system_prompts: the most common system messages -> chats that begin with them.
-        without_system_prompt, other_system_prompts: chats that have none, or one that is not among those.
-        end_of_turn: what ends an answer, as it is printed; `end_token`: the token, None where there is none.
+        without_system_prompt, other_system_prompts: chats with no system message, or with a less common one.
+        end_of_turn: the end of an answer, as printed; `end_token`: its token, None if it is none.
     """
 
     rows_kept: int = 0
@@ -377,24 +386,26 @@ class DataReport(RowCounts):
     token_length: dict[str, int] = field(default_factory=dict)
 
     def see_system_prompt(self, messages: Sequence[Mapping[str, str]]) -> None:
-        """Count the system message of a chat that is kept."""
+        """Count the system message of a kept chat."""
         if messages[0]["role"] == "system":
             self.system_prompts[messages[0]["content"]] += 1
         else:
             self.without_system_prompt += 1
 
-    def add(self, more: Self) -> None:
-        """See `Counts`; the system prompts are cut to the most common."""
-        if self.end_token is None and more.end_token is not None:
-            self.end_of_turn = more.end_of_turn
-        super().add(more)
+    def add(self, later: Self) -> None:
+        """Add as `Counts` does, and keep only the most common system prompts."""
+        # A chunk without an end of turn says so in words; the token of a later chunk replaces them.
+        if self.end_token is None and later.end_token is not None:
+            self.end_of_turn = later.end_of_turn
+        super().add(later)
         for text, count in self.system_prompts.most_common()[_SYSTEM_PROMPTS:]:
             del self.system_prompts[text]
             self.other_system_prompts += count
 
     def set_lengths(self, lengths: np.ndarray) -> None:
-        """Token-length percentiles of the kept rows; `lengths` is (R,) int."""
-        import numpy as np  # not before tokens are counted
+        """Set the token-length percentiles of the kept rows; `lengths` is (R,) int."""
+        # `stepjepa prepare` loads this module, but needs no NumPy, which is slow to import.
+        import numpy as np
 
         self.tokens = int(lengths.sum())
         if lengths.size:
@@ -404,7 +415,7 @@ class DataReport(RowCounts):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
-        """The report that a record holds."""
+        """Return the report of a record."""
         parts = {"steps": StepCounts, "prompts": PromptCounts}
         counts = {name: kind(**_known(kind, record.get(name) or {})) for name, kind in parts.items()}
         return cls(**{**_known(cls, record), **counts})
@@ -467,16 +478,17 @@ class DataReport(RowCounts):
 
 
 def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a record are fields of a dataclass, counts as such."""
-    kinds = {one.name: str(one.type) for one in fields(kind)}
+    """The entries of a record that are fields of a dataclass, with counts as `Counter`."""
+    # Other versions may have written further entries. Types are strings here, under `from __future__ import annotations`.
+    kinds = {entry.name: str(entry.type) for entry in fields(kind)}
     return {
         name: Counter(value) if "Counter" in kinds[name] else value for name, value in record.items() if name in kinds
     }
 
 
 def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
-    """What the generation prompt has that the training data did not have, by the `PromptCounts` of a run's data sets as
-    records hold them; None where they do not say."""
+    """Return the end of the generation prompt that the training data did not have, by the records of `PromptCounts` of a
+    run's data sets; None if the records do not have it."""
     endings: Counter[str] = Counter()
     for prompts in counts:
         for ending, answers in (prompts.get("endings") or {}).items():
@@ -485,6 +497,6 @@ def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def recorded_ending(reports: Mapping[str, Any]) -> str | None:
-    """`trained_ending` by the data reports of a run, as its ``data_report.json`` has them."""
-    training = (one for name, one in reports.items() if name.startswith("train") and isinstance(one, dict))
-    return trained_ending(one.get("prompts") or {} for one in training)
+    """Return `trained_ending` of the data reports in a run's ``data_report.json``."""
+    training = (report for name, report in reports.items() if name.startswith("train") and isinstance(report, dict))
+    return trained_ending(report.get("prompts") or {} for report in training)

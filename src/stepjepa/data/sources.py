@@ -1,6 +1,6 @@
-"""Where rows come from: files of JSON, CSV and Parquet, Hub data sets, `datasets.Dataset` objects, lists of dicts.
+"""Sources of rows: files of JSON, CSV and Parquet, Hub data sets, `datasets.Dataset` objects, lists of dicts.
 
-How a row becomes a chat is in `stepjepa.data.chat`; a row of ``text`` or ``input_ids`` alone is plain text.
+`stepjepa.data.chat` makes a chat of a row; a row of only ``text`` or ``input_ids`` is plain text.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
+# Bytes at each end of a file that its fingerprint reads.
 _SAMPLED_BYTES = 2**16
 
 
 @contextlib.contextmanager
 def reading(name: object) -> Iterator[None]:
-    """Within this context an `OSError` is a `DataError` that says what cannot be read."""
+    """Turn an `OSError` within this context into a `DataError` that names what cannot be read."""
     try:
         yield
     except OSError as error:
@@ -37,18 +38,19 @@ def reading(name: object) -> Iterator[None]:
 
 
 def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = 50_000) -> Iterator[str]:
-    """The texts of the first rows of some data sets (what `RowSource` takes), the same number of each, for a tokenizer
-    that is trained on them.
+    """Yield the texts of the first rows of several data sets, the same number of each, to train a tokenizer on.
 
     Args:
-        columns: the two columns that make a chat, None for the known names.
+        sources: anything that `RowSource` takes.
+        columns: the two columns of a chat, None for the known names.
         limit: rows in all.
     """
     each = -(-limit // len(sources))
     rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
     for _, row in chain.from_iterable(islice(source, each) for source in rows):
         if columns is None and is_stream(row) and isinstance(row.get("text"), str):
-            if lone_surrogate(row["text"]) is None:  # a row with one is counted as unusable when it is encoded
+            # A lone surrogate stops the tokenizer. Encoding counts such a row as unusable later on.
+            if lone_surrogate(row["text"]) is None:
                 yield row["text"]
             continue
         with contextlib.suppress(RowError):
@@ -57,7 +59,7 @@ def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: 
 
 @dataclass(frozen=True)
 class RowShare:
-    """The rows with a number of `start` or more that leaves the remainder `shard` when divided by `shards`."""
+    """The rows with a number of at least `start` that leaves the remainder `shard` when divided by `shards`."""
 
     start: int = 0
     shard: int = 0
@@ -71,20 +73,20 @@ EVERY_ROW = RowShare()
 
 
 class RowSource:
-    """Rows with a place to name in messages: ``file.jsonl line 7`` or ``row 7``.
+    """Rows, each with a place for messages: ``file.jsonl line 7`` or ``row 7``.
 
     Args:
         source: a path, a Hub data set's name (``openai/gsm8k:main`` with its configuration), a `datasets.Dataset` or
             `DatasetDict`, or an iterable of rows.
         split: the split of a Hub data set or a `DatasetDict`.
-        streaming: load a Hub data set as one that is read while it comes (`datasets.IterableDataset`).
+        streaming: read a Hub data set during its download (`datasets.IterableDataset`).
 
     Attributes:
-        name: as it was given.
-        file: that is read, None for any other source; `by_line` says whether rows are its lines.
+        name: the name of the source as it was passed.
+        file: the file, None for any other source; `by_line` says whether rows are its lines.
 
     Raises:
-        DataError: nothing there, or nothing that can be read as rows.
+        DataError: the source does not exist, or cannot be read as rows.
     """
 
     def __init__(self, source: object, split: str = "train", streaming: bool = False):
@@ -93,7 +95,8 @@ class RowSource:
         self._rows: Any = ()
         if isinstance(source, (str, os.PathLike)):
             path = Path(os.path.expanduser(source))
-            with reading(self.name[:200]):  # a name that no file can have, a folder that may not be looked into
+            # `is_file` fails for a name that is too long, and in a folder without permission.
+            with reading(self.name[:200]):
                 if path.suffix.lower() in FILE_SUFFIXES and path.is_file():
                     self.file = path
                 else:
@@ -101,19 +104,19 @@ class RowSource:
         elif isinstance(source, Mapping):
             self._rows = _pick_split(source, self.name, split)
         elif isinstance(source, Iterable):
-            # What can be read but once is kept: rows are looked at before they are encoded.
+            # An iterator can be read only once, but the first rows are read twice: to choose a splitter, and to encode.
             self._rows = list(source) if isinstance(source, Iterator) else source
         else:
             raise DataError(f"data of type {self.name} cannot be read; give a file, a data set or a list of rows")
         self.by_line = self.file is not None and self.file.suffix.lower() != ".parquet" and not _is_array(self.file)
 
     def place(self, index: int) -> str:
-        """The place of row `index` (as `__iter__` numbers it), for messages."""
+        """Return the place of row `index` (in the numbering of `__iter__`), for messages."""
         return f"{self.name} {'line' if self.by_line else 'row'} {index}"
 
     @property
     def fingerprint(self) -> str:
-        """A digest that tells other data, without reading them: size, first and last bytes of a file; else the name."""
+        """A digest that changes with the data: of the size, first and last bytes of a file; else of the name."""
         if self.file is None:
             return digest([self.name.encode()])
         with reading(self.name), open(self.file, "rb") as file:
@@ -125,11 +128,11 @@ class RowSource:
         return digest([b"%d:" % size, first, last])
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """(number for `place`, row) of every row. Lines count from 1, rows from 0."""
+        """Yield (number for `place`, row) of every row. Lines count from 1, rows from 0."""
         return self.rows()
 
     def rows(self, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
-        """As `__iter__`, of some of the rows; without `strict` as `file_rows`."""
+        """Yield some of the rows as `__iter__` does; for `strict` see `file_rows`."""
         if self.file is not None:
             return file_rows(self.file, part, strict)
         return ((number, row) for number, row in enumerate(self._rows) if number in part)
@@ -139,12 +142,13 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     suffix = path.suffix.lower()
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
-    # The Hub knows names of one or two parts only.
+    # A name on the Hub has one or two parts; anything else can only be a path.
     is_path = suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{_did_you_mean(path)}")
     if path.is_file():
         raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(FILE_SUFFIXES))}")
+    # `datasets` is slow to import, and files of rows do not need it.
     import datasets
 
     how = {"streaming": True} if streaming else {}
@@ -159,7 +163,8 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     except DataError:
         raise
     except Exception as error:
-        why = said(error.__cause__ or error, lines=1)  # datasets wraps what really went wrong
+        # `datasets` raises errors of many libraries, and wraps the actual error in its own.
+        why = said(error.__cause__ or error, lines=1)
         if path.exists():
             raise DataError(f"{name}: cannot be read ({why})") from None
         raise DataError(
@@ -168,7 +173,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
 
 
 def _is_saved(folder: Path) -> bool:
-    """Whether it is what `Dataset.save_to_disk` writes."""
+    """Whether `Dataset.save_to_disk` wrote a folder."""
     return (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists()
 
 
@@ -180,17 +185,17 @@ def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[An
 
 
 def _did_you_mean(path: Path) -> str:
-    there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = nearest(path.name, there)
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = nearest(path.name, names)
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
 def file_rows(path: Path, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
-    """(number, row) of a file that must stay as it is meanwhile. Lines count from 1, rows of an array and of a Parquet file
-    from 0. Without `strict` a row that cannot be read is a RowError, and the rows after it follow.
+    """Yield (number, row) of a file, which must not change meanwhile. Lines count from 1, rows of an array and of a Parquet
+    file from 0. Without `strict`, an unreadable row is yielded as a RowError, and reading goes on.
 
     Raises:
-        DataError: the file cannot be read or changes; with `strict` also where a row is broken.
+        DataError: the file cannot be read or changes; with `strict`, also if a row is broken.
     """
     suffix = path.suffix.lower()
     with reading(path), unchanged(path):
@@ -211,6 +216,7 @@ def file_rows(path: Path, part: RowShare = EVERY_ROW, strict: bool = True) -> It
 def _json_lines(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
     with open(path, "rb") as file:
         for number, raw in enumerate(read_lines(file), 1):
+            # Lines of other shards are counted, but not parsed.
             row = attempted(_json_line, raw) if number in part else None
             if row is not None:
                 yield number, row
@@ -228,16 +234,17 @@ def _json_line(raw: bytes) -> object:
 
 
 def _is_array(path: Path) -> bool:
-    """Whether a file of JSON holds one array of rows, not a row a line."""
+    """Whether a file of JSON is an array of rows, not a row a line."""
     if path.suffix.lower() not in JSON_SUFFIXES:
         return False
+    # The first nonblank line decides, after a byte order mark if there is one.
     with reading(path), open(path, "rb") as file:
         starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
         return next(filter(None, starts), b"").startswith(b"[")
 
 
 def _json_array(path: Path) -> Iterator[tuple[int, Any]]:
-    """The entries of an array, all of which are read at once."""
+    """The entries of an array, all read at once."""
     try:
         rows: Any = parse_json(path.read_bytes())
     except ValueError as error:
@@ -253,14 +260,17 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
         with pyarrow.parquet.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=256)
             yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches))
-    except Exception as error:  # pyarrow raises its own errors and those of decoding
+    except Exception as error:
+        # pyarrow raises its own errors, and those of decoding.
         raise DataError(f"{path}: cannot be read ({said(error, lines=1)}); copy or write it again") from None
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:
-    """Rows of a CSV file by the line on which each begins; all values are text."""
-    csv.field_size_limit(MAX_LINE_BYTES)  # the module's own limit is shorter than many answers
+    """Rows of a CSV file, each with the line on which it begins; all values are text."""
+    # The default limit, 128 KiB, is shorter than some answers.
+    csv.field_size_limit(MAX_LINE_BYTES)
     header: list[str] = []
+    # A byte that is not UTF-8 becomes a lone surrogate, so that only its row is broken.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         while True:
@@ -285,7 +295,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
     """The row of a line, {} for a blank one."""
-    if lone_surrogate("".join(fields)) is not None:  # a byte that is not of the encoding
+    if lone_surrogate("".join(fields)) is not None:
         return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
     if fields and len(fields) != len(header):
         return RowError("broken_csv", f"the row has {len(fields)} fields, the header names {len(header)} columns")

@@ -1,12 +1,12 @@
-r"""The steps of an answer, and of a row that holds them itself.
+r"""The steps of an answer, and of a row that lists them.
 
 A splitter's `spans` cover a text in order and without overlap, the separator belongs to the step that it ends, and a text
-without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Steps are found in the
-answer's text, never in token ids, because tokenizers merge ``.\n\n`` into one token.
+without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Splitters read the
+answer's text, never token ids, because tokenizers merge ``.\n\n`` into one token.
 
-A row may hold its steps in a column (as `stepjepa prepare` writes it): a list of texts that are in its last answer one after
-the other. What precedes the first one belongs to it, what follows a step to that step, so that spans cover the answer.
-`steps_of` is the one place that answers what the steps of a row are; `rules_for` decides for a data set how it does.
+A row may list its steps in a column (as `stepjepa prepare` writes it): texts that occur in its last answer one after the
+other. Text before the first step belongs to it, and text after a step to that step, so that spans cover the answer.
+`steps_of` alone decides the steps of a row, by the rules that `rules_for` chooses for its data set.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, 
 from stepjepa.errors import ConfigError, RowError, attempted
 
 _NAME = Names(StepsOptions)
-LISTED = "list"  # the splitter's name that takes a row's own steps and refuses a row without
-PATTERN_SECONDS = 2.0  # that a pattern may take for one answer
-_SAMPLED_ROWS = 200  # that a splitter is chosen by
+# The splitter that takes the steps of the row's column, and refuses a row without them.
+LISTED = "list"
+# The time limit of a pattern for one answer: a user's pattern may backtrack exponentially.
+PATTERN_SECONDS = 2.0
+# The rows by which `rules_for` chooses a splitter.
+_SAMPLED_ROWS = 200
 _BLANK_LINE = "\n\n"
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
-_HASHES = re.compile(r"^####[ \t]*(?!#)\S[^\n]*\s*\Z", re.MULTILINE)  # GSM8K's last line
-_LONG = 40  # characters of a line that may have been wrapped
+# GSM8K's last line, #### 72
+_HASHES = re.compile(r"^####[ \t]*(?!#)\S[^\n]*\s*\Z", re.MULTILINE)
+# Characters of a line that may have been wrapped.
+_LONG = 40
 
 
 # Splitters
@@ -44,7 +49,7 @@ _LONG = 40  # characters of a line that may have been wrapped
 
 @dataclass(frozen=True)
 class StepSplitter:
-    """Cuts a text into steps in one of the `STYLES`; `separator` is the pattern of ``regex``.
+    """Cuts a text into steps in one of the `STYLES`; for ``regex``, `separator` is the pattern.
 
     Raises:
         ConfigError: unknown name, an empty separator, or no pattern or a broken one.
@@ -59,11 +64,14 @@ class StepSplitter:
         if self.name == "regex":
             _compiled(self.separator)
         elif not self.separator:
-            raise ConfigError(f"{_NAME.step_separator} is empty; give the string that stands between two steps")
+            raise ConfigError(f"{_NAME.step_separator} is empty; give the text between two steps")
 
     def spans(self, text: str) -> list[CharSpan]:
-        """Character spans (start, end) that cover `text` in order, without overlap; [] for a blank text. ConfigError where
-        the pattern of ``regex`` takes too long for it."""
+        """Return character spans (start, end) that cover `text` in order, without overlap; [] for a blank text.
+
+        Raises:
+            ConfigError: the pattern of ``regex`` takes too long.
+        """
         source = text_of(text)
         match self.name:
             case "separator":
@@ -80,10 +88,10 @@ class StepSplitter:
 
 
 def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
-    r"""The splitter called `name`: one of `STYLES`.
+    r"""Make the splitter called `name`, one of `STYLES`.
 
     The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) mean the control characters.
-    For ``regex`` it is the pattern, as it is, and needed; splitters that do not read it are equal whatever it is.
+    For ``regex`` it is the pattern, unchanged and required. Splitters that do not read it compare equal for any value.
 
     Raises:
         ConfigError: as `StepSplitter`.
@@ -100,8 +108,8 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
 def _separated(text: Text, separator: str) -> list[CharSpan]:
     r"""Steps end with a separator string, by default a blank line (``\n\n``).
 
-    Further separators and line breaks that follow at once belong to the same step, and separators before all else to the
-    first. Where the separator consists of line breaks, Windows line ends and blank lines that hold spaces count too.
+    Separators and line breaks right after it belong to the same step; those at the start of the text to the first step. If
+    the separator consists of line breaks, Windows line ends and lines of only spaces count too.
     """
     breaks = separator.count("\n")
     if breaks and not separator.strip():
@@ -117,15 +125,15 @@ def _separated(text: Text, separator: str) -> list[CharSpan]:
 
 
 def _lines(text: Text) -> list[CharSpan]:
-    """Every line that is not blank is a step, its line break included (GSM8K's original answers)."""
+    """Every nonblank line is a step, with its line break (GSM8K's original answers)."""
     return text.cut(accumulate(len(line) + 1 for line in text.lines.split("\n")))
 
 
 def _matched(text: Text, pattern: str) -> list[CharSpan]:
-    """Steps open where a pattern matches. ``^`` and ``$`` stand for the ends of a line.
+    """Steps open at every match of a pattern. ``^`` and ``$`` match at the ends of a line.
 
     Raises:
-        ConfigError: it takes too long for this text.
+        ConfigError: the pattern takes too long for this text.
     """
     try:
         matches = list(_compiled(pattern).finditer(text.text, timeout=PATTERN_SECONDS))
@@ -139,8 +147,7 @@ def _matched(text: Text, pattern: str) -> list[CharSpan]:
 
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> Any:
-    """The pattern, compiled by `regex`: unlike that of `re`, its search can have a time limit. ConfigError without a usable
-    one."""
+    """Compile a pattern with `regex`, whose search, unlike that of `re`, accepts a time limit; ConfigError for a bad one."""
     if not pattern:
         raise ConfigError(f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'")
     try:
@@ -155,7 +162,7 @@ def _compiled(pattern: str) -> Any:
 
 # Sentences
 
-# Inline maths is passed over.
+# The end of a sentence, by script. Inline maths matches first, so that its dots are skipped.
 _SENTENCE_END = re.compile(
     r"""(?P<maths>(?<![\\$\w])\$(?![\s$])[^$\n]{1,200}(?<![\s\\])\$(?![\d$])|\\\([^\n]{0,200}?\\\))
     |[.!?…]["'”’»)\]*_]*\s+
@@ -164,7 +171,8 @@ _SENTENCE_END = re.compile(
     re.VERBOSE,
 )
 _OPENERS = "\"'“‘«„([*_¿¡「『（"
-# A stop, with what is before it and the two characters after it, that ends no sentence.
+# A stop that ends no sentence, with the text before it and the two characters after it: abbreviations, initials, numbers
+# of list items.
 _SHORTENED = re.compile(
     r"""(?:
       (?:\A|[\s(\["'])(?i:dr|mr|mrs|ms|prof|st|jr|vs|e\.g|i\.e|cf|ca|approx|resp|z\.b|d\.h|bzw|[a-z](?:\.[a-z])+)\.\s+..?
@@ -176,12 +184,13 @@ _SHORTENED = re.compile(
     )\Z""",
     re.VERBOSE,
 )
-_REACH = 24  # characters before a stop that are looked at
+# Characters before a stop that `_SHORTENED` gets.
+_REACH = 24
 
 
 def sentences(text: Text) -> list[CharSpan]:
-    """Every sentence is a step: it ends with ``. ! ? …`` before white space, with ``。 ！ ？ ।`` and the like, or with its
-    line, unless a small letter follows. Abbreviations, initials and signs of list items end none; a blank line always does.
+    """Every sentence is a step. It ends with ``. ! ? …`` before white space, with ``。 ！ ？ ।`` and the like, or with its
+    line, unless a lower-case letter follows. Abbreviations, initials and list numbers never end it, a blank line always.
     """
     flat = text.flat
     cuts: list[int] = []
@@ -200,11 +209,11 @@ def sentences(text: Text) -> list[CharSpan]:
 
 
 def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str:
-    """The splitter that a data set is read with: the one of `SPLITTERS` that serves most answers, ``separator`` if no other
-    serves more; ``auto``, which decides for every answer by itself, where none serves two thirds of those with steps.
+    """Choose the splitter for a data set: the one of `SPLITTERS` that serves most answers, ``separator`` in a tie; ``auto``,
+    which decides for every answer separately, if no splitter serves two thirds of the answers with steps.
 
-    A splitter serves the answers of its style (`style_and_spans`), ``separator`` also those with marks whose paragraphs
-    would be steps without them.
+    A splitter serves the answers of its style (`style_and_spans`); ``separator`` also serves numbered answers that have
+    several paragraphs.
     """
     separator = make_splitter("auto", separator).separator
     with_steps = 0
@@ -223,16 +232,16 @@ def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str
 
 
 def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[CharSpan]]:
-    r"""The style that serves `text`, and its spans: the first of these.
+    r"""Choose the style of `text`, and return it with its spans. The first style that applies wins:
 
-    - ``separator`` that holds more than line breaks: taken wherever it occurs.
-    - ``numbered``: markers that count up at the top level. A few plain numbers among many paragraphs (facts, options) are
-      no steps: those are taken where the list is most of the text, or little is around it.
-    - ``separator``: two or more paragraphs. Thinking, a line that ends with a colon before all else, and GSM8K's last line
-      (``#### 5``) are none where what remains is lines.
+    - ``separator`` with more than line breaks in it, if it occurs.
+    - ``numbered``: markers that count up at the top level. Plain numbers count only if their list is most of the text, or
+      little is around it: a few of them among many paragraphs are facts or options, not steps.
+    - ``separator``: two or more paragraphs. Thinking, a first line that ends with a colon, and GSM8K's last line
+      (``#### 5``) do not count as paragraphs.
     - ``lines``: two or more lines, unless most of them are wrapped in the middle of a sentence.
 
-    A text that none of them cuts is one step, of style ``separator``.
+    A text that no style cuts is one step, of style ``separator``.
     """
     source = text_of(text)
     paragraphs = _separated(source, separator)
@@ -243,7 +252,7 @@ def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[
         return "numbered", marked.spans
     body = _body(source, paragraphs)
     hashes = _HASHES.search(text)
-    # No blank line before the hashes: the data set writes steps on lines.
+    # No blank line before GSM8K's last line: the data set separates steps by line breaks.
     if len(body) < 2 or (hashes and hashes.start() > body[-1][0]):
         by_line = _lines(source)
         if len(by_line) > len(paragraphs) and not _is_wrapped(source.lines, len(by_line)):
@@ -252,7 +261,7 @@ def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[
 
 
 def _body(source: Text, paragraphs: list[CharSpan]) -> list[CharSpan]:
-    """The paragraphs that may be steps: without thinking, an introduction, and a last one of hashes."""
+    """The paragraphs that may be steps: without thinking, an introduction, and GSM8K's last line."""
     text = source.text
     body = paragraphs
     if body and any(not text[end : body[0][1]].strip() for _, end in source.thoughts):
@@ -265,7 +274,7 @@ def _body(source: Text, paragraphs: list[CharSpan]) -> list[CharSpan]:
 
 
 def _is_wrapped(text: str, count: int) -> bool:
-    """Whether half of the line ends are in the middle of a sentence: a long line that ends in a word, and a small letter."""
+    """Whether half of the line ends are inside a sentence: a long line ends in a word, and a lower-case letter follows."""
     wraps = 0
     lines = [line.strip(" \t") for line in text.split("\n")]
     for line, following in pairwise(lines):
@@ -279,12 +288,12 @@ def _is_wrapped(text: str, count: int) -> bool:
 
 
 class StepRules(NamedTuple):
-    """How the steps of a data set's rows are found.
+    """How to split the answers of a data set into steps.
 
     Attributes:
-        splitter: finds those of an answer whose row does not hold them.
-        column: the column in which a row may hold the steps of its last answer, None to look into none.
-        required: whether a row that does not hold them there is refused; else the splitter serves it.
+        splitter: for answers whose row does not list their steps.
+        column: the column that may list the steps of the last answer; None if rows never do.
+        required: whether a row that does not list its steps is refused; else the splitter serves it.
     """
 
     splitter: StepSplitter
@@ -293,7 +302,7 @@ class StepRules(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The splitter's name, `LISTED` where none is asked."""
+        """The splitter's name, or `LISTED` if the rows must list their steps."""
         return LISTED if self.required else self.splitter.name
 
 
@@ -301,10 +310,10 @@ class RowSteps(NamedTuple):
     """The steps of one row.
 
     Attributes:
-        spans: of each answer's steps, in characters of the answer.
-        own: whether those of the last answer are the row's own.
-        unread: why the steps that the row holds are not taken: a reason (see `report.reason_words`), and what is wrong. None
-            where they are, or where it holds none.
+        spans: for each answer the spans of its steps, in characters of the answer.
+        own: whether the row lists the steps of its last answer.
+        unread: why the listed steps are not used: a reason (see `report.reason_words`), and what is wrong. None if they are
+            used, or if the row lists none.
     """
 
     spans: list[list[CharSpan]]
@@ -313,30 +322,33 @@ class RowSteps(NamedTuple):
 
 
 def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -> RowSteps:
-    """The steps of a row, whose assistant messages are given in order: of the row, or as a chat template writes them.
+    """Return the steps of a row.
+
+    Args:
+        answers: the texts of its assistant messages in order: those of the row, or as a chat template writes them.
 
     Raises:
-        RowError: `rules.required`, and the row holds no steps, or they do not stand in its last answer.
+        RowError: `rules.required`, and the row lists no steps, or they are not in its last answer.
     """
     split = rules.splitter.spans
     unread = None
     listed = column_value(row, rules.column) if rules.column else None
     if answers and (rules.required or listed not in (None, [])):
         try:
-            own = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
+            last = spans_of_steps(answers[-1], listed_steps(row, str(rules.column)))
         except RowError as error:
             if rules.required:
                 raise
             unread = error.reason, str(error)
         else:
-            # They are those of the last answer; the row says nothing about others.
-            others = [[] if rules.required else split(answer) for answer in answers[:-1]]
-            return RowSteps([*others, own], own=True)
+            # A row lists the steps of its last answer only.
+            earlier = [[] if rules.required else split(answer) for answer in answers[:-1]]
+            return RowSteps([*earlier, last], own=True)
     return RowSteps([split(answer) for answer in answers], unread=unread)
 
 
 def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
-    """Whether a row says itself that its answer has several steps: it holds them, or their number."""
+    """Whether a row's columns say that its answer has several steps: by a list of them, or by their number."""
     if not isinstance(row, Mapping):
         return False
     steps, total = row.get(column), row.get(TOTAL_COLUMN)
@@ -344,9 +356,9 @@ def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
 
 
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
-    """Spans of steps that are known already, such as those of a column, found one after the other in `text`.
+    """Locate listed steps, such as those of a column, one after the other in `text`, and return their spans.
 
-    White space at a step's ends does not count, and runs of it inside may differ. Such steps may cut blocks.
+    White space at the ends of a step is ignored, and runs of it inside may differ. Such steps may cut blocks.
 
     Raises:
         RowError: a step is not in `text` after the one before.
@@ -359,12 +371,13 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
             continue
         start = text.find(words, reached)
         end = start + len(words)
+        # The answer may break the lines of the step in other places.
         if start < 0:
             spaced = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if spaced is None:
                 where = f"after step {number - 1}" if number > 1 else "at all"
                 beginning = words if len(words) <= 60 else f"{words[:60]}..."
-                what = f"step {number} of {len(steps)} does not stand in the answer {where}: {beginning!r}"
+                what = f"step {number} of {len(steps)} is not in the answer {where}: {beginning!r}"
                 raise RowError("steps_not_found", what)
             start, end = spaced.span()
         starts.append(start)
@@ -375,7 +388,7 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
 
 
 def join_steps(steps: Sequence[str], separator: str = "\n\n") -> str:
-    """One text of steps that are known already. Blank steps are left out."""
+    """Join steps into one text, without blank ones."""
     return separator.join(step for step in steps if step.strip())
 
 
@@ -387,16 +400,16 @@ def rules_for(
     columns: PairColumns | None = None,
     splitter: StepSplitter | None = None,
 ) -> StepRules:
-    """How the steps of a data set's rows are found.
+    """Choose how to split the answers of a data set into steps.
 
-    With ``auto`` a row's own steps are taken where they stand in its answer, and one splitter serves all other rows: the one
-    that `choose_splitter` names for those among the first rows, or for all of the first rows where each holds its steps.
+    With ``auto``, listed steps are used where they are in the row's answer, and one splitter serves all other rows: the
+    choice of `choose_splitter` for such rows among the first rows, or for all of the first rows if each lists its steps.
 
     Args:
-        source: a `RowSource`; read with ``auto`` alone.
+        source: a `RowSource`; read only for ``auto``.
         name: one of `STYLES`, or `LISTED`.
-        column: the column that may hold a row's steps, for ``auto`` and `LISTED`.
-        splitter: the one that was chosen for another data set of the run.
+        column: the column that may list a row's steps, for ``auto`` and `LISTED`.
+        splitter: the splitter that was chosen for another data set of the run.
     """
     if name == LISTED:
         return StepRules(make_splitter("separator"), column, True)
@@ -405,15 +418,16 @@ def rules_for(
     if splitter is not None:
         return StepRules(splitter, column)
     rules = StepRules(make_splitter(name, separator), column)
-    known: list[str] = []  # answers of the first rows
-    without_steps: list[str] = []  # those of rows that do not hold their steps
+    # The answers of the first rows, and those among them whose row does not list their steps.
+    sampled: list[str] = []
+    without_steps: list[str] = []
     for _, row in islice(source, _SAMPLED_ROWS):
         messages = attempted(row_to_messages, row, None, columns)
         if isinstance(messages, RowError):
             continue
         answers = [message["content"] for message in answers_in(messages)]
-        known += answers
+        sampled += answers
         if not steps_of(row, answers[-1:], rules).own:
             without_steps += answers
-    chosen = choose_splitter(without_steps or known, separator)
+    chosen = choose_splitter(without_steps or sampled, separator)
     return StepRules(make_splitter(chosen, separator), column)

@@ -1,7 +1,8 @@
-"""Examples of data sets that are never read as a whole: rows as they come, over and over, shuffled within a window.
+"""Streams of examples from data sets that are never in memory completely: row by row, pass after pass, shuffled within a
+window.
 
-Nothing is counted before: a pass over the data is known to be over when its last row came. The state of a stream is a few
-numbers (`StreamStart`), so that a resumed run continues after reading one window again.
+The number of rows is unknown: a pass over the data is over after its last row. The state of a stream is a few numbers
+(`StreamStart`), so that a resumed run only has to read one window again.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ _NAME = Names(ReadingOptions)
 
 
 class Cursor(NamedTuple):
-    """How far one group of data sets was read: `passes` times, now its data set `member` up to row `start`; `taken` rows in
-    all."""
+    """The position in a group of data sets: `passes` complete passes, then its data set `member` up to row `start`; `rows`
+    rows in all."""
 
     passes: int = 0
     member: int = 0
     start: int = 0
-    taken: int = 0
+    rows: int = 0
 
 
 class StreamStart(NamedTuple):
-    """Where window number `window` begins: the cursors of every group before its first chunk, of which `dropped` examples
-    belong to the window before; and the records of the reports on what was read before that chunk."""
+    """The start of window number `window`: the cursors of all groups before its first chunk, whose first `dropped` examples
+    belong to the window before; and the records of the reports on all chunks before."""
 
     window: int
     cursors: tuple[Cursor, ...]
@@ -45,15 +46,16 @@ class StreamStart(NamedTuple):
 
     @classmethod
     def of_record(cls, record: Sequence[Any]) -> StreamStart:
-        """What `list` of a start, written as JSON, holds."""
+        """Return the start of a record: `list` of a start, after a round trip through JSON."""
         window, cursors, dropped, *counted = record
-        reports = tuple(counted[0]) if counted else ()  # version 0.2.0 had none
+        # Version 0.2.0 wrote no reports.
+        reports = tuple(counted[0]) if counted else ()
         return cls(int(window), tuple(Cursor(*map(int, cursor)) for cursor in cursors), int(dropped), reports)
 
 
 class Streamed(NamedTuple):
-    """One example of a stream: its data set's number, how often that was read before, and its row's number times 2^16 plus
-    its own among those of the row."""
+    """An example of a stream: the number of its data set, the passes over it before, and the number of its row times 2^16
+    plus its index among the examples of the row."""
 
     example: Example
     source: int
@@ -76,8 +78,8 @@ class RowStream:
     """The rows of several data sets without end.
 
     Attributes:
-        weights: rows are taken in this proportion; None reads one data set after the other.
-        shard, shards: only those rows whose number leaves the remainder `shard` are read.
+        weights: proportions of the data sets; None reads one data set after the other.
+        shard, shards: only rows whose number leaves the remainder `shard` are read.
     """
 
     sources: Sequence[RowSource]
@@ -87,16 +89,17 @@ class RowStream:
 
     @property
     def groups(self) -> list[list[int]]:
-        """The data sets that are read one after the other."""
+        """The groups of data sets; a group is read one data set after the other."""
         numbers = range(len(self.sources))
         return [list(numbers)] if self.weights is None else [[number] for number in numbers]
 
     def start(self) -> StreamStart:
-        """The very beginning."""
+        """Return the start of the first window."""
         return StreamStart(0, tuple(Cursor() for _ in self.groups), 0)
 
     def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], bool, list[_Row]]]:
-        """Rows, `size` at a time or fewer where a pass over all groups ends, with the cursors before and whether it does."""
+        """Yield the cursors before a chunk, whether a pass over all groups ends with it, and its rows: `size` of them, or
+        fewer at such an end."""
         weights = self.weights or [1.0]
         total = sum(weights)
         shares = [weight / total for weight in weights]
@@ -107,9 +110,9 @@ class RowStream:
             rows: list[_Row] = []
             ended = False
             while len(rows) < size and not ended:
-                drawn = sum(cursor.taken for cursor in cursors) + 1
-                # The group that is furthest below its share.
-                lags = [share * drawn - cursor.taken for share, cursor in zip(shares, cursors, strict=True)]
+                drawn = sum(cursor.rows for cursor in cursors) + 1
+                # The group furthest below its share comes next. Without random numbers, a resumed run repeats the order.
+                lags = [share * drawn - cursor.rows for share, cursor in zip(shares, cursors, strict=True)]
                 chosen = lags.index(max(lags))
                 row, cursors[chosen] = next(readers[chosen])
                 rows.append(row)
@@ -117,22 +120,24 @@ class RowStream:
             yield before, ended, rows
 
     def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
-        """The rows of a group, each with the cursor after it."""
-        passes, member, start, taken = cursor
-        # The row that was read last, its data set and the next row: not given yet, as it may end the pass.
+        """Yield the rows of a group, each with the cursor after it."""
+        passes, member, start, count = cursor
+        # The last row, its data set and the next row's number. It is yielded one row late: only then is it known whether it
+        # ended the pass.
         last: tuple[_Row, int, int] | None = None
         while True:
             source = group[member]
             for number, row in self.sources[source].rows(RowShare(start, self.shard, self.shards)):
                 if last is not None:
-                    yield last[0], Cursor(passes, *last[1:], taken)
-                taken += 1
+                    yield last[0], Cursor(passes, *last[1:], count)
+                count += 1
                 last = _Row(source, passes, number, row), member, number + 1
             member = member + 1
             start = 0
             if member < len(group):
                 continue
-            if taken == cursor.taken and cursor.start == cursor.member == 0:
+            # A complete pass without a row would go on forever.
+            if count == cursor.rows and cursor.start == cursor.member == 0:
                 names = ", ".join(self.sources[number].name for number in group)
                 if self.shards == 1:
                     raise no_rows(names)
@@ -143,22 +148,22 @@ class RowStream:
             passes = passes + 1
             member = 0
             if last is not None:
-                yield last[0], Cursor(passes, taken=taken)
+                yield last[0], Cursor(passes, rows=count)
             last = None
 
 
 def _encode(
     encoders: Sequence[Callable[[Sequence[PlacedRow]], Encoded]], parts: dict[int, list[PlacedRow]]
 ) -> dict[int, Encoded]:
-    """A chunk whose rows come from several data sets."""
+    """Encode a chunk whose rows come from several data sets."""
     return {source: encoders[source](rows) for source, rows in parts.items()}
 
 
 class ExampleStream:
-    """Windows of examples, encoded ahead of what is taken (see `mapped`) by an encoder for every data set.
+    """Windows of examples, encoded in advance (see `mapped`) by an encoder for every data set.
 
     Attributes:
-        reports: on what was read so far, for every data set; what is read again counts again.
+        reports: for every data set the report on all rows so far; a further pass counts again.
     """
 
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
@@ -166,21 +171,22 @@ class ExampleStream:
         self.reports = [DataReport(source.name) for source in rows.sources]
 
     def part(self, shard: int, shards: int) -> ExampleStream:
-        """The examples of the rows whose number leaves the remainder `shard`; its reports are those of all."""
+        """Return the stream of the rows whose number leaves the remainder `shard`; both streams share their reports."""
         part = copy(self)
         part.rows = replace(self.rows, shard=shard, shards=shards)
         return part
 
     def windows(self, size: int, start: StreamStart | None = None, step: int = 1) -> Iterator[Window]:
-        """`size` examples at a time, in the rows' order, with where they begin; where a pass over the data ends, the window
-        ends with the multiple of `step` examples that is reached next.
+        """Yield windows of `size` examples, in the order of the rows, each with its start. At the end of a pass over the
+        data, the window ends with the next multiple of `step` examples.
 
         Raises:
-            DataError: the data cannot be read, or a complete pass gave no example.
+            DataError: the data cannot be read, or a complete pass has no example.
         """
         window, cursors, dropped, records = start or self.rows.start()
-        counted = list(map(DataReport.from_dict, records)) or [DataReport(one.name) for one in self.rows.sources]
-        held: list[Streamed] = []  # of the window that is being filled
+        counted = list(map(DataReport.from_dict, records)) or [DataReport(source.name) for source in self.rows.sources]
+        # The examples of the unfinished window. It is complete with `most` of them.
+        held: list[Streamed] = []
         begin, most = (cursors, dropped, records), size
         for before, ended, reports, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
             used, dropped = dropped, 0
@@ -190,23 +196,25 @@ class ExampleStream:
                 self.reports[source].add(report)
             if not held:
                 begin = before, used, records
-            while there := len(held) + len(chunk) - used:
+            # A chunk may fill the window, and then further ones.
+            while available := len(held) + len(chunk) - used:
                 if ended:
-                    most = min(most, -(-there // step) * step)
-                if there < most:
+                    most = min(most, -(-available // step) * step)
+                if available < most:
                     break
-                taken = most - len(held)
-                yield StreamStart(window, *begin), held + chunk[used : used + taken]
-                window, used, held, most = window + 1, used + taken, [], size
+                filling = most - len(held)
+                yield StreamStart(window, *begin), held + chunk[used : used + filling]
+                window, used, held, most = window + 1, used + filling, [], size
                 begin = before, used, records
             held += chunk[used:]
+            # Every group was read completely, and no row became an example: waiting longer would not help.
             if all(cursor.passes for cursor in before) and not any(report.examples for report in self.reports):
                 max(self.reports, key=lambda report: report.rows_read).require(False)
 
     def _encoded(
         self, rows: int, cursors: Sequence[Cursor]
     ) -> Iterator[tuple[tuple[Cursor, ...], bool, dict[int, DataReport], list[Streamed]]]:
-        """The examples of `RowStream.chunks`, in the rows' order, with the reports on them by the data set's number."""
+        """Yield as `RowStream.chunks` does, with the reports by number of the data set, and examples in place of rows."""
 
         def by_source(chunk: list[_Row]) -> dict[int, list[PlacedRow]]:
             parts: dict[int, list[PlacedRow]] = {}
@@ -214,9 +222,11 @@ class ExampleStream:
                 parts.setdefault(source, []).append((self.rows.sources[source].place(number), value))
             return parts
 
+        # Workers receive the values of the rows; their numbers and passes stay here.
         ahead, chunks = twice(self.rows.chunks(rows, cursors))
         encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for *_, chunk in ahead)
         encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc)
+        # A chunk was encoded by data set: its iterators restore the order of the rows.
         for parts, (before, ended, chunk) in zip(encoded, chunks, strict=False):
             counts = {source: iter(part.counts) for source, part in parts.items()}
             stores = {source: iter(part.store) for source, part in parts.items()}

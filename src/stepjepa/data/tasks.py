@@ -1,11 +1,11 @@
-"""Built-in tasks: seeded generators of chat rows, as hard as their options say.
+"""Built-in tasks: seeded generators of chat rows whose options set the difficulty.
 
-Row ``i`` of seed ``s`` depends on ``(s, i, task)`` only: asking for more rows never changes the others. A row holds its
-task's name, so that the metrics `task` and `first_step` can check an answer.
+Row ``i`` of seed ``s`` depends only on ``(s, i, task)``: more rows never change the others. A row contains the name of its
+task, so that the metrics `task` and `first_step` can check an answer.
 
-- `Arithmetic`: word problems of several steps with worked solutions, for comparing training arms on small models.
-- `PathStar`: paths in a graph whose first step is the only decision.
-- `A5`: the word problem of a group, which needs one step after the other.
+- `Arithmetic`: word problems of several steps with worked solutions, to compare training arms on small models.
+- `PathStar`: paths in a graph where only the first step is a decision.
+- `A5`: the word problem of a group, which is inherently sequential.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ from stepjepa.config.values import did_you_mean
 from stepjepa.data.answers import answers_match, final_answer
 from stepjepa.errors import ConfigError
 
-GROUP = "task"  # of the tasks' options
-HELD_OUT = 1_000_003  # from the seed of the train rows to that of the held-out ones
-TRIES = 1000  # for rows that are new
+# The group of the tasks' options.
+GROUP = "task"
+# The seed of the held-out rows minus that of the training rows.
+HELD_OUT = 1_000_003
+# Further rows that `generate_unseen` tries, so that a small request does not give up early.
+TRIES = 1000
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """Generates rows, and says which answers to them are right. The fields set the difficulty.
+    """Generates rows, and checks answers to them. The fields set the difficulty.
 
     Attributes:
         name: a key of `TASKS`.
-        metric: the metric that counts right answers.
-        separator: stands between the steps of a solution.
+        metric: the metric that counts correct answers.
+        separator: the text between the steps of a solution.
 
     Raises:
         ConfigError: a value that cannot be used.
@@ -53,27 +56,27 @@ class Task(ABC):
 
     @abstractmethod
     def row(self, rng: random.Random) -> Row:
-        """One row, from `chat`."""
+        """Generate a row with `chat`."""
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
-        """Whether an answer is right."""
+        """Whether an answer is correct."""
         return answer.split() == _solution(row).split()
 
     @classmethod
     def begins(cls, row: Mapping[str, Any], answer: str) -> bool:
-        """Whether the first step of an answer is right."""
+        """Whether the first step of an answer is correct."""
         first_step = answer.strip().split(cls.separator)[0]
         return first_step.strip() == _solution(row).split(cls.separator)[0]
 
     @classmethod
     def instance(cls, row: Mapping[str, Any]) -> Hashable:
-        """What two rows that ask the same have in common."""
+        """Return a key that is equal for two rows with the same question."""
         return str(row["question"])
 
     def chat(self, question: str, steps: Sequence[str], ground_truth: str) -> Row:
-        """A row: messages (user, assistant), question, ground_truth, total_steps, task; and steps,
-        unless blank lines divide them."""
+        """Build a row: messages (user, assistant), question, ground_truth, total_steps, task; and steps, unless blank lines
+        separate them."""
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": self.separator.join(steps)}]
         row = {
             "messages": messages,
@@ -82,6 +85,7 @@ class Task(ABC):
             "total_steps": len(steps),
             "task": self.name,
         }
+        # The default splitter cuts at blank lines anyway.
         if self.separator != "\n\n":
             row["steps"] = list(steps)
         return row
@@ -94,7 +98,7 @@ def _solution(row: Mapping[str, Any]) -> str:
 _WOMEN = "Mia Lena Ruth Aisha Nora Clara Mei Zoe".split()
 _MEN = "Ben Omar Tom Leo Ivan Hugo Sam Raj".split()
 _PEOPLE = [who for pair in zip(_WOMEN, _MEN, strict=True) for who in zip(pair, ("She", "He"), strict=True)]
-# Every plural is its singular and an s.
+# Every plural is the singular and an s, which `row` removes for a single object.
 _OBJECTS = (
     "apples books coins marbles stamps cards pens shells stickers beads cookies buttons bricks stones balls flowers"
 ).split()
@@ -109,7 +113,7 @@ _QUESTIONS = (
     "How many {objects} are there in the end?",
     "What is the number of {objects} now?",
 )
-# Each event: what the question says, and how its step begins. A step never holds a name or an object.
+# Each event: its sentence in the question, and the beginning of its step. A step never contains a name or an object.
 _EVENTS = {
     "add": (
         ("{pronoun} buys {n} more.", "Buying {n} more gives"),
@@ -138,7 +142,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic(Task):
-    r"""Word problems. S steps are S - 1 operations and the sentence with the answer; the number of steps is uniform.
+    r"""Word problems. S steps are S - 1 operations and a sentence with the answer; the number of steps is uniform.
 
         user       Mia has 12 apples. She buys 5 more. She gives 3 to Ben. How many apples does Mia have now?
         assistant  Buying 5 more gives 12 + 5 = 17.
@@ -147,8 +151,8 @@ class Arithmetic(Task):
 
                    The answer is \boxed{14}.
 
-    Names and objects stay in the question, number sizes are log-uniform and the number of operations uniform, so accuracy
-    grows smoothly with skill; the solution is a function of the question.
+    Numbers are log-uniform and the number of operations is uniform, so accuracy grows smoothly with skill. Names and objects
+    appear only in the question, and the question determines the solution.
     """
 
     min_steps: int = option(2, "Fewest steps in a solution.", GROUP, at_least=2)
@@ -168,13 +172,14 @@ class Arithmetic(Task):
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
-        """Whether the final answer is that of the row."""
+        """Whether the final answer equals that of the row."""
         return answers_match(final_answer(answer), row["ground_truth"])
 
     def row(self, rng: random.Random) -> Row:
-        """A problem."""
+        """Generate a problem."""
         length = rng.randint(self.min_steps, self.max_steps) - 1
         start, chain = self._chain(rng, length)
+        # The order of these draws is fixed: another order would change the rows of every seed.
         (name, pronoun), (friend, _) = rng.sample(_PEOPLE, 2)
         words = {"name": name, "pronoun": pronoun, "friend": friend, "objects": rng.choice(_OBJECTS)}
         things = words["objects"][:-1] if start == 1 else words["objects"]
@@ -183,11 +188,14 @@ class Arithmetic(Task):
         value = start
         for kind, operand, result in chain:
             event, reasoning = rng.choice(_EVENTS[kind])
+            sentence = event.format(n=operand, **words)
+            sentences.append(sentence)
             sign, _ = _OPERATIONS[kind]
-            sentences.append(event.format(n=operand, **words))
-            steps.append(f"{reasoning.format(n=operand)} {value} {sign} {operand} = {result}.")
+            beginning = reasoning.format(n=operand)
+            steps.append(f"{beginning} {value} {sign} {operand} = {result}.")
             value = result
-        sentences.append(rng.choice(_QUESTIONS).format(**words))
+        question = rng.choice(_QUESTIONS).format(**words)
+        sentences.append(question)
         steps.append(f"The answer is \\boxed{{{value}}}.")
         return self.chat(" ".join(sentences), steps, str(value))
 
@@ -196,7 +204,7 @@ class Arithmetic(Task):
         start = value = _log_uniform(rng, 1, self.max_number)
         chain: list[tuple[str, int, int]] = []
         for _ in range(length):
-            # One of the first two is always open.
+            # Addition or subtraction is always possible, as max_number is at least 2.
             kind = rng.choice([kind for kind in _OPERATIONS if self._operands(kind, value)])
             operands = self._operands(kind, value)
             operand = rng.choice(operands) if kind == "mul" else _log_uniform(rng, operands[0], operands[-1])
@@ -214,16 +222,16 @@ class Arithmetic(Task):
 
 
 def _log_uniform(rng: random.Random, low: int, high: int) -> int:
-    """An integer in low .. high, every factor of ten about equally likely."""
+    """An integer in low .. high; every power of ten is about equally likely."""
     exponent = rng.uniform(math.log(low), math.log(high + 1))
     return min(high, int(math.exp(exponent)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathStar(Task):
-    """A star of arms of one length that share their first node, the start; the goal is the end of one arm (Bachmann and
+    """A star of arms of equal length that share their first node, the start; the goal is the end of an arm (Bachmann and
     Nagarajan 2024). The question lists the edges, then start and goal; the answer is the path after the start, one step a
-    node. Only the first step is a decision: each later node can be read off the edges.
+    node. Only the first step is a decision: the edges determine each later node.
 
         user       C A | B F | B C | F G : B G     (B is the centre of two arms)
         assistant  F G
@@ -246,17 +254,18 @@ class PathStar(Task):
             raise ConfigError(f"{_STAR.nodes} is {self.nodes}; the star has {self.size}")
 
     def row(self, rng: random.Random) -> Row:
-        """A star."""
+        """Generate a star."""
         names = [_node_name(index) for index in range(self.nodes or self.size)]
-        start, *others = rng.sample(names, self.size)
+        start, *outer = rng.sample(names, self.size)
         arms = []
         edges: list[tuple[str, str]] = []
         for first in range(self.degree):
-            arm = others[first :: self.degree]
+            arm = outer[first :: self.degree]
             arms.append(arm)
             edges += pairwise([start, *arm])
         shuffled = rng.sample(edges, len(edges))
         listed = " | ".join(map(" ".join, shuffled))
+        # Nodes are random names and edges are shuffled, so the first arm is as good as any.
         steps = arms[0]
         goal = steps[-1]
         return self.chat(f"{listed} : {start} {goal}", steps, " ".join(steps))
@@ -270,8 +279,8 @@ class PathStar(Task):
 
 def _node_name(index: int) -> str:
     """A to Z, then AA, AB, ..."""
-    hundreds, letter = divmod(index, 26)
-    return (chr(64 + hundreds) if hundreds else "") + chr(65 + letter)
+    prefix, letter = divmod(index, 26)
+    return (chr(64 + prefix) if prefix else "") + chr(65 + letter)
 
 
 _LETTERS = "abcde"
@@ -279,13 +288,13 @@ _LETTERS = "abcde"
 
 @dataclass(frozen=True, kw_only=True)
 class A5(Task):
-    """Word problems of the 60 even permutations of five letters: which order do the letters have after these permutations?
+    """Word problems of the 60 even permutations of five letters: what is the order of the letters after these permutations?
 
         user       cabde bcdea cabde        (each word takes the letters a b c d e to this order)
         assistant  cabde abdec dabec        (the order after each, one step each)
 
-    A5 is the smallest group whose word problem a transformer of fixed depth is held not to solve in one pass for all lengths
-    (Merrill, Petty and Sabharwal 2024, arXiv:2404.08819).
+    A5 is the smallest group whose word problem a transformer of fixed depth is believed not to solve in one pass for all
+    lengths (Merrill, Petty and Sabharwal 2024, arXiv:2404.08819).
     """
 
     length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
@@ -295,14 +304,16 @@ class A5(Task):
     name: ClassVar[str] = "a5"
 
     def row(self, rng: random.Random) -> Row:
-        """A word with the orders that it goes through."""
-        length = rng.randint(self.length, self.length)  # which draws a number, so rows stay as they were
+        """Generate a word and the orders after its symbols."""
+        # The length is fixed, but the draw advances the generator: without it, rows of earlier versions would change.
+        length = rng.randint(self.length, self.length)
         word = rng.choices(even_permutations()[: self.symbols], k=length)
         orders = []
         order = _LETTERS
         for symbol in word:
             order = _permuted(order, symbol)
             orders.append(order)
+        # The last order is the answer, even if it is not due.
         steps = orders[self.every - 1 : -1 : self.every] + orders[-1:]
         return self.chat(" ".join(word), steps, order)
 
@@ -318,9 +329,10 @@ def _permuted(order: str, symbol: str) -> str:
 
 @cache
 def even_permutations() -> list[str]:
-    """All that two permutations generate, they themselves first and the identity last."""
+    """Return the group that two permutations generate: they come first, the identity last."""
     generators = ("cabde", "bcdea")
     group = [*generators]
+    # A breadth-first search: the list grows during the loop, until no product is new.
     for element in group:
         for symbol in generators:
             product = _permuted(element, symbol)
@@ -335,14 +347,14 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Arithmetic, PathSta
 
 
 def task_class(name: str) -> type[Task]:
-    """The class of a task; ConfigError for an unknown name."""
+    """Return the class of a task; ConfigError for an unknown name."""
     if name not in TASKS:
         raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASKS)} (known: {', '.join(TASKS)})")
     return TASKS[name]
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """A task with these options; ConfigError for an unknown name or option, or a value that cannot be used."""
+    """Make a task with options; ConfigError for an unknown name or option, or a value that cannot be used."""
     kind = task_class(name)
     known = options_of(kind)
     for key in options:
@@ -352,27 +364,28 @@ def make_task(name: str, **options: Any) -> Task:
 
 
 def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 0) -> list[Row]:
-    """Rows ``start .. start + n - 1`` of a seed, as `Task.chat` describes them. Row i is the same whatever n and start are.
+    """Generate rows ``start .. start + n - 1`` of a seed, see `Task.chat`. Row i does not depend on n and start.
 
     Args:
-        seed: names an endless sequence of rows; any integer.
+        seed: any integer; it determines an endless sequence of rows.
         task: arithmetic with its defaults when None.
 
     Raises:
         ConfigError: the options of the task admit no instance.
     """
     task = task or Arithmetic()
+    # A string seeds the generator without hash(), which differs in every process.
     return [task.row(random.Random(f"{seed}:{index}")) for index in range(start, start + n)]
 
 
 def generate_split(
     n_train: int, n_test: int, seed: int = 0, task: Task | None = None, test_task: Task | None = None
 ) -> tuple[list[Row], list[Row]]:
-    """Train rows and exactly `n_test` test rows, no instance of the test among those of training or twice.
+    """Generate training rows and exactly `n_test` test rows. No test question occurs in training, or twice.
 
     Args:
-        seed: of the train rows, which are ``generate_rows(n_train, seed, task)``; that of the test is ``seed + HELD_OUT``.
-        task: arithmetic with its defaults when None; `test_task`: of the test rows, the same when None.
+        seed: of the training rows, which are ``generate_rows(n_train, seed, task)``; test rows have ``seed + HELD_OUT``.
+        task: arithmetic with its defaults when None; `test_task`: for the test rows, `task` when None.
     """
     task = task or Arithmetic()
     train = generate_rows(n_train, seed, task)
@@ -381,9 +394,10 @@ def generate_split(
 
 
 def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[Row]:
-    """The first `n` rows of a seed whose instances are not in `seen`, which takes them up; ConfigError where the task has
-    too few."""
+    """Generate the first `n` rows of a seed whose instances are not in `seen`, and add them to it; ConfigError if the task
+    has too few."""
     rows: list[Row] = []
+    # A small task may have no new row left, so the search is bounded.
     for index in range(21 * n + len(seen) + TRIES):
         if len(rows) == n:
             return rows

@@ -1,8 +1,8 @@
-"""Rendering chats with the tokenizer's template, and locating each message in what it writes.
+"""Renders chats with the tokenizer's template, and locates each message in the output.
 
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
-what it is given. The template is rendered once more with markers in place of the contents; what surrounds the markers
-is the template's own text, and the real rendering must be exactly that text with the contents between.
+contents. Instead, the template also renders the chat with markers in place of the contents. The text around the markers is
+the template's own, and the real rendering must be exactly this text with the contents in between.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ if TYPE_CHECKING:
 _NAME = Names(TemplateOptions)
 _NOT_FOUND = "message_not_found"
 _LAST_TAG = re.compile(r"<(\w+)>\s*$")
-TEMPLATE_SECONDS = 20  # of the processor that a template may take for one chat
-TEMPLATE_BYTES = 2**30  # of memory that a template may take, besides `_BYTES_A_CHARACTER` for what it is given
-_BYTES_A_CHARACTER = 64  # a character has up to four, and a template's text is joined more than once
-_STATM = Path("/proc/self/statm")  # of Linux: pages of memory that this process has
-_RENDERERS = 100  # that are kept, of rows with their own template arguments
+# Limits of a template, which may loop forever: seconds of processor time for a chat, and bytes of memory, plus some for each
+# character of the chat. A character has up to four bytes, and templates join texts several times.
+TEMPLATE_SECONDS = 20
+TEMPLATE_BYTES = 2**30
+_BYTES_A_CHARACTER = 64
+# Linux only: the size of this process in pages.
+_STATM = Path("/proc/self/statm")
+# The most renderers for rows with different template arguments. A tool list may differ in every row.
+_RENDERERS = 100
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
@@ -58,8 +62,8 @@ _DIRECTIVES = "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-
 
 
 def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A template without markup: the messages' contents with a line break between them, after the BOS where the
-    tokenizer writes one by itself."""
+    """Return a template without markup: the contents with line breaks between them, after the BOS if the tokenizer adds one
+    by default."""
     start = "{{ bos_token }}" if tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id] else ""
     return (
         start + "{% for message in messages %}{{ message['content'] }}"
@@ -70,7 +74,7 @@ def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:
 def with_template(
     tokenizer: PreTrainedTokenizerBase, chat_template: str | None, plain: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer with the template of a file, or with `plain_template`, in a copy; itself where neither is asked for.
+    """Return a copy of the tokenizer with the template of a file, or with `plain_template`; itself without either.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -88,12 +92,16 @@ def with_template(
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] | None = None) -> str:
-    """The text of the tokenizer's chat template, of several the one for chats with tools where there are some; ConfigError
-    where it has or uses none."""
+    """Return the text of the tokenizer's chat template; of several, the one for chats with tools if there are any tools.
+
+    Raises:
+        ConfigError: the tokenizer has or uses no template.
+    """
     name = getattr(tokenizer, "name_or_path", "") or "this model"
     try:
         return tokenizer.get_chat_template(tools=tools)
-    except NotImplementedError:  # mistral-common's
+    except NotImplementedError:
+        # The tokenizers of mistral-common.
         raise ConfigError(
             f"the tokenizer of {name} ({type(tokenizer).__name__}) uses no chat template and reads control tokens in a text "
             "as plain text; load the other kind: AutoTokenizer.from_pretrained(..., mistral_format=False)"
@@ -108,27 +116,29 @@ def template_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] 
 
 
 class ChatRenderer:
-    """Renders chats with a tokenizer's template and says where each message is.
+    """Renders chats with a tokenizer's template and locates each message.
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
-        template_kwargs: what else the template may read: ``enable_thinking``, ``date_string`` (`DEFAULT_DATE` unless it is
-            given), ``tools``, or whatever it knows. Plain values, lists and objects, as JSON has them.
+        template_kwargs: further variables of the template: ``enable_thinking``, ``date_string`` (default `DEFAULT_DATE`),
+            ``tools``, or any other that it reads. The values are those of JSON.
 
     Attributes:
-        given: `template_kwargs`; `kwargs`: all that the template gets.
+        given: `template_kwargs`; `kwargs`: all arguments of the template.
 
     Raises:
-        ConfigError: the tokenizer has no chat template or uses none, or `template_kwargs` names what is not the template's.
+        ConfigError: the tokenizer has or uses no chat template, or `template_kwargs` names a parameter of
+            `apply_chat_template` itself.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None):
-        own = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
-        own -= {"tools", "documents", "kwargs"}
-        taken = sorted(own.intersection(template_kwargs or ()))
-        if taken:
+        # Of the parameters of `apply_chat_template`, only these go on to the template; others would change what it returns.
+        reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
+        reserved -= {"tools", "documents", "kwargs"}
+        refused = sorted(reserved.intersection(template_kwargs or ()))
+        if refused:
             raise ConfigError(
-                f"{_NAME.chat_template_kwargs}: {', '.join(taken)} cannot be set; give what the chat template reads, such "
+                f"{_NAME.chat_template_kwargs}: {', '.join(refused)} cannot be set; give what the chat template reads, such "
                 "as enable_thinking"
             )
         self._tokenizer: Any = tokenizer
@@ -136,19 +146,22 @@ class ChatRenderer:
         self._of_rows: dict[str, ChatRenderer] = {}
         self._template = template_of(tokenizer, self.given.get(TOOLS))
         self.kwargs = {"date_string": DEFAULT_DATE, **self.given}
-        if "strftime_now" in self._template:  # write `DEFAULT_DATE` in place of today's date
+        # transformers passes a function `strftime_now` to templates. A macro of this name shadows it, and writes
+        # `DEFAULT_DATE` in place of today's date.
+        if "strftime_now" in self._template:
             day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
             self.kwargs["chat_template"] = macro + self._template
+        # Caches: roles -> text around the contents; roles -> openings; name of `switch` -> its answer.
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._usual: dict[tuple[str, ...], tuple[Opening | None, ...]] = {}
         self._switches: dict[str, str] = {}
 
     def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
-        """The renderer for a row that comes with its own template arguments; itself where there are none.
+        """Return the renderer for a row's template arguments; itself without any.
 
         Raises:
-            RowError: they name what is not the template's.
+            RowError: an argument cannot be set, see `ChatRenderer`.
         """
         if not template_kwargs:
             return self
@@ -163,48 +176,49 @@ class ChatRenderer:
         return self._of_rows[key]
 
     def reads(self, name: str) -> bool:
-        """Whether the template mentions an argument."""
+        """Whether the template's text contains the name of an argument."""
         return name in self._template
 
     def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """The template's text for `messages`, as the template writes it on `DEFAULT_DATE`.
+        """Render `messages` with the template, as on `DEFAULT_DATE`.
 
         Raises:
             ConfigError: the template does not end.
-            RowError: it refuses them.
+            RowError: the template refuses the messages.
         """
         calling = any(TOOL_CALLS in message for message in messages)
-        given = map(_with_texts, messages) if calling and self._arguments_are_texts else messages
-        return self._write(list(given), add_generation_prompt)
+        chat = map(_with_texts, messages) if calling and self._arguments_are_texts else messages
+        return self._write(list(chat), add_generation_prompt)
 
     def _write(self, messages: list[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
-        """As `apply`, with the arguments of tool calls as this template takes them."""
-        written = sum(len(str(value)) for message in messages for value in message.values())
-        with _limits(TEMPLATE_BYTES + _BYTES_A_CHARACTER * written, len(messages)):
+        """As `apply`, for arguments of tool calls in the form that this template reads."""
+        characters = sum(len(str(value)) for message in messages for value in message.values())
+        with _limits(TEMPLATE_BYTES + _BYTES_A_CHARACTER * characters, len(messages)):
             try:
                 return self._tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
                 )
             except (ConfigError, MemoryError):
                 raise
-            except Exception as error:  # jinja2 raises its own and the template's errors
+            except Exception as error:
+                # Jinja raises its own errors, and any error of an expression in the template.
                 raise RowError("template_refused", f"the chat template refuses this chat: {said(error)}") from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text up to where the assistant is to answer `messages` (which end with the user's)."""
+        """Render the generation prompt after `messages`, which end with the user's."""
         return self.apply(self._folded(messages)[0], add_generation_prompt=True)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedChat:
         """Render one checked chat.
 
         Raises:
-            RowError: the template refuses the chat, or its text cannot be told apart from the contents.
+            RowError: the template refuses the chat, or its text cannot be distinguished from the contents.
         """
         chat, folded = self._folded(messages)
         return self._located(self.apply(chat), chat, folded)
 
     def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
-        """A chat as the template takes it, and whether its system message was folded for that."""
+        """A chat in the form that the template reads, and whether its system message was folded for that."""
         chat = [self._as_template_reads(message) for message in messages]
         folds = chat[0]["role"] == "system" and self._folds_system
         return _fold(chat) if folds else chat, folds
@@ -217,7 +231,8 @@ class ChatRenderer:
         return {names.get(name, name): value for name, value in message.items() if name != TRAINED}
 
     def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
-        """The rendered chat with what there is to know of its messages."""
+        """The rendered chat with the spans and openings of its messages, and their missing text."""
+        # The fast way costs no further rendering, and serves most templates.
         spans = self._match(text, chat)
         if spans is not None:
             openings = self._usual_openings(text, chat, spans)
@@ -226,7 +241,8 @@ class ChatRenderer:
             openings = self._openings(text, chat, spans)
         answers = [message for message in chat if message["role"] == "assistant"]
         answer_spans = [span for span in spans if span.role == "assistant"]
-        missing = []  # characters and text that the template leaves out, of contents and of thinking
+        # Number of characters and text that the template leaves out, of contents and then of thinking.
+        missing = []
         for message, span in zip(answers, answer_spans, strict=True):
             shown = text[span.start : span.end]
             missing.append(left_out(message["content"], shown))
@@ -241,7 +257,7 @@ class ChatRenderer:
 
     @cached_property
     def _reasoning_key(self) -> str:
-        """The key of a message under which the template reads its thinking, where it reads one."""
+        """The key of a message from which the template reads thinking, if it reads any."""
         for key in REASONING_KEYS:
             answer = {"role": "assistant", "content": _mark(1), key: _mark(2)}
             if _mark(2) in self._try([{"role": "user", "content": _mark(0)}, answer]):
@@ -250,11 +266,11 @@ class ChatRenderer:
 
     @cached_property
     def _arguments_are_texts(self) -> bool:
-        """Whether the template takes the arguments of a tool call as a text of JSON alone, as DeepSeek's does."""
+        """Whether the template accepts the arguments of a tool call only as a text of JSON, as DeepSeek's does."""
         call = {"type": "function", "function": {"name": "f", "arguments": {"a": _mark(1)}}}
         calling = {"role": "assistant", "content": "", TOOL_CALLS: [call]}
         user = {"role": "user", "content": _mark(0)}
-        as_object, as_text = (attempted(self._write, [user, one]) for one in (calling, _with_texts(calling)))
+        as_object, as_text = (attempted(self._write, [user, form]) for form in (calling, _with_texts(calling)))
         return isinstance(as_object, RowError) and _mark(1) in str(as_text)
 
     @cached_property
@@ -268,17 +284,19 @@ class ChatRenderer:
     def _openings(
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
     ) -> tuple[Opening | None, ...]:
-        """The opening of each answer, for which the generation prompts are rendered."""
+        """The opening of each answer, by rendering its generation prompt."""
         openings = list[Opening | None]()
         end = self._tokenizer.eos_token
         place = last_message = 0
         for index, message in enumerate(chat):
+            # A system message that the template does not show has no span.
             if place == len(spans) or spans[place].role != message["role"]:
-                continue  # a system message that is not shown
+                continue
             span = spans[place]
             if message["role"] == "assistant":
                 opening = self._opening(text, chat[:index], span.start, last_message)
-                if opening is not None and end and end in opening.written:  # a model that writes it stops
+                # Generation stops at an EOS, so the model can never write such an opening.
+                if opening is not None and end and end in opening.written:
                     opening = Opening(quoted=opening.quoted, apart=True)
                 openings.append(opening)
             place += 1
@@ -286,16 +304,20 @@ class ChatRenderer:
         return tuple(openings)
 
     def _opening(self, text: str, asked: Sequence[Mapping[str, str]], answer: int, last_message: int) -> Opening | None:
-        """The opening of what begins at the character `answer` and answers the messages `asked`, the last of which ends at
-        `last_message`; None without a generation prompt."""
+        """The opening of an answer to the messages `asked`; None without a generation prompt.
+
+        Args:
+            answer: the start of the answer in the text.
+            last_message: the end of the last of `asked`.
+        """
         prompt = self._try(asked, add_generation_prompt=True)
         if not prompt:
             return None
         opening = opening_of(text, answer, last_message, prompt)
         if not opening.apart or TOOL_CALLS in asked[-1]:
             return opening
-        # The prompt has earlier messages in another form (with their thinking, with the tools elsewhere); after the last
-        # one the two are compared.
+        # The prompt has earlier messages in another form (with their thinking, with the tools elsewhere): compare only the
+        # text after the last one.
         marked = [*asked[:-1], {**asked[-1], "content": _mark(0)}]
         _, *after = self._try(marked, add_generation_prompt=True).split(_mark(0))
         if len(after) != 1:
@@ -306,7 +328,7 @@ class ChatRenderer:
     def _usual_openings(
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
     ) -> tuple[Opening | None, ...]:
-        """The opening of each answer of a chat that follows the template's skeleton: as of any other with the same roles."""
+        """The opening of each answer of a chat that matches the skeleton: the same for all chats with these roles."""
         roles = tuple(message["role"] for message in chat)
         if roles not in self._usual:
             marked: Any = [{"role": role, "content": _mark(index)} for index, role in enumerate(roles)]
@@ -316,55 +338,59 @@ class ChatRenderer:
         openings = []
         answers = (span.start for span in spans if span.role == "assistant")
         for start, opening in zip(answers, self._usual[roles], strict=True):
-            # Where the answer itself goes on as the generation prompt does, the chat has all of that.
+            # An answer may itself begin with the rest of the generation prompt, such as "<think>"; then nothing is extra.
             if opening is not None and text.startswith(opening.extra, start - len(opening.written)):
                 opening = opening._replace(extra="")
             openings.append(opening)
         return tuple(openings)
 
     def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
-        """The option with which the template has nothing to report under `name` (a count of `PromptCounts`, or the reason of
-        an error) for a chat; empty without one. It is looked for once."""
+        """Search once for the option with which a chat has nothing to report under `name` (a count of `PromptCounts`, or the
+        reason of an error); empty without one."""
         if name in self._switches:
             return self._switches[name]
         self._switches[name] = ""
-        known = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(REASONING_KEYS)
-        for one, value in product(sorted(known), (False, True)):
-            given = {**self.given, one: value}
-            other = ChatRenderer(self._tokenizer, given)
-            other._switches[_NOT_FOUND] = ""  # no further search
-            rendered = attempted(other.render, messages)
+        # Templates call their switches enable_thinking, thinking, keep_thinking and the like: try each of them.
+        variables = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(REASONING_KEYS)
+        for variable, value in product(sorted(variables), (False, True)):
+            kwargs = {**self.given, variable: value}
+            switched = ChatRenderer(self._tokenizer, kwargs)
+            # An error of that renderer must not start a search again.
+            switched._switches[_NOT_FOUND] = ""
+            rendered = attempted(switched.render, messages)
             if isinstance(rendered, RenderedChat) and _serves(name, rendered):
-                self._switches[name] = switch_words(given)
+                self._switches[name] = switch_words(kwargs)
                 break
         return self._switches[name]
 
     @cached_property
     def _folds_system(self) -> bool:
-        """Whether the template refuses or leaves out a system message, found out with the first chat that has one."""
+        """Whether the template refuses or leaves out a system message, by a trial for the first chat that has one."""
         trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
         return _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
 
     def _try(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
-        """`apply`, or "" where the template refuses."""
+        """`apply`, or "" if the template refuses."""
         text = attempted(self.apply, messages, add_generation_prompt)
         return text if isinstance(text, str) else ""
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
-        """The template's own text around the contents: one piece more than messages; None if that has no fixed form."""
+        """The template's own text around the contents: one piece more than messages; None if it is not constant."""
         if roles not in self._skeletons:
             marks = [_mark(index) for index in range(len(roles))]
             chat = []
             for role, mark in zip(roles, marks, strict=True):
                 chat.append({"role": role, "content": mark})
             text = self._try(chat)
+            # A template that drops, repeats or reorders contents has no skeleton.
             any_mark = re.compile("|".join(marks))
             in_order = any_mark.findall(text) == marks
             self._skeletons[roles] = any_mark.split(text) if in_order else None
         return self._skeletons[roles]
 
     def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:
-        if any(len(message) > 2 for message in chat):  # a template may write thinking anywhere
+        # Thinking and tool calls can be anywhere in the output.
+        if any(len(message) > 2 for message in chat):
             return None
         pieces = self._skeleton(tuple(message["role"] for message in chat))
         if pieces is None or not text.startswith(pieces[0]):
@@ -373,6 +399,7 @@ class ChatRenderer:
         position = len(pieces[0])
         for message, piece in zip(chat, pieces[1:], strict=True):
             content = message["content"]
+            # Templates trim contents at either end; the longest form comes first.
             for shown in (content, content.lstrip(), content.rstrip(), content.strip()):
                 if text.startswith(shown + piece, position):
                     break
@@ -384,8 +411,10 @@ class ChatRenderer:
         return spans if position == len(text) else None
 
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
-        """The slow way, for templates whose text around a message depends on the contents (thinking blocks)."""
+        """The slow way, for templates whose text around a message depends on the contents (thinking blocks): render the chat
+        again for each message, with a mark in its place."""
         mark = "@@stepjepa@@"
+        # The mark must not occur in the chat.
         while any(mark in message["content"] for message in chat):
             mark = f"@{mark}@"
         spans: list[MessageSpan] = []
@@ -400,56 +429,64 @@ class ChatRenderer:
             before, *after = self._try(marked).split(mark)
             located = len(after) == 1 and text.endswith(after[0])
             if located and not text.startswith(before) and message["role"] == "assistant":
-                # The template wrote something of its own in front of the mark (an empty thinking block) that it does
-                # not write in front of this answer; then the answer begins where the model is asked for it.
+                # The template writes something before the mark (an empty thinking block) that it does not write before
+                # this answer: then the answer begins at the end of the generation prompt.
                 begins = self._asked(text, chat[:index], message["content"])
                 before, located = text[: begins or 0], begins is not None
             located = located and text.startswith(before) and len(before) + len(after[0]) <= len(text)
             if located and spans:
                 located = spans[-1].stop <= len(before)
             end = len(text) - len("".join(after))
-            if located and calls is not None:  # a text after the results of its calls cannot be told from an answer
+            # Text next to calls must be inside their span: after the results it would look like an answer.
+            if located and calls is not None:
                 located = calls.start <= len(before) and end <= calls.stop
             if located:
                 spans.append(MessageSpan(message["role"], len(before), end, calls and calls.close))
-            elif calls is not None and not after:  # the template writes the calls alone
+            # The template writes only the calls.
+            elif calls is not None and not after:
                 spans.append(calls)
-            elif message["role"] != "system":  # nothing is read from a system message's span
+            # Nothing reads the span of a system message.
+            elif message["role"] != "system":
                 raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
         return spans
 
     def _calls(self, text: str, chat: Sequence[Mapping[str, Any]], index: int, last_message: int) -> MessageSpan:
-        """The span of a message that calls tools, without its content.
+        """The span of the calls in a message, without its content.
 
-        The calls lie between the first and the last character that change with their arguments. What the template writes
-        after them is theirs as far as it also writes it where nothing follows. They begin where the model is asked for
-        them.
+        The calls contain all characters that change with their arguments. They begin at the end of the generation prompt,
+        and extend over the template's text after them, as far as it is the same if no message follows.
 
         Args:
-            last_message: where the message before it ends.
+            last_message: the end of the message before.
 
         Raises:
-            RowError: the template does not write all calls, or it is not known where the model is asked for them.
+            RowError: the template does not write all calls, or no generation prompt shows where they begin.
         """
         message = chat[index]
         marks = [_mark(number) for number in range(len(message[TOOL_CALLS]))]
-        given = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
-        arguments = [mark if isinstance(one, str) else {mark: mark} for one, mark in zip(given, marks, strict=True)]
+        values = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
+        arguments = [
+            mark if isinstance(value, str) else {mark: mark} for value, mark in zip(values, marks, strict=True)
+        ]
         marked = _with_arguments(message, arguments)
-        other = self._try([*chat[:index], marked, *chat[index + 1 :]])
-        unwritten = [number for number, mark in enumerate(marks, 1) if mark not in other]
+        # The chat with other arguments: the texts differ from the first argument to the last.
+        text_marked = self._try([*chat[:index], marked, *chat[index + 1 :]])
+        unwritten = [number for number, mark in enumerate(marks, 1) if mark not in text_marked]
         if unwritten:
             raise RowError(
                 "template_refused",
                 f"the chat template does not write tool call {unwritten[0]} of message {index + 1}; give one that does "
                 f"with --{_NAME.chat_template}, or leave such rows out",
             )
-        alone, alone_marked = (self._try([*chat[:index], one]) for one in (message, marked))
-        tail = common_end(text, other)
+        # The end of the turn: the common end of both renderings, as far as it also follows the calls in a chat that ends
+        # with them.
+        alone, alone_marked = (self._try([*chat[:index], last]) for last in (message, marked))
+        tail = common_end(text, text_marked)
         turn_end = commonprefix([tail, common_end(alone, alone_marked)])
         close = len(text) - len(tail) + len(turn_end.rstrip())
 
-        first = len(commonprefix([text, other]))
+        # The model writes everything between the generation prompt and the first argument.
+        first = len(commonprefix([text, text_marked]))
         opening = self._opening(text, chat[:index], first, last_message)
         if opening is None or not opening.written or not alone:
             raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
@@ -459,8 +496,9 @@ class ChatRenderer:
     def _not_found(self, text: str, chat: Sequence[Mapping[str, str]], index: int) -> str:
         """Why a message is not located, and what to do."""
         message = chat[index]
-        lines = [line.strip() for line in message["content"].splitlines()]
-        part = next((line for line in lines if line not in text), None)
+        lines = message["content"].splitlines()
+        stripped = [line.strip() for line in lines]
+        part = next((line for line in stripped if line not in text), None)
         missing = "" if part is None else f"; {quoted(part)} is missing"
         switch = self.switch(_NOT_FOUND, chat)
         remedy = f"; {switch} keeps it" if switch else ""
@@ -468,10 +506,11 @@ class ChatRenderer:
         return f"{where} cannot be located in what the chat template writes{missing}{remedy}"
 
     def _asked(self, text: str, messages: Sequence[Mapping[str, str]], content: str) -> int | None:
-        """Where an answer begins in a chat's text: where the model is asked for it; None where that is not known.
+        """The start of an answer in a chat's text, by the generation prompt; None if the prompt does not show it.
 
-        The generation prompt may end in a thinking block, open or closed at once, that the answer brings itself.
+        The generation prompt may end in a thinking block, open or closed, that the answer itself contains.
         """
+        # Both the generation prompt and the text must continue the chat without the answer.
         closed, asked = self._try(messages), self._try(messages, add_generation_prompt=True)
         if asked in ("", closed) or not asked.startswith(closed) or not text.startswith(closed):
             return None
@@ -481,17 +520,19 @@ class ChatRenderer:
             begins = tag.start()
         if begins <= len(closed):
             return None
-        if content[:1].strip():  # white space before it is the template's
+        # White space before content that has none is the template's.
+        if content[:1].strip():
             begins += len(text[begins:]) - len(text[begins:].lstrip())
         return begins
 
 
 @contextlib.contextmanager
 def _limits(room: int, messages: int) -> Iterator[None]:
-    """Raise ConfigError where a block takes more than `TEMPLATE_SECONDS` of this process's time, or more bytes of memory.
+    """Raise ConfigError if a block takes more than `TEMPLATE_SECONDS` of this process's time, or more than `room` bytes.
 
-    There are no limits outside of the main thread and on Windows, and none of memory on systems other than Linux.
+    Outside of the main thread and on Windows there are no limits; memory is limited only on Linux.
     """
+    # Python runs signal handlers only in the main thread.
     if os.name == "nt" or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -500,10 +541,12 @@ def _limits(room: int, messages: int) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise _unusable(f"the chat template does not end: {messages} messages took more than {TEMPLATE_SECONDS} s")
 
+    # A virtual timer counts this process's own time, so a busy machine does not trip it.
     handler = signal.signal(signal.SIGVTALRM, stop)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     linux = _STATM.exists()
     try:
+        # RLIMIT_AS limits the complete address space: add the room to its present size.
         if linux:
             pages = int(_STATM.read_bytes().split()[0])
             limit = pages * resource.getpagesize() + room
@@ -530,20 +573,20 @@ def _mark(index: int) -> str:
 
 
 def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> dict[str, Any]:
-    """A message whose tool calls have other arguments."""
+    """A message with other arguments in its tool calls."""
     calls = []
-    for call, given in zip(message[TOOL_CALLS], arguments, strict=True):
-        function = {**call["function"], "arguments": given}
+    for call, replacement in zip(message[TOOL_CALLS], arguments, strict=True):
+        function = {**call["function"], "arguments": replacement}
         calls.append({**call, "function": function})
     return {**message, TOOL_CALLS: calls}
 
 
 def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message with the arguments of its tool calls, where it has some, as texts of JSON."""
+    """A message with the arguments of its tool calls, if any, as texts of JSON."""
     if TOOL_CALLS not in message:
         return message
-    given = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
-    texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in given]
+    values = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
+    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
     return _with_arguments(message, texts)
 
 
@@ -554,11 +597,11 @@ def _serves(name: str, rendered: RenderedChat) -> bool:
         return not rendered.characters_left_out
     if name == _NOT_FOUND:
         return True
-    return not any(one.apart or one.written.strip() or one.extra.strip() for one in openings)
+    return not any(opening.apart or opening.written.strip() or opening.extra.strip() for opening in openings)
 
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Put the system message in front of the first user message, as templates without a system role expect."""
+    """Prepend the system message to the first user message, as templates without a system role expect."""
     system = chat[0]
     rest = chat[1:]
     for index, message in enumerate(rest):

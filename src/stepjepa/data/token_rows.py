@@ -1,13 +1,13 @@
-"""Rows that are no chats: plain text, and token ids with the columns that say which of them are labelled.
+"""Rows that are not chats: plain text, and token ids with columns that label them.
 
-The columns mean what they mean to transformers and TRL:
+The columns have the same meaning as in transformers and TRL:
 
     input_ids        7  8  9  4  5  2  0  0
-    attention_mask   1  1  1  1  1  1  0  0     0: padding, which is taken out
+    attention_mask   1  1  1  1  1  1  0  0     0: padding, which is removed
     labels        -100 -100 -100 4  5  2 -100 -100   -100: not labelled; else the token itself (the model shifts them)
-    completion_mask  0  0  0  1  1  1  0  0     1: labelled; so assistant_masks and loss_mask
+    completion_mask  0  0  0  1  1  1  0  0     1: labelled; the same for assistant_masks and loss_mask
 
-A token is labelled where every mask labels it, as in TRL. Labels that are a copy of the ids leave the choice to the masks.
+A token is labelled if every mask labels it, as in TRL. Labels that are a copy of the ids leave the choice to the masks.
 
 Shapes: T tokens.
 """
@@ -36,8 +36,8 @@ class StreamRow(NamedTuple):
 
     Attributes:
         ids: (T,) int32, without padding.
-        labels: the spans that the row labels; None where it does not say, and all are.
-        rest: what of the row is not read.
+        labels: the labelled spans; None if no column labels tokens, and so all are labelled.
+        rest: the parts of the row that are not read.
     """
 
     ids: np.ndarray
@@ -46,23 +46,26 @@ class StreamRow(NamedTuple):
 
 
 def stream_row(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> StreamRow:
-    """A row in tokens: its ids, or its text as the tokenizer writes it by itself (its BOS once), closed with its EOS;
-    RowError as `stream_content`."""
+    """Return a row in tokens: its ids, or its text with the tokenizer's own special tokens and its EOS at the end; RowError
+    as in `stream_content`."""
     content = stream_content(row, len(tokenizer))
     rest = left_over(row, ())
     if isinstance(content, StreamRow):
         return content._replace(rest=rest)
     ids = np.asarray(tokenizer(content, return_attention_mask=False)["input_ids"], dtype=np.int32)
     end = tokenizer.eos_token_id
+    # Some tokenizers append their EOS by default, and a text may end in it.
     closed = end is None or (len(ids) and ids[-1] == end)
-    return StreamRow(ids if closed else np.append(ids, np.int32(end)), rest=rest)
+    if not closed:
+        ids = np.append(ids, np.int32(end))
+    return StreamRow(ids, rest=rest)
 
 
 def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | StreamRow:
-    """What a row of plain text or token ids holds: the text, or the ids.
+    """Return the text or the token ids of a row.
 
     Raises:
-        RowError: no text, ids that a tokenizer of so many tokens does not have, or columns that contradict each other.
+        RowError: no text, ids beyond the vocabulary, or columns that contradict each other.
     """
     if row.get("input_ids") is not None:
         return _token_row(row, vocabulary)
@@ -80,6 +83,7 @@ def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | Str
 def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
     ids = _numbers(row, "input_ids", 0, vocabulary - 1)
     attended, *masks = (_mask(row, name, ids) for name in (ATTENTION, *MASKS))
+    # The kept tokens must be contiguous: a gap would join tokens that never followed each other.
     kept = np.flatnonzero(attended)
     if not len(kept) or kept[-1] - kept[0] >= len(kept):
         raise _contradiction(
@@ -91,12 +95,15 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
 
     masked = np.logical_and.reduce(masks)
     labels = ids if row.get(LABELS) is None else _numbers(row, LABELS, NOT_LABELLED, vocabulary - 1, len(ids))
+    # The model shifts labels itself: labels that were shifted in the file would be shifted twice.
     named = labels != NOT_LABELLED
     if (labels != ids)[named].any():
         known = f"the token of 'input_ids' itself, or {NOT_LABELLED}"
         raise _contradiction(f"{LABELS!r} holds other tokens; a label is {known}")
-    if named[attended].all():  # a copy of the ids, which leaves it to the masks
+    # Labels that are a copy of the ids, as collators make them, say nothing: the masks decide.
+    if named[attended].all():
         named = masked & attended if masked.all() else masked
+    # Nothing predicts the first token, so the columns may differ there.
     elif not masked.all() and not np.array_equal(named[1:], masked[1:]):
         raise _contradiction(f"{LABELS!r} and the masks of the row label different tokens; leave one of them")
     if (named & ~attended).any():
@@ -109,17 +116,18 @@ def _contradiction(words: str) -> RowError:
 
 
 def _mask(row: Mapping[str, Any], name: str, ids: np.ndarray) -> np.ndarray:
-    """A column of zeros and ones as (T,) bool; all ones where there is none."""
+    """A column of zeros and ones as (T,) bool; all ones without that column."""
     return np.ones(len(ids), bool) if row.get(name) is None else _numbers(row, name, 0, 1, len(ids)) == 1
 
 
 def _numbers(row: Mapping[str, Any], name: str, least: int, most: int, length: int | None = None) -> np.ndarray:
-    """A column of whole numbers as (T,) int64, which must be within bounds, and so many."""
+    """A column of whole numbers as (T,) int64, checked for bounds and length."""
+    # NumPy refuses nested lists of several lengths.
     try:
         values = np.asarray(row[name])
-    except ValueError:  # lists of several lengths
+    except ValueError:
         values = np.zeros(0)
-    # A mask may hold false and true.
+    # A mask may be of booleans.
     if values.ndim != 1 or not len(values) or values.dtype.kind not in ("biu" if most == 1 else "iu"):
         raise RowError("content_not_text", f"{name!r} is no list of whole numbers")
     wrong = values.min() if values.min() < least else values.max()

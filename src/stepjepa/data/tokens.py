@@ -1,7 +1,7 @@
-"""From texts to tokens, from character spans to token spans, and prompts as a model was trained on them.
+"""From texts to tokens, from character spans to token spans, and the prompts that a model was trained on.
 
-One rule: a token belongs to the span that holds its last character. So a source view never sees a character of its
-target, even where a tokenizer merges the end of one step with its separator.
+One rule: a token belongs to the span that contains its last character. So a source view never sees a character of its
+target, even if a tokenizer merges the end of a step with its separator.
 
 Shapes: T tokens.
 """
@@ -30,33 +30,33 @@ if TYPE_CHECKING:
 TokenisedText = tuple[np.ndarray, list[int]]  # ids and last characters, as `encode_texts` returns them
 
 _NAME = Names(DataOptions, PromptOptions)
-_PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")  # `modeling.extras.predictor_names` gives them
+# The names that `modeling.extras.predictor_names` makes.
+_PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")
 _SHORT_CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
 _IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make sure that the tokenizer says where its tokens are in a text; raises ConfigError for a slow one."""
+    """Check that the tokenizer gives character offsets; ConfigError for a slow one."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
-            f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is a slow one and gives no "
-            "character offsets; load it as a fast tokenizer (use_fast=True), or convert it with "
-            "transformers.convert_slow_tokenizer"
+            f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is slow and gives no character "
+            "offsets; load it as a fast tokenizer (use_fast=True), or convert it with transformers.convert_slow_tokenizer"
         )
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenisedText]:
-    """Token ids and last-character positions of each text, by the offsets of a fast tokenizer.
+    """Encode texts, and locate the last character of each token by the offsets of a fast tokenizer.
 
-    No special tokens are added: the chat template has written them, so there is never a second BOS.
+    No special tokens are added: the chat template writes them, so there is never a second BOS.
 
     Returns:
-        For each text: ids (T,) int32, and the index of each token's last character, T of them, never decreasing.
+        For each text: ids (T,) int32, and the index of the last character of each of the T tokens, never decreasing.
     """
     if not texts:
         return []
     encodings = tokenizer(list(texts), **_IDS_ONLY).encodings
-    # Some special tokens (Phi-3's <|assistant|>) swallow the white space after them, which may be the answer's first.
+    # Some special tokens (Phi-3's <|assistant|>) swallow the white space after them, which may belong to the answer.
     greedy = {index for index, token in tokenizer.added_tokens_decoder.items() if token.rstrip}
     tokenised = []
     for text, encoding in zip(texts, encodings, strict=True):
@@ -74,12 +74,13 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
 
 def _without_swallowed(text: str, start: int, end: int) -> tuple[int, int]:
     """The characters of a special token without the white space after it."""
+    # A special token may itself be white space; it keeps a character.
     length = len(text[start:end].rstrip())
     return start, start + max(length, 1)
 
 
 def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int]) -> TokenisedText:
-    """As `encode_texts` for one text, but no token reaches over any of the character positions `cuts`."""
+    """Encode a text as `encode_texts` does, but with a token boundary at each of the character positions `cuts`."""
     edges = [0, *cuts, len(text)]
     pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
     ids = np.concatenate([ids for ids, _ in pieces])
@@ -89,13 +90,15 @@ def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int
 def encode_apart(
     tokenizer: PreTrainedTokenizerBase, text: str, tokens: TokenisedText, places: Iterable[int]
 ) -> TokenisedText:
-    """The tokens of a text, cut where one of them reaches over one of the character positions `places`."""
-    cuts = {place for place in places if _reaches_over(tokenizer, text, tokens, place)}
+    """Return the tokens of a text, encoded again with boundaries at those `places` (character positions) that a token
+    straddles."""
+    # A needless cut could change tokens, too: some tokenizers add a space before every text.
+    cuts = {place for place in places if _is_straddled(tokenizer, text, tokens, place)}
     return encode_cut(tokenizer, text, sorted(cuts)) if cuts else tokens
 
 
-def _reaches_over(tokenizer: PreTrainedTokenizerBase, text: str, tokens: TokenisedText, place: int) -> bool:
-    """Whether one of a text's tokens begins before a character position and ends after it."""
+def _is_straddled(tokenizer: PreTrainedTokenizerBase, text: str, tokens: TokenisedText, place: int) -> bool:
+    """Whether a token begins before a character position and ends after it."""
     ids, last = tokens
     before = bisect_left(last, place)
     if place in (0, len(text)) or (before > 0 and last[before - 1] == place - 1):
@@ -106,12 +109,12 @@ def _reaches_over(tokenizer: PreTrainedTokenizerBase, text: str, tokens: Tokenis
 
 
 def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.ndarray:
-    """Index of the last character of each token, (T,) int64.
+    """Return the index of the last character of each token, (T,) int64.
 
-    A token without a character of its own has either lost it (offsets that are trimmed of white space, as GPT-NeoX's
-    are, leave a gap before it) or never had one (an added leading space) and counts with the character after it.
+    A token with empty offsets has either lost its character (GPT-NeoX trims white space off its offsets, which leaves a gap
+    before the token) or never had one (an added leading space). In the second case it gets the character after it.
     """
-    # From an iterator it takes half of the time that an array of the list takes.
+    # `fromiter` takes half of the time of an array of the list.
     numbers = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets))
     begins = numbers[::2]
     ends = numbers[1::2]
@@ -122,17 +125,19 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
         no_gap = end_before >= begins
         character_after = np.minimum(begins, max(text_length - 1, 0))
         last = np.where(empty & no_gap, character_after, last)
+    # Bisection needs ascending positions.
     return np.maximum.accumulate(last)
 
 
 def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
-    """Tokens [first, stop) whose last character, as `encode_texts` gives it, lies in [start, end); none: first == stop."""
+    """Return the tokens [first, stop) whose last character, see `encode_texts`, is in [start, end); first == stop if none
+    is."""
     first = bisect_left(last_character, start)
     return Span(first, bisect_left(last_character, end, first))
 
 
 def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
-    """The token that a chat template writes after a last answer, None where that is no special one; RowError where the
+    """Return the token that a chat template writes after a last answer, None if it is not a special one; RowError if the
     template refuses a chat of two messages."""
     chat = renderer.render(_SHORT_CHAT)
     tail = tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
@@ -141,15 +146,15 @@ def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
 
 
 def answer_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> int | None:
-    """The token that ends an answer in training: the template's end of turn, else the appended EOS; None without either."""
+    """Return the token that ends an answer in training: the template's end of turn, else the appended EOS, or None."""
     renderer = _renderer(tokenizer, template_kwargs)
     end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
     return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
 
 
 def template_marks(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
-    """The special tokens that the chat template writes into a chat of two messages, each once; none without a template, or
-    where it refuses the chat."""
+    """Return the special tokens that the chat template writes into a chat of two messages, each once; empty without a
+    template, or if it refuses the chat."""
     renderer = _renderer(tokenizer, template_kwargs)
     chat = None if renderer is None else attempted(renderer.render, _SHORT_CHAT)
     if chat is None or isinstance(chat, RowError):
@@ -162,42 +167,43 @@ def template_marks(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[
 def _renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> ChatRenderer | None:
     try:
         return ChatRenderer(tokenizer, template_kwargs)
-    except ConfigError:  # no chat template, or none that can be used
+    except ConfigError:
+        # No usable chat template.
         return None
 
 
-def stop_ids(own: int | Sequence[int] | None, tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
-    """Tokens that end a response: those that the model names, the tokenizer's EOS, and the end of an answer in training."""
-    named = [own] if isinstance(own, int) else list(own or ())
+def stop_ids(of_model: int | Sequence[int] | None, tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
+    """Return the tokens that end a response: the model's, the tokenizer's EOS, and the end of an answer in training."""
+    named = [of_model] if isinstance(of_model, int) else list(of_model or ())
     return sorted({*named, tokenizer.eos_token_id, end} - {None})
 
 
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens of which the first after a message's content ends its turn: a template's special tokens.
+    """Return the tokens that may end a turn: the first of them after the content of a message does.
 
-    Chat markers such as ``<|eot_id|>`` are added tokens, special or not, without being named (bos, eos, ...) special
-    tokens. Added tokens of white space alone (Gemma's line breaks) end nothing.
+    Chat markers such as ``<|eot_id|>`` are added tokens, special or not, but often not among the named special tokens (bos,
+    eos, ...). Added tokens of only white space (Gemma's line breaks) do not end a turn.
     """
     added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.content.strip("\u2581 \t\r\n")}
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
 def kept_predictors(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The predictor tokens in a tokenizer's vocabulary and their ids, which ascend."""
+    """Return the predictor tokens in a tokenizer's vocabulary with their ids, in ascending order."""
     known = sorted(tokenizer.get_added_vocab().items(), key=lambda item: item[1])
     return {name: index for name, index in known if _PREDICTOR.fullmatch(name)}
 
 
 class Prompter:
-    """Turns chats into prompts of token ids, with a copy of the tokenizer where a chat template is given.
+    """Turns chats into prompts of token ids. With a `chat_template`, it uses a copy of the tokenizer.
 
     Args:
         prompt_from: the option of this name, see `data.options.PromptOptions`.
-        trained: what the generation prompt has that the model's training data did not have; None where that is not known.
+        trained: the end of the generation prompt that the model's training data did not have; None if unknown.
 
     Attributes:
-        end_of_turn: the token that its template writes after an answer, None where that is no special one.
-        note: where the prompt may not be what the model was trained with; empty otherwise.
+        end_of_turn: the token that its template writes after an answer, None if it is not a special one.
+        note: a warning if the prompt may differ from those in training; else empty.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -217,40 +223,50 @@ class Prompter:
         end = attempted(template_turn_end, tokenizer, self.renderer)
         self.end_of_turn = None if isinstance(end, RowError) else end
         usual, self.note, self.dropped = self.renderer.usual_opening, "", ""
+        # The training data know best; without them, a chat of two messages shows how training differs from the prompt.
         if prompt_from != "template" and trained is not None:
             self.dropped = trained
         elif prompt_from == "training":
             self.dropped = usual.extra
         elif prompt_from is None and usual.extra.strip():
             self.note = (
-                f"the prompt ends in {quoted(usual.extra)}, which the template does not write before an answer without it; "
-                f"--{_NAME.prompt_from} training asks without"
+                f"the prompt ends in {quoted(usual.extra)}, which the template does not write before an answer in a chat; "
+                f"--{_NAME.prompt_from} training leaves it out"
             )
         self._header = usual.written
 
     def text(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> str:
-        """The prompt of a chat that the assistant is to answer, whose row comes with these template arguments; ConfigError
-        where the template refuses it."""
+        """Return the prompt for the next answer in a chat, with the template arguments of its row.
+
+        Raises:
+            ConfigError: the template refuses the chat.
+        """
         try:
             return self.renderer.using(template_kwargs or {}).prompt(messages).removesuffix(self.dropped)
         except RowError as error:
             raise ConfigError(f"{error}; see --{_NAME.system_prompt} none") from None
 
     def ids(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
-        """The token ids of `text`."""
+        """Return the token ids of `text`."""
         return self.tokenizer(self.text(messages, template_kwargs), add_special_tokens=False)["input_ids"]
 
     def response(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str:
-        """The answer in what a model has written, `ids`, of which `text` is all but special tokens: without what the
-        template writes between the generation prompt and an answer. Marks of thinking stay, also one that `prompt` ends
-        with."""
+        """Return the answer in the output of a model: without the template's text between the generation prompt and an
+        answer, but with marks of thinking, including one at the end of the prompt.
+
+        Args:
+            ids: the output.
+            text: the output decoded without special tokens.
+            prompt: the ids of the prompt.
+        """
         header = self._header.strip()
         place = self._decoded(ids).rfind(header) if header else -1
         if place < 0:
             answer = marked_text(self.tokenizer, ids) or text
             return opened_in(self.tokenizer, prompt) + answer
 
-        # The answer begins at the first token behind the header.
+        # The answer begins at the first token after the header. A token need not be complete characters, so bisect by the
+        # length of the decoded text.
         def decoded_length(count: int) -> int:
             return len(self._decoded(ids[:count]))
 
@@ -263,13 +279,13 @@ class Prompter:
         skips = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(ids), **skips))
 
-    def stop_ids(self, own: int | Sequence[int] | None) -> list[int]:
-        """See `stop_ids`, with the template's end of turn."""
-        return stop_ids(own, self.tokenizer, self.end_of_turn)
+    def stop_ids(self, of_model: int | Sequence[int] | None) -> list[int]:
+        """Return `stop_ids` with the template's end of turn."""
+        return stop_ids(of_model, self.tokenizer, self.end_of_turn)
 
     def unwritable_ids(self, rows: int) -> list[int]:
-        """Tokens that no text is made of, of a model whose embedding has so many rows: rows after the tokenizer's last
-        token (padding of the vocabulary, predictor tokens while training) and predictor tokens that were kept."""
+        """Return the tokens that never stand for text, for a model with an embedding of `rows` rows: rows after the
+        tokenizer's last token (padding of the vocabulary, predictor tokens during training) and kept predictor tokens."""
         kept = [index for index in kept_predictors(self.tokenizer).values() if index < rows]
         return sorted({*kept, *range(max(self.tokenizer.get_vocab().values(), default=-1) + 1, rows)})
 
@@ -282,19 +298,19 @@ def label_spans(
     limit: int,
     context: Sequence[Span] = (),
 ) -> tuple[Span, ...]:
-    """Which tokens the LM loss is computed on.
+    """Choose the tokens of the LM loss.
 
     - ``assistant``: every answer and the end-of-turn token after it.
-    - ``all``: every token but the first, which nothing predicts.
-    - ``reference``: every token of system, user and assistant, but no end of turn and no padding: what the published
-      LLM-JEPA code trains on, whose collator puts the input ids in place of the answer-only labels and leaves the padding
-      token out, which is the end of turn. Kept for comparison: such a model is not taught to stop.
+    - ``all``: every token except the first, which nothing predicts.
+    - ``reference``: every token of system, user and assistant, but no end of turn and no padding. The published LLM-JEPA
+      code trains on these: its collator replaces the answer-only labels by the input ids and leaves out the padding token,
+      which is also the end of turn. For comparison only: such a model does not learn to stop.
 
     Args:
         ids: (T,) the trunk, of which `limit` tokens are kept.
         answers: each with the end of its turn.
         ends: ids of end-of-turn and padding tokens (``reference``).
-        context: messages that are not trained, which no mode labels.
+        context: messages that are not trained; no mode labels them.
     """
     length = min(len(ids), limit)
     if mode == "assistant":
@@ -308,13 +324,15 @@ def label_spans(
 
 
 def spans_of(labelled: np.ndarray) -> tuple[Span, ...]:
-    """The spans of a mask of labelled tokens, (T,) bool, without the first token, which nothing predicts."""
+    """Return the spans of a mask of labelled tokens, (T,) bool, without the first token, which nothing predicts."""
     labelled[:1] = False
+    # Every change of the mask is an edge: starts and stops alternate.
     edges = np.flatnonzero(np.diff(labelled, prepend=False, append=False)).reshape(-1, 2).tolist()
     return tuple(Span(start, stop) for start, stop in edges)
 
 
 def cut_spans(spans: Sequence[Span], limit: int) -> tuple[Span, ...]:
-    """What of spans is labelled among the first `limit` tokens."""
+    """Return the labelled parts of spans among the first `limit` tokens."""
+    # Nothing predicts token 0.
     cut = [Span(max(start, 1), min(stop, limit)) for start, stop in spans]
     return tuple([span for span in cut if span.start < span.stop])

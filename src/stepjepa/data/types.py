@@ -1,10 +1,10 @@
-"""The records that rows become on their way to the loss: plain data, each stage's output and the next one's input.
+"""The records on the way from rows to the loss: plain data, each the output of a stage and the input of the next.
 
     chat -> `Example` -> `Batch` -> `ForestOutput` -> `LossParts`
 
-An `Example` holds one chat, ready for any forward: its trunk, what follows the trunk (`Segment`), and which states are
-compared (`Pair` of two `Read`s). A state is named by (segment, token): segment 0 is the trunk, segment i the i-th of
-`Example.segments`, and its tokens are counted with the predictor tokens in it.
+An `Example` is a chat that is ready for any forward: its trunk, the segments after the trunk (`Segment`), and the states to
+compare (`Pair` of two `Read`s). The address of a state is (segment, token): segment 0 is the trunk, segment i the i-th of
+`Example.segments`, and its tokens include the predictor tokens in it.
 
 Shapes: T tokens of a trunk, S of a segment, R rows, P pairs, M terms, N labelled positions, D width.
 """
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+# The number of the trunk as a segment.
 TRUNK = 0
+# The attach of a segment that sees nothing of the trunk.
 ISOLATED = -1
-MASKED = -1  # in the place of an id: the learned mask token
+# Stands for the id of the learned mask token.
+MASKED = -1
 
 
 class Span(NamedTuple):
@@ -36,18 +39,18 @@ class Span(NamedTuple):
 class Segment(NamedTuple):
     """Tokens after the trunk.
 
-    Predictor tokens are no ids yet: `slots` of them stand in front of `ids[slot]`, as predictors 0, 1, ... of their group,
-    and a layout fills them in.
+    Predictor tokens have no ids yet: `slots` of them come before `ids[slot]`, as predictors 0, 1, ... of their group, and a
+    layout fills them in.
 
     Attributes:
-        ids: (S - slots,) int32, those tokens that are of the vocabulary.
-        attach: p, the last token of the trunk that they see; `ISOLATED` where they see themselves alone.
-        position: of the first token.
-        group: of predictor tokens, from 0. Branches of several groups may share an attach.
-        slots: K, how many predictor tokens it holds.
-        slot: the index in `ids` that they stand in front of.
-        origin: where `ids` are copied from, as a token of the trunk; None for text of its own.
-        maskable: those of `ids` that a masked view may replace with `MASKED`; None where there are no masks.
+        ids: (S - slots,) int32, the tokens of the vocabulary.
+        attach: p, the last token of the trunk that the segment sees; `ISOLATED` if it sees only itself.
+        position: position of the first token.
+        group: group of the predictor tokens, from 0. Branches of several groups may share an attach.
+        slots: K, the number of predictor tokens.
+        slot: the index in `ids` that the predictor tokens precede.
+        origin: the token of the trunk from which `ids` are copied; None for text that is not on the trunk.
+        maskable: the span of `ids` that a masked view may replace with `MASKED`; None without masks.
     """
 
     ids: np.ndarray
@@ -65,14 +68,14 @@ class Segment(NamedTuple):
         return len(self.ids) + self.slots
 
     def tokens(self, predictor_ids: Sequence[int]) -> np.ndarray:
-        """All its tokens, (S,) int32.
+        """Return all tokens, (S,) int32.
 
         Args:
-            predictor_ids: of all groups, one group after the other, `slots` of each; where views are masked, that of the
-                mask token after them.
+            predictor_ids: the ids of all groups, one group after the other, `slots` of each; for masked views, the id of the
+                mask token comes last.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: there are too few ids.
         """
         ids = self.ids
         if self.maskable is not None:
@@ -80,16 +83,16 @@ class Segment(NamedTuple):
         if not self.slots:
             return ids
         first = self.group * self.slots
-        own = np.asarray(predictor_ids[first : first + self.slots], np.int32)
-        if len(own) < self.slots:
+        predictors = np.asarray(predictor_ids[first : first + self.slots], np.int32)
+        if len(predictors) < self.slots:
             raise ValueError(
                 f"group {self.group} has {self.slots} predictor tokens, and {len(predictor_ids)} ids are given"
             )
-        return np.concatenate([ids[: self.slot], own, ids[self.slot :]])
+        return np.concatenate([ids[: self.slot], predictors, ids[self.slot :]])
 
 
 class Term(NamedTuple):
-    """``coefficient`` times each state of a run of `tokens` tokens from `token` on."""
+    """``coefficient`` times each state of `tokens` consecutive tokens from `token` on."""
 
     segment: int
     token: int
@@ -101,8 +104,8 @@ class Read(NamedTuple):
     """A weighted sum of states: one state, a mean over a view, a difference.
 
     Attributes:
-        terms: its summands.
-        layer: after which layer the states are read (0: the embeddings, -2: the last but one); None after the final norm.
+        terms: the summands.
+        layer: the layer whose output is read (0: the embeddings, -2: the last but one); None for the final norm's.
     """
 
     terms: tuple[Term, ...]
@@ -110,28 +113,28 @@ class Read(NamedTuple):
 
     @classmethod
     def one(cls, segment: int, token: int) -> Read:
-        """The state of one token."""
+        """Read the state of one token."""
         return cls((Term(segment, token),))
 
     @classmethod
     def mean(cls, segment: int, view: Span) -> Read:
-        """The mean of the states of a segment's tokens [start, stop)."""
+        """Read the mean of the states of a segment's tokens [start, stop)."""
         tokens = view.stop - view.start
         return cls((Term(segment, view.start, 1 / tokens, tokens),))
 
     @property
     def is_state(self) -> bool:
-        """Whether it is one state as it is."""
+        """Whether it is a single unweighted state."""
         return len(self.terms) == 1 and self.terms[0][2:] == (1.0, 1)
 
 
 class Pair(NamedTuple):
-    """What predicts, and what it must predict.
+    """A source, and the target that it must predict.
 
     Attributes:
-        weight: of the pair in the loss.
-        horizon: how many steps lie between them.
-        group: whose predictor tokens and predictor head the source has, from 0.
+        weight: weight in the loss.
+        horizon: the number of steps from source to target.
+        group: group of the source's predictor tokens and predictor head, from 0.
     """
 
     source: Read
@@ -146,11 +149,11 @@ class Example(NamedTuple):
 
     Attributes:
         trunk: (T,) int32, the chat as the template writes it.
-        labels: spans that the LM loss is computed on.
-        segments: what follows the trunk.
-        pairs: empty trains as plain language modelling.
-        view_spans: source and target views on the trunk that an objective draws pairs from every epoch.
-        replayed: an example that was trained on earlier, whose pairs are trained again next to this one.
+        labels: spans of the LM loss.
+        segments: the tokens after the trunk.
+        pairs: pairs of states; without any, the example trains as plain language modelling.
+        view_spans: source and target views on the trunk, from which an objective samples pairs every epoch.
+        replayed: an earlier example, whose pairs are trained again with this one.
     """
 
     trunk: np.ndarray
@@ -162,23 +165,25 @@ class Example(NamedTuple):
 
     @property
     def view_pairs(self) -> int:
-        """Pairs of views: those that are compared, or that pairs are drawn from."""
+        """The number of pairs of views: to compare, or to sample pairs from."""
         return len(self.pairs) or len(self.view_spans)
 
     def plain(self) -> Example:
-        """It as plain fine-tuning sees it."""
+        """Return the example of plain fine-tuning."""
         return Example(self.trunk, self.labels)
 
     def without_labels(self) -> Example:
-        """Its pairs alone, on the part of the trunk that their states have seen."""
+        """Return only the pairs, on the part of the trunk that their states see."""
+        # Tokens after it change none of these states, and would cost time.
         seen = max(self.sees(read) for pair in self.pairs for read in pair[:2])
         return self._replace(trunk=self.trunk[: max(seen, 0) + 1], labels=())
 
     def with_pairs(self, pairs: Sequence[Pair]) -> Example:
-        """It with some of its pairs, and of its segments those that these read."""
+        """Return the example with some of its pairs, and only the segments that these read."""
         used = sorted({term.segment for pair in pairs for read in pair[:2] for term in read.terms} - {TRUNK})
         if len(used) == len(self.segments):
             return self._replace(pairs=tuple(pairs))
+        # Old number of a segment -> its new one: terms address segments by number.
         number = {TRUNK: TRUNK, **{old: new for new, old in enumerate(used, 1)}}
 
         def renumbered(read: Read) -> Read:
@@ -192,15 +197,19 @@ class Example(NamedTuple):
         )
 
     def sees(self, read: Read) -> int:
-        """The last token of the trunk that a read's states have seen; `ISOLATED` for none."""
+        """Return the last token of the trunk that the states of a read see; `ISOLATED` if they see none."""
         return max(
             term.token + term.tokens - 1 if term.segment == TRUNK else self.segments[term.segment - 1].attach
             for term in read.terms
         )
 
     def reach(self, pair: Pair, positions: bool) -> int:
-        """Positions that the views of a pair take, counted from 0; of what stands on the trunk without `positions` the
-        tokens that it takes there, whatever stands before it in the forest."""
+        """Return the number of positions that the views of a pair need, from 0 on.
+
+        Args:
+            positions: whether segments count with their positions in the forest; else with the tokens that their views take
+                on the trunk.
+        """
         reach = 0
         for term in (*pair.source.terms, *pair.target.terms):
             if term.segment == TRUNK:
@@ -217,13 +226,13 @@ class Example(NamedTuple):
         return reach
 
     def segment(self, read: Read) -> Segment | None:
-        """The segment of a read's first state; None for the trunk."""
+        """Return the segment of a read's first state; None for the trunk."""
         number = read.terms[0].segment
         return None if number == TRUNK else self.segments[number - 1]
 
     def view_on_trunk(self, read: Read) -> Span | None:
-        """The view that a read stands for where it also stands on the trunk: the copied tokens, or all before its branch or
-        state; None for text of its own."""
+        """Return the view of a read as a span of the trunk: the copied tokens, or all up to its branch or state; None for
+        text that is not on the trunk."""
         segment = self.segment(read)
         if segment is not None and segment.origin is not None:
             return Span(segment.origin, segment.origin + len(segment.ids))
@@ -233,11 +242,11 @@ class Example(NamedTuple):
 
 
 class PairsFound(NamedTuple):
-    """What an objective makes of one chat.
+    """The output of an objective for one chat.
 
     Attributes:
         segments, pairs, view_spans: see `Example`.
-        reason: why there are none, a key of `data.report.reason_words`; None where there are some.
+        reason: why there are no pairs, a key of `data.report.reason_words`; None if there are some.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -250,13 +259,13 @@ class Turn(NamedTuple):
     """One assistant turn in tokens.
 
     Attributes:
-        user: content of the user message before it, None if there is none.
-        user_close: tokens [.., stop) up to the user's end-of-turn token, so that ``last_token`` can count from there.
+        user: content of the user message before it, None without one.
+        user_close: end of the user's turn, after its end-of-turn token; ``last_token`` counts back from there.
         answer: content of the answer.
         label_stop: end of the labelled tokens: after the end-of-turn token.
-        steps: spans of the answer's steps, none unless the objective needs them. A step whose last character was merged
-            into the next one's first token may be left without a token (start == stop).
-        cue: of the answer, what announces its final answer; None unless the objective finds one (`Objective.cue_of`).
+        steps: spans of the answer's steps, empty unless the objective needs them. A step has no token (start == stop) if the
+            tokenizer merges its last character into the first token of the next step.
+        cue: the words that announce the final answer; None unless the objective finds some (`Objective.cue_of`).
     """
 
     user: Span | None
@@ -268,7 +277,7 @@ class Turn(NamedTuple):
 
 
 class OnDevice:
-    """A dataclass of tensors that moves between devices as one tensor does."""
+    """A dataclass of tensors that moves between devices like a single tensor."""
 
     def _each(self, method: str, *args: Any, **kwargs: Any) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
@@ -276,11 +285,11 @@ class OnDevice:
         return replace(self, **moved)  # type: ignore[type-var]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As `torch.Tensor.to`, of all its tensors."""
+        """Apply `torch.Tensor.to` to all tensors."""
         return self._each("to", *args, **kwargs)
 
     def pin_memory(self) -> Self:
-        """As `torch.Tensor.pin_memory`, of all its tensors."""
+        """Apply `torch.Tensor.pin_memory` to all tensors."""
         return self._each("pin_memory")
 
 
@@ -290,14 +299,14 @@ class Rows(OnDevice):
 
     Attributes:
         input_ids, position_ids: (R, T).
-        attention_mask: (R, T), 1 = token, 0 = padding; of padded rows alone.
-        example: (R, T), which example of the batch; -1 for padding. This and the following of packed rows alone.
+        attention_mask: (R, T), 1 = token, 0 = padding; only for padded rows.
+        example: (R, T), number of the example in the batch; -1 for padding. This and the following only for packed rows.
         segment: (R, T), 0 = trunk.
         order: (R, T), index inside the segment.
         attach: (R, T), see `forest.visibility.visible`.
         floor: (R, T), the same; only for `inline`.
-        forests: (B, 2), start and end of each forest in the one row; only for attention by segments.
-        read_positions: (M,), indices into the flattened (R * T) states, each once; others need not be right.
+        forests: (B, 2), start and end of each forest in the single row; only for attention by segments.
+        read_positions: (M,), unique indices into the flattened (R * T) states; other states need not be correct.
     """
 
     input_ids: torch.Tensor
@@ -313,7 +322,7 @@ class Rows(OnDevice):
 
     @property
     def filled(self) -> torch.Tensor:
-        """(R, T) bool, True where there is no padding."""
+        """(R, T) bool, True for tokens, False for padding."""
         return self.attention_mask == 1 if self.example is None else self.example >= 0  # type: ignore[return-value]
 
 
@@ -323,9 +332,9 @@ class StateReads(OnDevice):
 
     Attributes:
         positions: (M,) int64, indices into the flattened states.
-        vectors: (M,) int64, which vector the term adds to; None where each vector is one state, and M = P.
+        vectors: (M,) int64, the vector to which each term adds; None if each vector is a single state, and so M = P.
         coefficients: (M,) float32; None with `vectors`.
-        order: (P,) int64, the vector that each pair gets; None for its own.
+        order: (P,) int64, the vector of each pair; None if vector i belongs to pair i.
         count: P.
         layers: those whose states are read, see `Read`.
         layer_of: (M,) int64, which of several layers each position is in; None for one.
@@ -344,20 +353,20 @@ class StateReads(OnDevice):
 class Batch(OnDevice):
     """A collated micro-batch.
 
-    States are addressed by their index in those of `rows`, flattened (R * T), and after them those of `views`.
+    The address of a state is its index in the flattened states (R * T) of `rows`, followed by those of `views`.
 
     Attributes:
         rows: the packed forests; in the two-pass form the padded chats.
         label_positions: (N,) int64, the states that predict a label.
         label_ids: (N,) int64, the token that each of these must predict.
-        sources, targets: the vectors of all pairs. With `target_rows` the targets count in those rows' states.
-        weights: (P,) float32, of the pairs in the loss; None where all are 1.
-        groups: (P,) int64, see `Pair`; None where all are 0.
-        views: rows of the two-pass form, one a segment, those that sources are read from first.
-        branches: how many these are.
-        target_rows: rows of targets that need no gradient, in a pass of their own; None where there is no such pass.
-        idle: nobody reads that pass; it is there because other processes have one.
-        replayed: how many of the pairs are replayed; they come last.
+        sources, targets: the vectors of all pairs. With `target_rows`, targets address the states of those rows.
+        weights: (P,) float32, weights of the pairs in the loss; None if all are 1.
+        groups: (P,) int64, see `Pair`; None if all are 0.
+        views: rows of the two-pass form, one for each segment, those of sources first.
+        branches: the number of rows of sources in `views`.
+        target_rows: rows of targets that need no gradient, for a separate pass; None without such a pass.
+        idle: whether that pass has no targets, and only runs because other processes have one.
+        replayed: the number of replayed pairs; they come last.
     """
 
     rows: Rows
@@ -380,7 +389,7 @@ class Batch(OnDevice):
 
     @property
     def current(self) -> int:
-        """Pairs that are not replayed."""
+        """The number of pairs that are not replayed."""
         return self.pairs - self.replayed
 
     @property
@@ -394,7 +403,7 @@ class Batch(OnDevice):
         return self.replayed if self.weights is None else self.weights[self.current :].sum()
 
     def untrimmed(self) -> Batch:
-        """It with every state computed to the end, whoever reads it."""
+        """Return the batch with every state computed completely, read or not."""
         rows = self.rows
         targets = self.target_rows
         targets = None if targets is None else replace(targets, read_positions=None)
@@ -407,13 +416,13 @@ class Batch(OnDevice):
 
 
 class LossPart(NamedTuple):
-    """One term of the loss over one micro-batch: the loss is ``weight * sum / count``, with the counts of all
-    micro-batches and processes of the optimizer step.
+    """A term of the loss over a micro-batch: the loss is ``weight * sum / count``, with the counts of all micro-batches and
+    processes of the optimizer step.
 
     Attributes:
         sum: () float32, with its graph.
-        count: what it is divided by, () or a number.
-        weight: its constant factor.
+        count: the divisor, () or a number.
+        weight: the constant factor.
     """
 
     sum: torch.Tensor
@@ -421,24 +430,24 @@ class LossPart(NamedTuple):
     weight: float = 1.0
 
 
-# By the names of the log: ``lm_loss``, ``jepa_loss``, ...
+# Name in the log (``lm_loss``, ``jepa_loss``, ...) -> term of the loss.
 LossParts = Mapping[str, LossPart]
 LM = "lm_loss"
-# In the place of a token's id: it is no label. The number that transformers and torch's cross-entropy leave out.
+# The id of a token without a label, which transformers and torch's cross-entropy ignore.
 NOT_LABELLED = -100
 
 
 @dataclass
 class ForestOutput:
-    """What one forward returns.
+    """The output of a forward.
 
     Attributes:
         parts: the terms of the loss.
-        source_states: (P, D), the states that stand for the source views, after the predictor head if there is one.
-        target_states: (P, D), those that the loss compares them with.
-        predicted_ids: (N,) int64, the most likely token after each labelled position; None unless asked for.
-        token_sums: (2,) float32, how many of the N labels are the most likely token, and the sum of the entropies (nats);
-            None unless asked for.
+        source_states: (P, D), the states of the source views, after the predictor head if there is one.
+        target_states: (P, D), the states that the loss compares them with.
+        predicted_ids: (N,) int64, the most likely token for each label; None unless requested.
+        token_sums: (2,) float32, the number of labels that are the most likely token, and the sum of the entropies (nats);
+            None unless requested.
     """
 
     parts: dict[str, LossPart]

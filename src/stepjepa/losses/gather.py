@@ -44,7 +44,7 @@ def world_size() -> int:
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Sum over all processes of a tensor of equal shape and dtype, with gradient. With one process: the input itself."""
+    """Sum over all processes of a tensor of any shape, equal on all, with gradient. With one process: the input itself."""
     return values if world_size() == 1 else _SumOverRanks.apply(values)
 
 
