@@ -98,8 +98,8 @@ def choose_system_prompt(
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
         return SystemPrompt(common, False, f"{quoted(common)}, as in training")
-    own = "the file's own, as in training with different ones"
-    return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
+    origin = "the file's own, as in training with different ones"
+    return SystemPrompt(common, True, f"{origin}; for rows without one {quoted(common)}")
 
 
 @dataclass(frozen=True)
