@@ -1,9 +1,9 @@
-"""Which model an evaluation is of, and its files in its folder (see `stepjepa.generation.output`):
+"""The model of an evaluation, and the files in the evaluation's folder (see `stepjepa.generation.output`):
 
 predictions.jsonl     the answers
-answer_nll.jsonl      instead of them where nothing is generated
+answer_nll.jsonl      likelihoods, if nothing is generated
 metrics.json          the result
-predictions.partial   while it runs: what is done
+predictions.partial   finished batches, while the evaluation runs
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME = Names(EvaluateOptions)
 
 @dataclass(frozen=True)
 class ModelToEvaluate:
-    """A model before it is loaded, and how it is asked; the options with what they leave open."""
+    """A model before it is loaded, how it is prompted, and the options with their defaults resolved."""
 
     options: EvaluateOptions
     place: Place
@@ -46,36 +46,39 @@ class ModelToEvaluate:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest that differs for another model: by the files of its folder (see `model_parts`), and of its base."""
+        """A digest of the model's files (see `model_parts`) and those of its base; a Hub model counts by name and commit."""
         place = self.place
-        own = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
+        model = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
         if place.base is None:
-            return digest(own)
+            return digest(model)
         base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
-        adapter = [] if self.options.no_lora else own
+        # With --no_lora the adapter has no influence, so two adapters of one base share the answers.
+        adapter = [] if self.options.no_lora else model
         return digest([*adapter, b"base:", *base])
 
 
 def _parts(folder: Path | None, name: str) -> list[bytes]:
-    """What a model is known by: the files of its folder, or its name where it has none here."""
+    """What identifies a model: the files of its folder, or its name if there is no local folder."""
     return list(model_parts(folder)) if folder is not None and folder.is_dir() else [name.encode()]
 
 
 def _commit(name: str) -> str:
-    """The commit of a Hub model's configuration in the cache; empty where that is unknown."""
+    """The commit of a Hub model's configuration in the cache; empty if unknown."""
     from transformers.utils.hub import cached_file, extract_commit_hash
 
     try:
         return extract_commit_hash(cached_file(name, "config.json"), None) or ""
-    except Exception:  # no network, or no such model: loading it will say so
+    except Exception:
+        # No network, or no such model: loading the model reports it.
         return ""
 
 
 def find(options: EvaluateOptions) -> ModelToEvaluate:
-    """Find the model, and read what its folder says. Raises ConfigError: it cannot be used."""
+    """Find the model, and read the records in its folder. Raises ConfigError: the model cannot be used."""
     place = find_model(str(options.model_name))
     prompter = place.prompter(load_place_tokenizer(place, options.trust_remote_code), options)
     trained_length = place.settings.get("max_length")
+    # Everything that the answers depend on is filled in here, so that the identity of the evaluation holds real values.
     options = replace(
         options,
         batch_size=options.batch_size or (VLLM_BATCH_SIZE if options.backend == "vllm" else BATCH_SIZE),
@@ -87,7 +90,8 @@ def find(options: EvaluateOptions) -> ModelToEvaluate:
 
 
 def output_paths(model: ModelToEvaluate, data: str) -> Paths:
-    """The files, by default in ``evaluation-<data>`` in the model's folder; ``evaluation-<model>-<data>`` for a Hub id."""
+    """Paths of the files, by default in ``evaluation-<data>`` in the model's folder, for a Hub id in
+    ``evaluation-<model>-<data>`` in the current folder."""
     options, place = model.options, model.place
     if options.output_file is not None:
         file = Path(options.output_file)
@@ -97,6 +101,7 @@ def output_paths(model: ModelToEvaluate, data: str) -> Paths:
     name = slug(Path(data).stem if is_path else data)
     if options.output_dir:
         folder = Path(options.output_dir)
+        # With the harness, the output folder holds a folder for each list of tasks.
         folder = folder / f"evaluation-{name}" if options.harness else folder
     elif place.folder is not None:
         folder = place.folder / f"evaluation-{name}"
@@ -110,11 +115,12 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
     """The output of an evaluation of questions with the fingerprint `data`.
 
     Raises:
-        ConfigError: the files cannot be used, or are of another evaluation.
+        ConfigError: the files cannot be used, or belong to another evaluation.
     """
     options, prompter = model.options, model.prompter
+    # The options of columns are left out: they decide the questions, which `data` identifies already.
     identity = {
-        **options.deciding(ColumnOptions),  # the columns decide the questions, and those are compared
+        **options.deciding(ColumnOptions),
         "chat_template": digest([template_of(prompter.tokenizer).encode()]),
         "model": model.fingerprint,
         "data": data,
@@ -123,17 +129,18 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
         identity["prompt_without"] = prompter.dropped
 
     def identity_of(record: Record) -> Record:
-        known = dict(record["identity"])
-        if not model_metrics(record["scoring"]["metric"]):  # the longest chat has decided nothing
-            known["max_length"] = options.max_length
-        return known
+        identity = dict(record["identity"])
+        # Only likelihoods depend on the longest chat: generated answers may be scored again with another max_length.
+        if not model_metrics(record["scoring"]["metric"]):
+            identity["max_length"] = options.max_length
+        return identity
 
     inputs = [Path(str(options.test_file))]
     return Output(paths, identity, overwrite=options.overwrite_output_dir, inputs=inputs, identity_of=identity_of)
 
 
 def metrics_record(model: ModelToEvaluate, output: Output, result: EvaluationResult, names: list[str] | None) -> Record:
-    """What ``metrics.json`` holds; `names` are the metrics that were asked for."""
+    """The content of ``metrics.json``; `names` are the requested metrics."""
     options, system, place = model.options, model.system, model.place
     return {
         "metrics": result.metrics,
@@ -152,13 +159,17 @@ def metrics_record(model: ModelToEvaluate, output: Output, result: EvaluationRes
 
 
 def scoring_of(names: list[str] | None, options: EvaluateOptions) -> Record:
-    """What the numbers depend on besides the answers, as JSON has it."""
+    """What the numbers depend on besides the answers, as plain JSON values."""
+    # Through JSON and back, because the value is compared with one that was read from a file.
     scoring: Record = json.loads(json.dumps({_NAME.metric: names, _NAME.metric_options: options.metric_options}))
     return scoring
 
 
 def restore(log: ReplyLog, record: Record, paths: Paths) -> dict[int, dict[str, Any]]:
-    """Put the answers of a complete evaluation into a log; of each question what is stored of its likelihood.
+    """Put the answers of a complete evaluation into a log.
+
+    Returns:
+        Index of a question -> the stored likelihood of its reference answer.
 
     Raises:
         DataError: a file cannot be read.
@@ -166,13 +177,14 @@ def restore(log: ReplyLog, record: Record, paths: Paths) -> dict[int, dict[str, 
     log.seconds = float(record["generation"].get("seconds") or 0.0)
     likelihoods = {}
     for path in paths.results:
-        for one in read_predictions(path) if path.is_file() else ():
-            if one.answer_nll is not None:
-                likelihoods[one.index] = {name: getattr(one, name) for name in LIKELIHOOD}
+        for stored in read_predictions(path) if path.is_file() else ():
+            if stored.answer_nll is not None:
+                likelihoods[stored.index] = {name: getattr(stored, name) for name in LIKELIHOOD}
+            # The first file holds generated answers; the second only likelihoods.
             if path == paths.results[0]:
-                refused = one.note or REFUSED if one.stop_reason == REFUSED else None
-                stopped = one.stop_reason == STOPPED
-                tokens = one.tokens or 0
-                reply = Reply(one.index, one.generated_response, stopped, 0, tokens, refused, drafts=one.drafts)
-                log.replies[one.index] = reply
+                refused = stored.note or REFUSED if stored.stop_reason == REFUSED else None
+                stopped = stored.stop_reason == STOPPED
+                tokens = stored.tokens or 0
+                text = stored.generated_response
+                log.replies[stored.index] = Reply(stored.index, text, stopped, 0, tokens, refused, drafts=stored.drafts)
     return likelihoods

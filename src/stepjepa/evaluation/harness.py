@@ -1,5 +1,5 @@
-"""``stepjepa evaluate --harness``: tasks of the lm-evaluation-harness, asked with the chat template and system message of
-the training. Reports read their numbers as those of any other evaluation.
+"""``stepjepa evaluate --harness``: tasks of the lm-evaluation-harness, with the chat template and system message of the
+training. Reports read the results like those of any other evaluation.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ _NAME = Names(EvaluateOptions)
 
 
 def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
-    """Run the tasks that are asked for by names and patterns (``mmlu_*``), into the files of one evaluation.
+    """Run tasks, given by names and patterns (``mmlu_*``), and write the results as one evaluation.
 
     Raises:
-        ConfigError, DataError: what cannot be used, or a task that the harness cannot run.
+        ConfigError, DataError: an option or file cannot be used, or the harness cannot run a task.
     """
     options.check()
     manager = library("lm_eval.tasks", "eval").TaskManager(include_path=options.harness_include)
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it names every default
+    # The harness logs a warning for every default that it uses.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    # A name that matches nothing would otherwise be skipped, and the result would lack a task.
     names = ",".join(options.harness or ()).split(",")
     for name in names:
         if not manager.match_tasks([name]):
@@ -45,12 +47,14 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
             raise ConfigError(f"--{_NAME.harness}: the harness has no task {name!r}{near}")
     tasks: list[str] = manager.match_tasks(names)
 
+    # The tasks take the place of the data: the identity of the evaluation depends on the expanded patterns.
     target = files.find(options)
     paths = files.output_paths(target, "-".join(names))
     output = files.open_output(target, paths, digest_of([*tasks, target.system.text]))
     if output.complete is not None:
         with reading_record(paths.record):
             return earlier_result(output.complete, [paths.record])
+    # The harness answers all tasks in one call, so there is nothing to resume from.
     with Bar() as bar, output.opened(lambda line: None):
         model, description = load_place(target.place, target.prompter.tokenizer, target.options, options.no_lora)
         bar.say(f"model    {target.place.name} ({description})")
@@ -58,30 +62,32 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
         for note in (*options.notes(), target.prompter.note):
             if note:
                 bar.say(note)
-        found = _run(manager, tasks, model, target)
-        result = EvaluationResult(metrics_of(found["results"]), {}, {"skipped": {}})
+        report = _run(manager, tasks, model, target)
+        result = EvaluationResult(metrics_of(report["results"]), {}, {"skipped": {}})
         result.record = files.metrics_record(target, output, result, None)
-        result.record["versions"]["lm_eval"] = found["lm_eval_version"]
+        result.record["versions"]["lm_eval"] = report["lm_eval_version"]
         result.files = [paths.record]
         output.finish({}, result.record)
     return result
 
 
 def _run(manager: Any, tasks: list[str], model: nn.Module, target: files.ModelToEvaluate) -> dict[str, Any]:
-    """What `simple_evaluate` finds. Raises ConfigError: the harness cannot run a task."""
+    """The report of the harness's `simple_evaluate`. Raises ConfigError: the harness cannot run a task."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
     options, prompter = target.options, target.prompter
     inner: Any = model
     stop_ids = prompter.stop_ids(getattr(inner.generation_config, "eos_token_id", None))
+    # The harness calls `generate` itself, so the stop tokens reach it through the model's generation config.
     try:
         with config_set_aside(model, GenerationConfig(eos_token_id=stop_ids)):
             language_model = _as_trained(HFLM, prompter)(
                 pretrained=inner,
                 tokenizer=prompter.tokenizer,
                 batch_size=options.batch_size,
-                add_bos_token=False,  # the template writes all tokens
+                # The chat template writes all special tokens.
+                add_bos_token=False,
                 chat_template_args=prompter.renderer.kwargs,
             )
             return simple_evaluate(
@@ -93,7 +99,7 @@ def _run(manager: Any, tasks: list[str], model: nn.Module, target: files.ModelTo
                 log_samples=False,
                 apply_chat_template=True,
                 system_instruction=target.system.text,
-                # The metric of tasks that run programs refuses without the same variable.
+                # Tasks that run generated programs read the same variable in their metric, and refuse without it.
                 confirm_run_unsafe_code=os.environ.get("HF_ALLOW_CODE_EVAL") == "1",
             )
     except Exception as error:
@@ -101,13 +107,13 @@ def _run(manager: Any, tasks: list[str], model: nn.Module, target: files.ModelTo
 
 
 def _as_trained(language_model: Any, prompter: Prompter) -> Any:
-    """The harness's class of models, with prompts as everywhere else, and with what a model writes before an answer left
-    out of its responses."""
+    """The harness's model class with our prompts, and with responses that leave out thinking before the answer."""
 
     class Model(language_model):
         def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
             if add_generation_prompt:
                 return prompter.text(chat_history)
+            # The last message is the start of an answer, which a prompter has no form for.
             return super().apply_chat_template(chat_history, add_generation_prompt)
 
         def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
@@ -118,9 +124,10 @@ def _as_trained(language_model: Any, prompter: Prompter) -> Any:
 
 
 def metrics_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The results of tasks and their parts, with normal intervals of their standard errors."""
+    """The results of tasks and their subtasks, with normal intervals from their standard errors."""
     metrics = {}
     for name, values in results.items():
+        # Keys are "metric,filter" and "metric_stderr,filter"; a standard error is "N/A" where the harness has none.
         for key, value in values.items():
             metric, _, filter_name = key.partition(",")
             if not filter_name or not isinstance(value, Real) or metric.endswith("_stderr"):

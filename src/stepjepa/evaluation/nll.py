@@ -1,6 +1,6 @@
 """The negative log-likelihood of the reference answers, token by token, as training computes its LM loss.
 
-`answer_nll` is of all their tokens, `content_nll` of those without the end of turn, `end_nll` of the end of turn alone.
+`answer_nll` covers all tokens of an answer, `content_nll` those without the end of turn, `end_nll` the end of turn alone.
 
 Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
 """
@@ -32,13 +32,14 @@ from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import output_head, vocabulary_size
 
 _NAME = Names(GeneratorOptions)
+# Longer than any chat, for models without a limit on positions.
 NO_LIMIT = 2**30
 
 
 class AnswerLoss(NamedTuple):
-    """Of the question with this index: summed negative log-likelihood in nats, and how many tokens it is of.
+    """Negative log-likelihood of the reference answer to question `row`: the sum in nats, and the number of tokens.
 
-    `end_total` and `end_tokens` are the share of the tokens that end a turn: none where the answer is cut at `max_length`.
+    `end_total` and `end_tokens` are the part of the end of turn; 0 if the answer was cut at `max_length`.
     """
 
     row: int
@@ -48,7 +49,7 @@ class AnswerLoss(NamedTuple):
     end_tokens: int
 
     def part(self, name: str) -> tuple[float, int]:
-        """The sum and the number of the tokens that a metric of this name reads."""
+        """Sum and number of tokens for the metric `name`."""
         if name == END_NLL:
             return self.end_total, self.end_tokens
         if name == CONTENT_NLL:
@@ -61,26 +62,26 @@ class AnswerLoss(NamedTuple):
         return total / tokens if tokens else None
 
     def values(self) -> dict[str, float | None]:
-        """As it is stored: every metric, and the numbers of tokens."""
+        """The stored values: every metric, and the numbers of tokens."""
         means = {name: self.of(name) for name in MODEL_METRICS}
         return {**means, "answer_tokens": self.tokens, "end_tokens": self.end_tokens}
 
 
 class AnswerLikelihood:
-    """The likelihood of every answer and its end of turn; chats are encoded as training does with its labels `assistant`.
+    """Computes the likelihood of every answer and its end of turn; chats are encoded as in training with labels `assistant`.
 
     Args:
         model: a causal LM, PEFT models included. Its train/eval mode is restored afterwards.
-        batch_size: chats at once.
-        vocabulary: V of the softmax, where predictor tokens follow it; None for all rows of the embedding.
+        batch_size: chats per batch.
+        vocabulary: V of the softmax, if predictor tokens follow it; None for all rows of the embedding.
         max_length: longest chat in tokens; longer ones are cut on the right and counted.
 
     Attributes:
-        examples: by the index of the question.
-        report: rows that cannot be used, answers that are cut at `max_length`.
+        examples: index of a question -> its encoded chat.
+        report: counts rows that cannot be used, and answers that were cut at `max_length`.
 
     Raises:
-        ConfigError: a tokenizer that cannot be used.
+        ConfigError: the tokenizer cannot be used.
         DataError: no answer can be used.
     """
 
@@ -95,26 +96,30 @@ class AnswerLikelihood:
     ):
         self.prompter, self.model = prompter, model
         self.batch_size, self.vocabulary = batch_size, vocabulary
+        # The encoder cuts at the model's own limit too: positions beyond it would fail or mean nothing.
         positions = max_positions(causal_lm(model)) or NO_LIMIT
         options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
         encoder = RowEncoder(questions.source, prompter.tokenizer, prompter.renderer, options, streams=False)
         rows = []
-        for one in questions.questions:
-            row = {"messages": one.chat, TEMPLATE_KWARGS: one.template_kwargs}
-            rows.append((one.place, row))
+        for question in questions.questions:
+            row = {"messages": question.chat, TEMPLATE_KWARGS: question.template_kwargs}
+            rows.append((question.place, row))
         encoded = encoder(rows)
-        kept = [one.index for one, count in zip(questions.questions, encoded.counts, strict=True) if count]
+        # An answer that starts beyond `max_length` has no example.
+        counted = zip(questions.questions, encoded.counts, strict=True)
+        kept = [question.index for question, count in counted if count]
         encoded.report.require(kept, f"have an answer for {NLL}")
         self.examples: dict[int, Example] = dict(zip(kept, encoded.store, strict=True))
         self.report = encoded.report
 
     def compute(self) -> Iterator[list[AnswerLoss]]:
-        """A batch of rows at a time, longest first.
+        """Yield the losses a batch at a time, the longest chats first.
 
         Raises:
             ConfigError: a batch does not fit into memory.
         """
         ends = self.prompter.stop_ids(None)
+        # Similar lengths share a batch, which saves padding, and the largest batch fails at once if memory is short.
         order = sorted(self.examples, key=self._length, reverse=True)
         for begin in range(0, len(order), self.batch_size):
             batch = order[begin : begin + self.batch_size]
@@ -132,13 +137,13 @@ class AnswerLikelihood:
 def answer_losses(
     model: torch.nn.Module, examples: Sequence[Example], vocabulary: int | None = None, ends: Sequence[int] = ()
 ) -> list[tuple[float, int, float, int]]:
-    """Summed cross-entropy over the labelled tokens of each example, and how many they are; and the same of those among
-    them that end a turn, whose ids are `ends`.
+    """Cross-entropy of each example: sum and number of its labelled tokens, then of those that are in `ends`.
 
-    The rows are padded on the right and masked; logits exist at labelled positions only.
+    The rows are padded on the right and masked. Logits are computed at labelled positions only.
     """
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
+    # The head of training, so that both compute the same loss.
     head = output_head(inner, vocabulary or vocabulary_size(inner))
     trunks = [torch.from_numpy(example.trunk.astype(np.int64)) for example in examples]
     ids_BT = pad_sequence(trunks, batch_first=True).to(device)
@@ -148,6 +153,7 @@ def answer_losses(
     def loss_sum(states_TD: torch.Tensor, ids_T: torch.Tensor, places: np.ndarray) -> float:
         if not len(places):
             return 0.0
+        # A token is predicted from the state before it.
         places_N = torch.from_numpy(places).to(device)
         return float(head.loss_sum(inner, states_TD[places_N - 1], ids_T[places_N]))
 
@@ -164,25 +170,28 @@ def answer_losses(
 
 
 def softmax_size(model: torch.nn.Module, prompter: Prompter) -> int:
-    """Entries of the LM softmax: the model's vocabulary without predictor tokens that were kept at its end."""
+    """V of the LM softmax: the model's vocabulary without predictor tokens at its end."""
+    # Training leaves these tokens out of the softmax. In the middle of the vocabulary they are ordinary entries.
     rows = vocabulary_size(causal_lm(model))
     kept = list(kept_predictors(prompter.tokenizer).values())
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
 def summarise(losses: Sequence[AnswerLoss], report: DataReport, name: str = NLL) -> dict[str, Any]:
-    """The metric `name`: mean per token, perplexity, and the mean of the rows' means with its interval.
+    """The metric `name`: mean per token, perplexity, and the mean over rows with its interval.
 
     Args:
-        report: of the rows that the losses are of.
+        report: of the encoded rows.
     """
-    parts = [one.part(name) for one in losses]
+    parts = [loss.part(name) for loss in losses]
     tokens = sum(count for _, count in parts)
+    # Tokens of a chat are not independent, so the interval is that of the mean over rows.
     value = math.fsum(part for part, _ in parts) / tokens if tokens else None
     rows = mean([part / count for part, count in parts if count])
     return {
         "kind": "loss",
         "value": value,
+        # exp overflows above 709.
         "perplexity": None if value is None else math.exp(min(value, 700.0)),
         "row_mean": rows.value,
         "low": rows.low,

@@ -12,14 +12,17 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, model_metrics
 from stepjepa.generation.options import GeneratorOptions
 
+# The default of --system_prompt: the message of the training, as the model's folder records it.
 AS_TRAINED = "as_trained"
+# Groups of the options in --help.
 _MODEL, _DATA, _METRIC, _OUTPUT, _ANALYSIS, _HARNESS = "model", "data", "metric", "output", "analysis", "harness"
+# Names of metrics, as help and messages list them.
 _KNOWN = f"one or several of {', '.join([*METRICS, *MODEL_METRICS])}, or module:function"
 
 
 @dataclass
 class EvaluateOptions(GeneratorOptions, ColumnOptions):
-    """Which model answers which questions, by which measure, and where the answers go."""
+    """The model, the questions, the metrics, and the output files."""
 
     model_name: str | None = option(
         None,
@@ -100,6 +103,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
+        # The checks of --harness come first: the others would ask for a file that it does not read.
         if self.harness is not None:
             self._check_harness()
         super().check()
@@ -113,13 +117,14 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             self._check_file()
 
     def _check_harness(self) -> None:
-        others = [
+        # Options of an evaluation with a file, which the harness does not read.
+        excluded = [
             name
             for name in (_NAME.test_file, _NAME.metric, _NAME.output_file, _NAME.draft_tokens)
             if getattr(self, name)
         ]
-        if others or not self.model_name or self.backend != "transformers":
-            what = f"leave --{others[0]} out" if others else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
+        if excluded or not self.model_name or self.backend != "transformers":
+            what = f"leave --{excluded[0]} out" if excluded else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
             raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
 
     def _check_file(self) -> None:
@@ -137,14 +142,14 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
                 raise ConfigError(f"{file} names the predictions by itself; leave --{_NAME.output_dir} out")
             if Path(self.output_file).suffix not in (".json", ".jsonl"):
                 raise ConfigError(f"{file}: the name of a file must end in .jsonl or .json")
-        losses = model_metrics(self.metric)
-        if self.backend == "vllm" and losses:
-            raise ConfigError(f"{losses[0]} needs --{_NAME.backend} transformers: vLLM gives no states")
+        likelihoods = model_metrics(self.metric)
+        if self.backend == "vllm" and likelihoods:
+            raise ConfigError(f"{likelihoods[0]} needs --{_NAME.backend} transformers: vLLM gives no states")
 
     def notes(self) -> list[str]:
-        """A line for each option with a value of its own that changes nothing."""
-        own = [name for name, one in options_of(EvaluateOptions).items() if getattr(self, name) != one.default]
-        return [f"note     {unread}" for unread in unread_options(self, own)]
+        """A line for each option that was set but has no effect with the other ones."""
+        changed = [name for name, known in options_of(EvaluateOptions).items() if getattr(self, name) != known.default]
+        return [f"note     {unread}" for unread in unread_options(self, changed)]
 
 
 _NAME = Names(EvaluateOptions)

@@ -1,5 +1,5 @@
-"""Predictions: a line for each question that was asked. How a file of them is read, what went wrong in it and of which kind
-each error is, and how two files differ (``stepjepa evaluate --analyze``)."""
+"""Predictions, one line for each question: reading them, classifying the wrong ones, and comparing two files
+(``stepjepa evaluate --analyze``)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ from stepjepa.utils.files import json_bytes
 from stepjepa.utils.text import PAGE, one_line, wrapped
 
 _NAME = Names(EvaluateOptions)
+# Values of `Prediction.stop_reason`; the first two are those of OpenAI's API.
 STOPPED, CUT, REFUSED = "stop", "length", "refused"
+# Fields that only an evaluation with likelihoods fills.
 LIKELIHOOD = ("answer_nll", "content_nll", "end_nll", "answer_tokens", "end_tokens")
+# Fields that are left out of a line when they are None.
 _OPTIONAL = ("note", "undecided", "drafts", *LIKELIHOOD)
 _TYPES: dict[str, tuple[type, ...]] = {"index": (int,), "correct": (bool,), NLL: (int, float)}
-# Kinds of errors; a wrong answer is of the first kind that fits.
+# Kinds of errors, in the order in which `error_kind` tests them: a wrong answer has the first kind that fits.
 KINDS = {
     "refused": "no room for the prompt",
     "empty": "nothing written",
@@ -44,28 +47,29 @@ KINDS = {
     "elsewhere": "the right answer elsewhere in the text",
     "wrong": "another answer",
 }
-_QUOTED, _SHOWN = 80, 200  # characters of an answer, and of a question or a response
+# Longest answer, and longest question or response, on the terminal, in characters.
+_QUOTED, _SHOWN = 80, 200
 
 
 @dataclass
 class Prediction:
-    """What a model answered to one question, and what the metrics make of it.
+    """A model's response to one question, and its scores.
 
     Attributes:
-        index: the row's number in the data, from 0; rows that cannot be asked count too.
-        question: the last message of the user.
+        index: the row's number in the data, from 0; skipped rows count too.
+        question: the user's last message.
         ground_truth: the column `ground_truth`, else the text of the reference answer.
-        generated_response: what the model wrote.
-        gt_answer, gen_answer: the answers as the first metric read them from the reference and from the response.
-        correct: whether the first metric calls the response right; None where that is no yes-or-no metric.
+        generated_response: the text that the model generated.
+        gt_answer, gen_answer: the answers that the first metric extracted from the reference and from the response.
+        correct: whether the response is right by the first metric; None if that metric is not a yes-or-no one.
         stop_reason: ``stop`` (the model ended by itself), ``length`` (cut off), ``refused`` (no room for the prompt).
-        tokens: new tokens, the one that ends the response included.
+        tokens: new tokens, including the one that ends the response.
         scores: metric -> score.
         note: why the first metric's score is not 1.
-        undecided: see `Judgement.undecided`, of the first metric.
-        answer_nll: nats per token of the reference answer, where that was computed; of `answer_tokens` tokens.
-        drafts: see `Drafts`; None where nothing was drafted.
-        content_nll, end_nll: the same of its tokens without the end of turn, and of the end of turn (`end_tokens` tokens).
+        undecided: `Judgement.undecided` of the first metric.
+        answer_nll: nats per token of the reference answer, over its `answer_tokens` tokens; None if not computed.
+        content_nll, end_nll: the same over its tokens without the end of turn, and over the end of turn (`end_tokens`).
+        drafts: see `Drafts`; None if nothing was drafted.
     """
 
     index: int
@@ -88,12 +92,13 @@ class Prediction:
     drafts: Sequence[int] | None = None
 
     def record(self) -> dict[str, Any]:
-        """As it is written."""
+        """The line of a file, as plain JSON values."""
         return {name: value for name, value in asdict(self).items() if value is not None or name not in _OPTIONAL}
 
     def values(self) -> dict[str, float]:
-        """Metric -> value, ``answer_nll`` among them; the verdict where its metric is not named, as in files of others."""
+        """Metric -> value, including ``answer_nll``."""
         values = dict(self.scores)
+        # Files of other programs may hold the verdict without naming a metric.
         if not values and self.correct is not None:
             values["correct"] = float(self.correct)
         if self.answer_nll is not None:
@@ -102,40 +107,42 @@ class Prediction:
 
 
 def quoted(text: str | None) -> str:
-    """A text in quotation marks, on one short line; none where there is none."""
+    """A text in quotation marks on one short line; the word none for None."""
     return "none" if text is None else repr(one_line(text, _QUOTED))
 
 
 def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[bytes]:
-    """Records as the contents of a file: JSONL, or one array for a ``.json`` file."""
+    """Records as lines of a JSONL file, or as one array for a ``.json`` file."""
     if path.suffix == ".json":
         return [json_bytes(list(records), indent=1), b"\n"]
     return map(json_line, records)
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """Predictions of a file of JSON lines, or of one JSON array; where version 0.3 has several to a question, the first.
+    """Read a file of JSON lines, or of one JSON array.
 
-    Only ``question`` and ``generated_response``, or ``answer_nll``, must be there; `index` is then the position in the file.
+    A row needs ``question``, and ``generated_response`` or ``answer_nll``. Without an `index` it gets its position.
 
     Raises:
-        DataError: the file cannot be read, or a row is no prediction.
+        DataError: the file cannot be read, or a row is not a prediction.
     """
     if not path.is_file():
         raise DataError(f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}")
     rows = RowSource(path)
-    names = [one.name for one in fields(Prediction)]
+    names = [attribute.name for attribute in fields(Prediction)]
     predictions: list[Prediction] = []
     for number, row in rows:
         problem = _problem_of(row)
         if problem:
             raise DataError(f"{rows.place(number)}: is no prediction: {problem}")
+        # Version 0.3 could store several samples of a question; the first one counts.
         if row.get("sample", 1) != 1:
             continue
         values = {name: row[name] for name in names if row.get(name) is not None}
         values.setdefault("index", len(predictions))
         for name in {"gt_answer", "gen_answer", "ground_truth"} & values.keys():
             values[name] = str(values[name])
+        # JSON has no NaN, so it was written as null.
         scores = values.get("scores", {})
         values["scores"] = {name: math.nan if score is None else score for name, score in scores.items()}
         predictions.append(Prediction(**values))
@@ -145,32 +152,33 @@ def read_predictions(path: Path) -> list[Prediction]:
 
 
 def _problem_of(row: Any) -> str:
-    """Why a row is no prediction; empty where it is one."""
+    """Why a row is not a prediction; empty if it is one."""
     if not isinstance(row, dict):
         return "expected an object as stepjepa evaluate writes it"
     answered = "generated_response" in row or NLL not in row
     for name in ("question", "generated_response") if answered else ("question",):
         if not isinstance(row.get(name), str):
             return f"it has no text {name!r}"
+    # Types are compared exactly, because bool is a subclass of int.
     for name, types in _TYPES.items():
         if row.get(name) is not None and type(row[name]) not in types:
             return f"{name} is {row[name]!r}"
     scores = row.get("scores", {})
-    if not isinstance(scores, dict) or any(type(one) not in (int, float, type(None)) for one in scores.values()):
+    if not isinstance(scores, dict) or any(type(score) not in (int, float, type(None)) for score in scores.values()):
         return f"scores is {scores!r}, not the number of each metric"
     return ""
 
 
 @dataclass
 class PredictionAnalysis:
-    """One file of predictions; printed, a summary with examples.
+    """Summary of a file of predictions; ``str()`` gives the text that is printed.
 
     Attributes:
-        metric: decides what is right.
-        n, correct: predictions, and those that are right.
-        accuracy: with its interval.
-        kinds: kind of error -> wrong predictions.
-        examples: kind -> the first such predictions.
+        metric: the metric by which answers are right or wrong.
+        n, correct: number of predictions, and of right ones.
+        accuracy: the share of right ones, with its interval.
+        kinds: kind of error -> number of wrong predictions.
+        examples: kind of error -> its first predictions.
     """
 
     file: str
@@ -199,35 +207,36 @@ class PredictionAnalysis:
         for kind, examples in self.examples.items():
             if examples:
                 yield f"\n{KINDS[kind]}:"
-            for one in examples:
-                note = f" ({one.note})" if one.note else ""
-                yield from _question_lines(one)
-                yield f"    found {_answer_text(one)}{note}"
+            for example in examples:
+                note = f" ({example.note})" if example.note else ""
+                yield from _question_lines(example)
+                yield f"    found {_answer_text(example)}{note}"
 
 
-def _question_lines(one: Prediction) -> list[str]:
+def _question_lines(prediction: Prediction) -> list[str]:
     """The question and the right answer."""
     return [
-        f"  index {one.index}: {one_line(one.question, _SHOWN)}",
-        f"    expected {quoted(one.gt_answer or one.ground_truth)}",
+        f"  index {prediction.index}: {one_line(prediction.question, _SHOWN)}",
+        f"    expected {quoted(prediction.gt_answer or prediction.ground_truth)}",
     ]
 
 
-def _answer_text(one: Prediction) -> str:
-    """The answer, and the response where it is more than that."""
-    if one.generated_response.strip() == (one.gen_answer or "").strip():
-        return quoted(one.gen_answer)
-    return f"{quoted(one.gen_answer)}: {one_line(one.generated_response, _SHOWN)}"
+def _answer_text(prediction: Prediction) -> str:
+    """The extracted answer, followed by the response if that is longer."""
+    answer, response = prediction.gen_answer, prediction.generated_response
+    if response.strip() == (answer or "").strip():
+        return quoted(answer)
+    return f"{quoted(answer)}: {one_line(response, _SHOWN)}"
 
 
 @dataclass(frozen=True)
 class PairedMetric:
-    """Two models in one metric, question by question.
+    """Two models compared by one metric on the same questions.
 
     Attributes:
-        difference: the second model's mean less the first one's; of ``answer_nll`` lower is better.
-        n: questions that both have a value for.
-        counts: as `paired_counts` gives them; None for a metric that does not say right or wrong.
+        difference: the second model's mean minus the first one's; for ``answer_nll`` lower is better.
+        n: number of questions for which both models have a value.
+        counts: see `paired_counts`; None if the metric is not a yes-or-no one.
     """
 
     metric: str
@@ -238,13 +247,13 @@ class PairedMetric:
 
 @dataclass
 class PredictionComparison:
-    """Two models on the same questions; printed, the table with examples.
+    """Two models on the same questions; ``str()`` gives the table and examples that are printed.
 
     Attributes:
         a, b: the files; a is the baseline.
-        paired: the metric that decides what is right.
-        counts: how many questions both, only a, only b, or neither answered right.
-        examples: ``only_a`` and ``only_b`` -> the first questions, with the predictions of ``a`` and ``b``.
+        paired: the metric by which answers are right or wrong.
+        counts: number of questions that both, only a, only b, or neither answered right.
+        examples: ``only_a`` and ``only_b`` -> the first such questions, with the predictions of ``a`` and ``b``.
     """
 
     a: str
@@ -265,6 +274,7 @@ class PredictionComparison:
     def _lines(self) -> Iterator[str]:
         both, only_a, only_b, neither = self.counts
         difference = self.paired.difference
+        # The accuracies with their intervals, then the paired difference, which the two intervals do not show.
         yield f"right is what {self.paired.metric} calls right"
         yield f"A  {self.a}: {share(both + only_a, self.paired.n).percent()}"
         yield f"B  {self.b}: {share(both + only_b, self.paired.n).percent()}"
@@ -272,6 +282,7 @@ class PredictionComparison:
         points = difference.percent("+", "points")
         yield f"B - A  {points}, 95 % intervals in brackets; McNemar's exact test p = {p:.3g}"
         yield from wrapped(conclusion(difference, "A", "B", counts=self.counts), PAGE)
+        # McNemar's table: only the two cells off the diagonal enter the test.
         yield f"\n{'B right':>19}{'B wrong':>9}"
         yield f"  A right {both:>9}{only_a:>9}"
         yield f"  A wrong {only_b:>9}{neither:>9}"
@@ -285,29 +296,29 @@ class PredictionComparison:
 
 
 def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) -> PredictionAnalysis:
-    """Look into one file.
+    """Count the errors in a file by kind.
 
     Args:
-        show: examples of each kind that are kept.
-        metric: decides what is right; by default the first one of the evaluation.
+        show: number of examples of each kind.
+        metric: the metric by which answers are right or wrong; by default the first one in the file.
 
     Raises:
-        DataError: the file cannot be read, or the metric does not call every answer right or wrong.
+        DataError: the file cannot be read, or the metric does not give 0 or 1 for every answer.
     """
     predictions = read_predictions(path)
     first = predictions[0].values()
     metric = metric or next(iter(first), "correct")
     kinds: dict[str, list[Prediction]] = {kind: [] for kind in KINDS}
     right = 0
-    for one in predictions:
-        value = one.values().get(metric)
+    for prediction in predictions:
+        value = prediction.values().get(metric)
         if value not in (0.0, 1.0):
-            where = f"{path}: index {one.index}"
+            where = f"{path}: index {prediction.index}"
             raise DataError(f"{where} has no {metric} of 0 or 1 (metrics found: {_listed(first)})")
         if value == 1.0:
             right += 1
         else:
-            kinds[error_kind(one)].append(one)
+            kinds[error_kind(prediction)].append(prediction)
     n = len(predictions)
     counts = {kind: len(group) for kind, group in kinds.items() if group}
     examples = {kind: kinds[kind][:show] for kind in counts}
@@ -319,15 +330,15 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> PredictionComparison:
-    """Look at two models' answers to the same questions, matched by index and question.
+    """Compare two models' answers to the same questions, matched by index and question.
 
     Args:
-        first: the baseline.
+        first: file of the baseline.
         show: as for `analyze_predictions`.
-        metric: decides what is right; by default the first one of the baseline.
+        metric: the metric by which answers are right or wrong; by default the first one in the baseline's file.
 
     Raises:
-        DataError: a file cannot be read, or the questions or the metrics are not the same.
+        DataError: a file cannot be read, or the questions or the metrics differ.
     """
     pairs = _same_questions(first, second)
     a, b = pairs[0]
@@ -336,83 +347,91 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
     if paired.counts is None or paired.n < len(pairs):
         known = f"{_listed(a.values())} and {_listed(b.values())}"
         raise DataError(f"{first} and {second} have no {metric} of 0 or 1 for every question (metrics found: {known})")
+    # Questions on which the models disagree: where they agree, neither is ahead.
     examples: dict[str, list[dict[str, Prediction]]] = {"only_a": [], "only_b": []}
-    for one, other in pairs:
-        right = one.values()[metric]
-        if right == other.values()[metric]:
+    for a, b in pairs:
+        a_right = a.values()[metric]
+        if a_right == b.values()[metric]:
             continue
-        group = examples["only_a" if right else "only_b"]
+        group = examples["only_a" if a_right else "only_b"]
         if len(group) < show:
-            group.append({"a": one, "b": other})
+            group.append({"a": a, "b": b})
     return PredictionComparison(str(first), str(second), paired, paired.counts, examples)
 
 
 def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
-    """The metrics that two files of predictions share, ``answer_nll`` among them, paired by question.
+    """Pair two files by question, for each metric in both, including ``answer_nll``.
 
     Raises:
-        DataError: a file cannot be read, the questions are not the same, or no metric is in both.
+        DataError: a file cannot be read, the questions differ, or no metric is in both.
     """
     pairs = _same_questions(first, second)
-    known: dict[str, None] = {}
-    other_known: dict[str, None] = {}
-    for one, other in pairs:
-        known |= dict.fromkeys(one.values())
-        other_known |= dict.fromkeys(other.values())
-    shared = [name for name in known if name in other_known]
+    # Dictionaries as ordered sets: the first metric of an evaluation comes first in every table.
+    metrics_a: dict[str, None] = {}
+    metrics_b: dict[str, None] = {}
+    for a, b in pairs:
+        metrics_a |= dict.fromkeys(a.values())
+        metrics_b |= dict.fromkeys(b.values())
+    shared = [name for name in metrics_a if name in metrics_b]
     if not shared:
-        names = f"{first} has {_listed(known)}, {second} {_listed(other_known)}"
+        names = f"{first} has {_listed(metrics_a)}, {second} {_listed(metrics_b)}"
         raise DataError(f"no metric in both: {names}; evaluate both with the same metric")
     return [_paired_metric(name, pairs) for name in shared]
 
 
 def _paired_metric(name: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> PairedMetric:
-    values: list[float] = []
-    other_values: list[float] = []
-    for one, other in pairs:
-        a = one.values().get(name)
-        b = other.values().get(name)
+    # A question without a value for one model (a row that the likelihood skipped) belongs to no pair.
+    values_a: list[float] = []
+    values_b: list[float] = []
+    for prediction_a, prediction_b in pairs:
+        a = prediction_a.values().get(name)
+        b = prediction_b.values().get(name)
         if a is not None and b is not None:
-            values.append(a)
-            other_values.append(b)
-    n = len(values)
-    if n and set(values + other_values) <= {0.0, 1.0}:
-        counts = paired_counts([a == 1.0 for a in values], [b == 1.0 for b in other_values])
+            values_a.append(a)
+            values_b.append(b)
+    n = len(values_a)
+    # A metric whose values are all 0 or 1 gets the tests for shares, whatever its class calls it.
+    if n and set(values_a + values_b) <= {0.0, 1.0}:
+        counts = paired_counts([a == 1.0 for a in values_a], [b == 1.0 for b in values_b])
         return PairedMetric(name, accuracy_difference(*counts), n, counts)
-    differences = [b - a for a, b in zip(values, other_values, strict=True)]
+    differences = [b - a for a, b in zip(values_a, values_b, strict=True)]
     return PairedMetric(name, mean(differences), n)
 
 
 def _same_questions(first: Path, second: Path) -> list[tuple[Prediction, Prediction]]:
-    """The predictions of both files for each question; raises DataError where the questions are not the same."""
+    """Both files' predictions for each question. Raises DataError: the questions differ."""
     sides = []
     for path in (first, second):
         predictions = read_predictions(path)
-        sides.append({one.index: one for one in predictions})
+        sides.append({prediction.index: prediction for prediction in predictions})
         if len(predictions) != len(sides[-1]):
             raise DataError(f"{path}: an index occurs twice")
-    alone = sides[0].keys() ^ sides[1].keys()
-    if alone:
-        raise DataError(f"index {min(alone)} is in one of {first} and {second} alone: evaluate both on the same rows")
-    pairs = [(one, sides[1][index]) for index, one in sides[0].items()]
-    for one, other in pairs:
-        if one.question != other.question:
-            raise DataError(f"{first} and {second} ask different questions at index {one.index}")
+    # No comparison on the questions that both have: which ones are missing may depend on the model.
+    unpaired = sides[0].keys() ^ sides[1].keys()
+    if unpaired:
+        raise DataError(
+            f"index {min(unpaired)} is in one of {first} and {second} alone: evaluate both on the same rows"
+        )
+    pairs = [(prediction, sides[1][index]) for index, prediction in sides[0].items()]
+    for a, b in pairs:
+        if a.question != b.question:
+            raise DataError(f"{first} and {second} ask different questions at index {a.index}")
     return pairs
 
 
-def error_kind(one: Prediction) -> str:
+def error_kind(prediction: Prediction) -> str:
     """The kind of a wrong prediction, a key of `KINDS`."""
-    text = one.generated_response.strip()
-    if one.stop_reason == REFUSED:
+    text = prediction.generated_response.strip()
+    if prediction.stop_reason == REFUSED:
         return "refused"
     if not text:
         return "empty"
-    if one.stop_reason == CUT:
+    if prediction.stop_reason == CUT:
         return "cut_off"
-    if one.gen_answer is None:
+    if prediction.gen_answer is None:
         return "no_answer"
-    if one.undecided in KINDS:
-        return one.undecided
-    right = re.escape((one.gt_answer or one.ground_truth).strip())
+    if prediction.undecided in KINDS:
+        return prediction.undecided
+    # As a word of its own: the reference 4 does not occur in 42.
+    right = re.escape((prediction.gt_answer or prediction.ground_truth).strip())
     return "elsewhere" if right and re.search(rf"(?<!\w){right}(?!\w)", text, re.IGNORECASE) else "wrong"

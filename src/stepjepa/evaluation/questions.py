@@ -1,5 +1,4 @@
-"""From the rows of a file to questions: the chat up to where the model answers, with which system message, and what the
-answer should be."""
+"""Turns the rows of a file into questions: the chat before the answer, its system message, and the reference answer."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ _NAME = Names(EvaluateOptions)
 
 @dataclass
 class TrainingRecord:
-    """What a folder says of how its model was trained; empty for a model from elsewhere.
+    """What a folder records of the training data; empty for a model that this library did not train.
 
     Attributes:
-        system_prompts: system message -> rows; None for rows without one.
-        others: rows with further system messages, which the record does not hold.
-        splitter: name of the step splitter that its training data were read with, None where they were several data sets.
+        system_prompts: system message -> number of rows; None stands for rows without one.
+        others: number of rows with further system messages, whose texts the record leaves out.
+        splitter: name of the step splitter; None if the training data were several data sets.
     """
 
     system_prompts: Counter[str | None] = field(default_factory=Counter)
@@ -39,8 +38,9 @@ class TrainingRecord:
 
 
 def read_record(place: Place) -> TrainingRecord:
-    """What the model's folder, or that of the run whose checkpoint it is, says of the training data."""
+    """Read the data report in the model's folder, or in the run's folder for a checkpoint."""
     record = TrainingRecord()
+    # Each split has an entry. With several training sets there is one for each, and no splitter common to all.
     for name, report in place.record("data_report.json").items():
         if not name.startswith("train") or not isinstance(report, dict):
             continue
@@ -49,17 +49,18 @@ def read_record(place: Place) -> TrainingRecord:
         record.system_prompts.update(report.get("system_prompts") or {})
         record.system_prompts[None] += report.get("without_system_prompt") or 0
         record.others += report.get("other_system_prompts") or 0
-    record.system_prompts = +record.system_prompts  # those with rows
+    # The unary plus of a Counter drops the entries without rows.
+    record.system_prompts = +record.system_prompts
     return record
 
 
 class SystemPrompt(NamedTuple):
-    """Which system message a question gets.
+    """The system message of the questions.
 
     Attributes:
-        text: the message, None for none.
-        keep: whether a row's own goes before it.
-        origin: where it comes from, to be printed.
+        text: the message; None for no message.
+        keep: whether a row keeps its own message instead.
+        origin: where the message comes from, as it is printed.
     """
 
     text: str | None
@@ -68,48 +69,50 @@ class SystemPrompt(NamedTuple):
 
     def apply(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         """The chat with this system message."""
-        own = messages[0]["role"] == "system"
-        if own and self.keep:
+        has_own = messages[0]["role"] == "system"
+        if has_own and self.keep:
             return messages
-        rest = messages[1:] if own else messages
+        rest = messages[1:] if has_own else messages
         return rest if self.text is None else [{"role": "system", "content": self.text}, *rest]
 
-    def line(self, own: int, rows: int) -> str:
-        """Which system message is used, where `own` of so many rows come with one."""
+    def line(self, with_own: int, rows: int) -> str:
+        """The line that is printed; `with_own` of `rows` rows have a system message in the file."""
         what = "keep their own" if self.keep else "have another in the file, which is replaced"
-        return f"system   {self.origin}" + (f"; {own} of {rows} rows {what}" if own else "")
+        return f"system   {self.origin}" + (f"; {with_own} of {rows} rows {what}" if with_own else "")
 
 
-def choose_system_prompt(asked: str | None, use_test_prompts: bool, record: TrainingRecord, name: str) -> SystemPrompt:
-    """Which system message the questions get, by the options and by what is known of the training of the model `name`.
+def choose_system_prompt(
+    setting: str | None, use_test_prompts: bool, record: TrainingRecord, name: str
+) -> SystemPrompt:
+    """Choose the system message by the options and by the training record of the model `name`.
 
-    A model that was trained with one system message (or with none) gets it. One that was trained with several gets each
-    row's own; rows without one get the most common one.
+    A model that was trained with one system message, or with none, is evaluated the same way. After training with several,
+    each row keeps its own message, and rows without one get the most common one.
     """
     if use_test_prompts:
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
-    if asked != AS_TRAINED:
-        return SystemPrompt(asked, False, f"{quoted(asked)} (--{_NAME.system_prompt})")
+    if setting != AS_TRAINED:
+        return SystemPrompt(setting, False, f"{quoted(setting)} (--{_NAME.system_prompt})")
     if not record.system_prompts:
         return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
         return SystemPrompt(common, False, f"{quoted(common)}, as in training")
-    own = "the file's own, as in training with different ones"
-    return SystemPrompt(common, True, f"{own}; for rows without one {quoted(common)}")
+    origin = "the file's own, as in training with different ones"
+    return SystemPrompt(common, True, f"{origin}; for rows without one {quoted(common)}")
 
 
 @dataclass(frozen=True)
 class Question:
-    """One row that is evaluated.
+    """A row that can be evaluated.
 
     Attributes:
         index: number of the row, from 0.
-        place: its file and line, or row, as messages name it.
-        chat: the chat up to the answer, which is its last message; an earlier answer may stand between it and the user's
+        place: file and line, or row, as error messages name it.
+        chat: the chat, with the reference answer as its last message. Earlier answers may stand between that and the user's
             last message.
-        row: what metrics see: the row's columns, with the chat as ``messages``.
-        template_kwargs: what the chat template gets for this row alone.
+        row: the row as metrics see it: its columns, with the chat as ``messages``.
+        template_kwargs: arguments of the chat template for this row alone.
     """
 
     index: int
@@ -130,60 +133,65 @@ class Question:
 
     @property
     def ground_truth(self) -> str:
-        """The column `ground_truth` where there is one, else the reference answer."""
+        """The column `ground_truth` if it has a text, else the reference answer."""
         text = text_of(self.row.get("ground_truth"))
         return text if text.strip() else self.chat[-1]["content"]
 
 
 @dataclass
 class QuestionSet(RowCounts):
-    """The questions of a file; every row that was read is in `questions` or counted.
+    """The questions of a file; every row that was read is in `questions` or counted as skipped.
 
     Attributes:
-        own_system_prompts: rows that come with a system message.
+        own_system_prompts: number of rows with a system message in the file.
     """
 
     questions: list[Question] = field(default_factory=list)
     own_system_prompts: int = 0
 
     def fingerprint(self) -> str:
-        """Changes with any prompt, any column of a row, or the rows' order."""
-        return digest_of([one.index, one.prompt, one.row] for one in self.questions)
+        """A digest that changes with any prompt, any column of a row, and the order of the rows."""
+        return digest_of([question.index, question.prompt, question.row] for question in self.questions)
 
 
 def read_questions(
     source: RowSource, system: SystemPrompt, columns: PairColumns | None = None, limit: int | None = None
 ) -> QuestionSet:
-    """Read the questions of the first `limit` rows; what cannot be asked is counted.
+    """Read the questions in the first `limit` rows; rows that cannot be used are counted.
 
     Raises:
         DataError: the file cannot be read.
     """
-    asked = QuestionSet(source.name)
+    question_set = QuestionSet(source.name)
+    # `index` counts rows, `number` is the row's or line's number in its file.
     for index, (number, row) in enumerate(islice(source, limit)):
         place = source.place(number)
-        asked.rows_read += 1
+        question_set.rows_read += 1
         try:
             messages = row_to_messages(row, None, columns)
-            asked.own_system_prompts += messages[0]["role"] == "system"
+            question_set.own_system_prompts += messages[0]["role"] == "system"
             template_kwargs = template_kwargs_of(row)
             last = _last_answer(messages)
             if all(turn["role"] != "user" for turn in messages[:last]):
                 raise RowError("no_user_message", "no message of the user before the last answer")
         except RowError as error:
-            asked.skip(error, place)
+            question_set.skip(error, place)
             continue
         shown = {**row, "messages": messages[: last + 1]}
-        if columns is not None:  # what metrics look for by its usual name
+        # Metrics look for a reference under its usual name, not in the user's columns.
+        if columns is not None:
             shown["answer"] = messages[last]["content"]
         chat = system.apply(messages[: last + 1])
-        asked.questions.append(Question(index, place, chat, shown, template_kwargs))
-    return asked
+        question_set.questions.append(Question(index, place, chat, shown, template_kwargs))
+    return question_set
 
 
 def _last_answer(messages: list[dict[str, str]]) -> int:
-    """The position of the last answer in a checked chat, of the last one that is trained where one is; RowError where the
-    assistant calls tools alone."""
+    """Position of the last answer in a checked chat; answers marked as context count only if there is no other.
+
+    Raises:
+        RowError: the assistant only calls tools.
+    """
     answers = [number for number, message in enumerate(messages) if is_answer(message)]
     if not answers:
         raise RowError(

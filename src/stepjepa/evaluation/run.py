@@ -1,5 +1,5 @@
-"""One evaluation: of a model in memory (`evaluate_model`), of one that is being trained (`AnswerScorer`), or from options to
-files (`evaluate`)."""
+"""Runs an evaluation: of a model in memory (`evaluate_model`), during training (`AnswerScorer`), or from options to files
+(`evaluate`)."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _NAME = Names(EvaluateOptions)
 RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 
 
-def _requests(asked: QuestionSet, temperature: float, seed: int) -> list[Request]:
-    """What the model is asked for."""
+def _requests(question_set: QuestionSet, temperature: float, seed: int) -> list[Request]:
+    """One request for each question; a question's seed depends on its row alone, not on the other rows."""
     return [
-        Request(one.index, one.prompt, temperature, seed_of(seed, one.index), one.template_kwargs)
-        for one in asked.questions
+        Request(question.index, question.prompt, temperature, seed_of(seed, question.index), question.template_kwargs)
+        for question in question_set.questions
     ]
 
 
@@ -80,20 +80,20 @@ def evaluate_model(
             its generation config are restored afterwards.
         tokenizer: its tokenizer, with a chat template.
         rows: a path, a Hub data set, a `datasets.Dataset` or a list of dicts, as training takes them.
-        metrics: names of metrics, see `stepjepa.evaluation.metrics`, also those of likelihoods such as ``answer_nll``.
-        metric_options: of the metrics; each takes those that it has.
-        max_new_tokens, batch_size, temperature, top_p, seed: of the generation, see `generate_batch`.
-        system_prompt: put in front of chats that have none, as in training.
-        chat_template_kwargs: what the chat template takes in addition to the messages.
-        prompt_from, trained: which prompt is asked with, see `Prompter`.
+        metrics: names of metrics, see `stepjepa.evaluation.metrics`, including likelihoods such as ``answer_nll``.
+        metric_options: options of the metrics; each metric takes those that it has.
+        max_new_tokens, batch_size, temperature, top_p, seed: options of generation, see `generate_batch`.
+        system_prompt: system message for chats without one, as in training.
+        chat_template_kwargs: arguments of the chat template besides the messages.
+        prompt_from, trained: the form of the prompt, see `Prompter`.
         columns: the two columns of a data set of pairs.
-        split: of a Hub data set.
-        max_examples: evaluate on the first so many rows only.
-        max_length: ``answer_nll``: longest chat in tokens, None for any.
-        vocabulary: ``answer_nll``: V of the softmax, where predictor tokens follow it (`trainer.setup.vocabulary`).
+        split: split of a Hub data set.
+        max_examples: number of rows to evaluate on, from the first.
+        max_length: ``answer_nll``: longest chat in tokens; None for any.
+        vocabulary: ``answer_nll``: V of the softmax, if predictor tokens follow it (`trainer.setup.vocabulary`).
 
     Raises:
-        ConfigError, DataError: what cannot be used.
+        ConfigError, DataError: an argument or the data cannot be used.
 
     Examples:
         >>> result = evaluate_model(model, tokenizer, "test.jsonl", ["gsm8k"])
@@ -105,24 +105,25 @@ def evaluate_model(
         chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
         prompter = Prompter(tokenizer, None, False, chat_template_kwargs, prompt_from, trained)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
-        asked = read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
-        drop_unusable(asked, chosen, prompter)
-        bar, log, likelihoods, losses = Bar(silent=True), ReplyLog(), Likelihoods(), model_metrics(metrics)
-        if losses:
-            computed = nll.AnswerLikelihood(asked, prompter, model, batch_size, vocabulary, max_length)
-            likelihoods = _compute(computed, losses, bar)
+        question_set = read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
+        drop_unusable(question_set, chosen, prompter)
+        bar, log, likelihoods, nll_names = Bar(silent=True), ReplyLog(), Likelihoods(), model_metrics(metrics)
+        if nll_names:
+            likelihood = nll.AnswerLikelihood(question_set, prompter, model, batch_size, vocabulary, max_length)
+            likelihoods = _compute(likelihood, nll_names, bar)
+        # Without a metric of texts nothing is generated.
         if chosen:
             generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
-            log.ask(generator, _requests(asked, temperature, seed), "answers", bar)
-        return _score(asked, chosen, log, likelihoods, bar)
+            log.ask(generator, _requests(question_set, temperature, seed), "answers", bar)
+        return _score(question_set, chosen, log, likelihoods, bar)
 
 
 def evaluate(options: EvaluateOptions) -> EvaluationResult:
-    """Evaluate as the options say, into files. Interrupted, the same call resumes; a further metric scores the answers that
-    are stored already.
+    """Evaluate by the options, and write files. Repeated after an interruption, the call resumes; with a further metric it
+    scores the stored answers.
 
     Raises:
-        ConfigError, DataError: what cannot be used; what is done by then is kept.
+        ConfigError, DataError: an option, the model or the data cannot be used; finished batches are kept.
     """
     options.check()
     with ExitStack() as stack:
@@ -133,78 +134,84 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         options, prompter = model.options, model.prompter
         paths = files.output_paths(model, str(options.test_file))
         names = list(options.metric or ())
-        if not options.overwrite_output_dir:  # the metrics that are there stay
+        # Metrics of an earlier call stay in the record, so a further one does not remove them.
+        if not options.overwrite_output_dir:
             names += _scored_metrics(read_object(paths.record))
         names = _ordered(names)
         metrics = [stack.enter_context(metric) for metric in make_metrics(names, options.metric_options)]
         source = RowSource(options.test_file, options.dataset_split)
-        asked = read_questions(source, model.system, options.columns, options.max_examples)
-        drop_unusable(asked, metrics, prompter)
+        question_set = read_questions(source, model.system, options.columns, options.max_examples)
+        drop_unusable(question_set, metrics, prompter)
 
-        output = files.open_output(model, paths, asked.fingerprint())
+        output = files.open_output(model, paths, question_set.fingerprint())
         target = paths.results[0 if metrics else 1]
-        log, before, likelihoods = ReplyLog(output), output.complete, Likelihoods()
-        losses = model_metrics(names)
-        if before is not None:
+        log, earlier, likelihoods = ReplyLog(output), output.complete, Likelihoods()
+        nll_names = model_metrics(names)
+        # A complete evaluation with the same answers: it has all metrics already, or its answers are scored again.
+        if earlier is not None:
             scoring = files.scoring_of(names, options)
             with reading_record(paths.record):
-                scored = {**before["scoring"], _NAME.metric: _ordered(_scored_metrics(before))}
+                scored = {**earlier["scoring"], _NAME.metric: _ordered(_scored_metrics(earlier))}
                 if scored == scoring:
-                    return earlier_result(before, [target, paths.record])
+                    return earlier_result(earlier, [target, paths.record])
+                # The metrics may differ, but their options may not: the record has one set of them.
                 refuse_other(paths.record, {**scored, _NAME.metric: names}, scoring)
-                rows = files.restore(log, before, paths)
-                if rows and before["metrics"].keys() >= set(losses):
-                    likelihoods = Likelihoods({name: before["metrics"][name] for name in losses}, rows)
-                    losses = []
+                rows = files.restore(log, earlier, paths)
+                if rows and earlier["metrics"].keys() >= set(nll_names):
+                    likelihoods = Likelihoods({name: earlier["metrics"][name] for name in nll_names}, rows)
+                    nll_names = []
 
+        # The model is loaded only if something is left to generate or to compute.
         description = "not loaded: its stored answers are scored again"
         generator = None
-        unanswered = any(one.index not in log.replies for one in asked.questions)
-        if losses or (metrics and unanswered):
+        unanswered = any(question.index not in log.replies for question in question_set.questions)
+        if nll_names or (metrics and unanswered):
             generator, description = load_generator(model.place, prompter, options, options.no_lora)
 
         with output.opened(log.take):
             bar.say(f"model    {model.place.name} ({description})")
-            bar.say(f"data     {asked.source}: {len(asked.questions)} of {asked.rows_read} rows")
-            for line in asked.skipped_lines():
+            bar.say(f"data     {question_set.source}: {len(question_set.questions)} of {question_set.rows_read} rows")
+            for line in question_set.skipped_lines():
                 bar.say(f"         {line}")
-            bar.say(model.system.line(asked.own_system_prompts, asked.rows_read))
+            bar.say(model.system.line(question_set.own_system_prompts, question_set.rows_read))
             if prompter.note:
                 bar.say(f"note     {prompter.note}")
-            if losses:
+            # Likelihoods are not stored batch by batch as replies are: an interrupted evaluation computes them again.
+            if nll_names:
                 assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
                 size, vocabulary = options.batch_size or BATCH_SIZE, nll.softmax_size(generator.model, prompter)
                 loaded = generator.model
-                computed = nll.AnswerLikelihood(asked, prompter, loaded, size, vocabulary, options.max_length)
-                likelihoods = _compute(computed, losses, bar)
+                likelihood = nll.AnswerLikelihood(question_set, prompter, loaded, size, vocabulary, options.max_length)
+                likelihoods = _compute(likelihood, nll_names, bar)
             if metrics and generator is not None:
-                log.ask(generator, _requests(asked, options.temperature, options.seed), "answers", bar)
-            result = _score(asked, metrics, log, likelihoods, bar)
+                log.ask(generator, _requests(question_set, options.temperature, options.seed), "answers", bar)
+            result = _score(question_set, metrics, log, likelihoods, bar)
             result.files = [target, paths.record]
             result.record = files.metrics_record(model, output, result, names)
-            records = [one.record() for one in result.predictions] or result.answer_nll
+            records = [prediction.record() for prediction in result.predictions] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
+            # The predictions hold the likelihoods too, so the file of an earlier evaluation without answers is obsolete.
             if result.predictions:
-                paths.results[1].unlink(missing_ok=True)  # of an evaluation by the likelihood alone
+                paths.results[1].unlink(missing_ok=True)
         return result
 
 
 def _scored_metrics(record: Record) -> list[str]:
-    """The metrics of a complete evaluation."""
+    """The metrics of a complete evaluation; empty for any other record."""
     scoring = record.get("scoring")
     metrics = scoring.get("metric") if isinstance(scoring, dict) else None
     return metrics if isinstance(metrics, list) else []
 
 
 def _ordered(names: Sequence[str]) -> list[str]:
-    """Each metric once, likelihoods last: only the order of the others decides something."""
+    """Each metric once, likelihoods last in a fixed order. The order of the others matters: the first gives the verdict."""
     texts = [name for name in names if name not in MODEL_METRICS]
     return list(dict.fromkeys([*texts, *(name for name in MODEL_METRICS if name in names)]))
 
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Likelihoods of the reference answers: the metrics, and what is recorded of each question, by its index."""
+    """Likelihoods of the reference answers: the summaries of the metrics, and the values of each question by its index."""
 
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -216,55 +223,59 @@ def _compute(likelihood: nll.AnswerLikelihood, names: Sequence[str], bar: Bar) -
     for batch in likelihood.compute():
         losses += batch
         bar.step(len(batch))
+    # Batches come by length; rows are stored in the order of the file.
     losses.sort()
     metrics = {name: nll.summarise(losses, likelihood.report, name) for name in names}
-    return Likelihoods(metrics, {one.row: one.values() for one in losses})
+    return Likelihoods(metrics, {loss.row: loss.values() for loss in losses})
 
 
 def _score(
-    asked: QuestionSet, metrics: Sequence[Metric], log: ReplyLog, likelihoods: Likelihoods, bar: Bar
+    question_set: QuestionSet, metrics: Sequence[Metric], log: ReplyLog, likelihoods: Likelihoods, bar: Bar
 ) -> EvaluationResult:
-    """Score the answers. Raises DataError: a metric of the user's failed."""
+    """Score the answers. Raises DataError: a user's function failed."""
     summary, predictions = {}, []
     if metrics:
-        bar.begin("scores", len(asked.questions))
-        for question in asked.questions:
+        bar.begin("scores", len(question_set.questions))
+        for question in question_set.questions:
             reply, likelihood = log.replies[question.index], likelihoods.rows.get(question.index, {})
             predictions.append(prediction_of(question, reply, metrics, likelihood))
             bar.step(1)
         summary = {metric.name: summarise(metric, predictions) for metric in metrics}
     rows = {
-        "read": asked.rows_read,
-        "evaluated": len(asked.questions),
-        "skipped": dict(asked.rows_skipped),
-        "first_skipped": asked.first_skipped,
+        "read": question_set.rows_read,
+        "evaluated": len(question_set.questions),
+        "skipped": dict(question_set.rows_skipped),
+        "first_skipped": question_set.first_skipped,
     }
-    texts = {question.index: question.text for question in asked.questions}
-    stored = [{"index": index, "question": texts[index], **one} for index, one in likelihoods.rows.items()]
+    texts = {question.index: question.text for question in question_set.questions}
+    answer_nll = [{"index": index, "question": texts[index], **values} for index, values in likelihoods.rows.items()]
     generation = generation_summary(predictions, log.seconds)
-    return EvaluationResult({**summary, **likelihoods.metrics}, generation, rows, predictions, stored)
+    return EvaluationResult({**summary, **likelihoods.metrics}, generation, rows, predictions, answer_nll)
 
 
 class AnswerScorer:
-    """Lets a model answer the first questions of a data set and sums up the scores, a share of them in each process.
+    """Answers the first questions of a data set during training and sums the scores; each process takes a part.
 
     Args:
-        rows: what `RowSource` takes.
-        metrics: names, see `stepjepa.evaluation.metrics`.
-        samples: questions that are answered, over all processes.
-        settings: what else `evaluate_model` takes.
+        rows: see `RowSource`.
+        metrics: names of metrics, see `stepjepa.evaluation.metrics`.
+        samples: number of questions, over all processes.
+        settings: further arguments of `evaluate_model`.
 
     Raises:
-        ConfigError: an unknown metric, or one that generates nothing.
+        ConfigError: a metric is unknown, or is a likelihood.
 
     Attributes:
-        data_reports: those of the run that trains the model, which sets them; questions are asked as it is trained.
+        data_reports: reports of the training run, which sets them; the prompts have the form that the model is trained with.
     """
 
     def __init__(self, rows: RowsGiven, metrics: Sequence[str], samples: int = 100, **settings: Any):
-        if losses := model_metrics(metrics):
-            raise ConfigError(f"eval_metrics: {losses[0]} is what the evaluation logs as lm_loss anyway; leave it out")
-        for metric in make_metrics(metrics, settings.get("metric_options")):  # so that a typo is found before training
+        if nll_names := model_metrics(metrics):
+            raise ConfigError(
+                f"eval_metrics: {nll_names[0]} is what the evaluation logs as lm_loss anyway; leave it out"
+            )
+        # Made once and dropped, so that a typo fails before training and not at the first evaluation.
+        for metric in make_metrics(metrics, settings.get("metric_options")):
             metric.close()
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]
@@ -274,21 +285,24 @@ class AnswerScorer:
     def __call__(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, process: int = 0, processes: int = 1
     ) -> dict[str, tuple[float, int]]:
-        """Sum and number of the scores by metric, and of the answers that did not stop (``did_not_stop``).
+        """Sum and number of the scores of each metric, and of the answers that did not stop (``did_not_stop``).
 
         Args:
-            process, processes: every process answers the questions whose number leaves its own remainder.
+            process, processes: process p of n answers questions p, p + n, p + 2n, ...
         """
-        own = self.rows[process::processes]
-        if not own:
+        rows = self.rows[process::processes]
+        # A process without questions still takes part in the sum over processes, with the same keys.
+        if not rows:
             return dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
-        reports = {name: {"prompts": one.prompts.to_dict()} for name, one in self.data_reports.items()}
+        reports = {name: {"prompts": report.prompts.to_dict()} for name, report in self.data_reports.items()}
         settings = {"trained": recorded_ending(reports), **self.settings}
-        result = evaluate_model(model, tokenizer, own, self.metrics, **settings)
+        result = evaluate_model(model, tokenizer, rows, self.metrics, **settings)
+        # Sums and not means, because processes may have different numbers of questions.
         sums = dict[str, tuple[float, int]]()
         for name in self.metrics:
-            scores = [one.scores[name] for one in result.predictions]
-            counted = [score for score in scores if not math.isnan(score)]  # a count says nothing about some answers
+            scores = [prediction.scores[name] for prediction in result.predictions]
+            # A metric of counts gives NaN for an answer that it says nothing about.
+            counted = [score for score in scores if not math.isnan(score)]
             sums[name] = sum(counted), len(counted)
         cut = result.generation["did_not_stop"]
         return {**sums, "did_not_stop": (cut["count"], cut["n"])}

@@ -1,4 +1,4 @@
-"""From replies to numbers: a prediction for each, what every metric comes to, and how that is printed."""
+"""Scores replies: a prediction for each one, a summary for each metric, and the printed result."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from stepjepa.generation.options import OVERWRITE
 from stepjepa.generation.output import Reply, acceptance, acceptance_text
 
 
-def drop_unusable(asked: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
-    """Take out and count the rows of which the chat template makes no prompt, or that lack what a metric compares with,
-    before anything is generated; without metrics all are kept. A function of the user's is tried on the first row, with the
-    reference as the answer.
+def drop_unusable(question_set: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
+    """Remove and count rows that the chat template refuses, or that have no reference for a metric, before generating.
+
+    Without metrics all rows are kept. A user's function is tried on the first row, with the reference as the response.
 
     Raises:
         ConfigError: a metric lacks an option.
-        DataError: nothing is left, or a function of the user's fails.
+        DataError: no row is left, or a user's function fails.
     """
     usable = []
-    for question in asked.questions:
+    for question in question_set.questions:
         try:
             if metrics:
                 _check_usable(question, metrics, prompter)
             usable.append(question)
         except RowError as error:
-            asked.skip(error, question.place)
-    asked.questions = usable
+            question_set.skip(error, question.place)
+    question_set.questions = usable
+    # A mistake in a user's function should show before hours of generation, not after.
     for metric in metrics:
         if metric.is_custom and usable:
             judgement_of(metric, Reply(0, usable[0].chat[-1]["content"]), usable[0])
-    asked.require(usable, "can be evaluated on")
+    question_set.require(usable, "can be evaluated on")
 
 
 def _check_usable(question: Question, metrics: Sequence[Metric], prompter: Prompter) -> None:
@@ -49,6 +50,7 @@ def _check_usable(question: Question, metrics: Sequence[Metric], prompter: Promp
         raise RowError("template_refused", str(error)) from None
     if not prompt:
         raise RowError("empty_prompt", "the prompt is empty")
+    # Metrics look for the reference first, so an empty response is enough. A user's function may need no reference.
     try:
         for metric in metrics:
             if not metric.is_custom:
@@ -58,30 +60,33 @@ def _check_usable(question: Question, metrics: Sequence[Metric], prompter: Promp
 
 
 def judgement_of(metric: Metric, reply: Reply, question: Question) -> Judgement:
-    """A metric's judgement of a reply; a refused request is wrong.
+    """A metric's judgement of a reply; a refused request counts as wrong.
 
     Raises:
-        DataError: the row holds nothing to compare with, or a user's function failed.
+        DataError: the row has no reference, or a user's function failed.
     """
     try:
         if reply.refused is None:
             return metric.score_response(reply.text, question.row, reply.stopped)
+        # There is no response, but the reference is still recorded.
         gold = None if metric.is_custom else metric.score("", question.row).gold
     except DataError as error:
         raise DataError(f"{question.place}: {error}") from None
+    # A count says nothing about a response that does not exist.
     return Judgement(math.nan if metric.kind == "count" else 0.0, gold, None, reply.refused)
 
 
 def prediction_of(
     question: Question, reply: Reply, metrics: Sequence[Metric], likelihood: Mapping[str, Any]
 ) -> Prediction:
-    """What is recorded of a reply.
+    """Score a reply.
 
     Raises:
-        DataError: a function of the user's failed.
+        DataError: a user's function failed.
     """
     judgements = [judgement_of(metric, reply, question) for metric in metrics]
     first = judgements[0]
+    # A user's function may return numbers between 0 and 1; 0 and 1 are verdicts.
     binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
     stop_reason = STOPPED if reply.stopped else CUT
     return Prediction(
@@ -94,7 +99,7 @@ def prediction_of(
         correct=first.score == 1.0 if binary else None,
         stop_reason=stop_reason if reply.refused is None else REFUSED,
         tokens=reply.new_tokens,
-        scores={metric.name: one.score for metric, one in zip(metrics, judgements, strict=True)},
+        scores={metric.name: judgement.score for metric, judgement in zip(metrics, judgements, strict=True)},
         note=first.note or None,
         undecided=first.undecided,
         drafts=reply.drafts,
@@ -103,13 +108,14 @@ def prediction_of(
 
 
 def summarise(metric: Metric, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """What a metric comes to: a share with its Wilson interval, or a mean with its t interval.
+    """Summarize a metric: a share with its Wilson interval, or a mean with its t interval.
 
-    A function of the user's that has returned nothing but yes and no is a share too.
+    A user's function that only returned 0 and 1 gives a share too.
     """
-    values = [one.scores[metric.name] for one in predictions]
+    values = [prediction.scores[metric.name] for prediction in predictions]
     binary = metric.kind == "accuracy"
-    if metric.kind == "count":  # it says nothing about some answers
+    # NaN stands for an answer that cannot be counted.
+    if metric.kind == "count":
         values = [value for value in values if not math.isnan(value)]
     elif metric.is_custom:
         binary = set(values) <= {0.0, 1.0}
@@ -123,35 +129,36 @@ def summarise(metric: Metric, predictions: Sequence[Prediction]) -> dict[str, An
 
 
 def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dict[str, Any]:
-    """How the answers ended, how long they are, how long they took; empty without any."""
+    """How the responses ended, their length, and the time; empty without predictions."""
     if not predictions:
         return {}
-    answered = [one for one in predictions if one.stop_reason != REFUSED]
-    cut = sum(one.stop_reason == CUT for one in answered)
-    tokens = sum(one.tokens or 0 for one in answered)
+    # Refused prompts are counted on their own: they have no response that could stop or be cut off.
+    answered = [prediction for prediction in predictions if prediction.stop_reason != REFUSED]
+    cut = sum(prediction.stop_reason == CUT for prediction in answered)
+    tokens = sum(prediction.tokens or 0 for prediction in answered)
     return {
         "did_not_stop": {**share(cut, len(answered))._asdict(), "count": cut, "n": len(answered)},
         "refused": len(predictions) - len(answered),
         "mean_tokens": tokens / len(answered) if answered else None,
         "tokens": tokens,
         "seconds": round(seconds, 3),
-        "drafts": acceptance(one.drafts for one in answered),
+        "drafts": acceptance(prediction.drafts for prediction in answered),
     }
 
 
 @dataclass
 class EvaluationResult:
-    """What came of an evaluation; printed, the metrics with their intervals and the files.
+    """Result of an evaluation; ``str()`` gives the metrics with their intervals, and the files.
 
     Attributes:
-        metrics: metric -> ``value``, ``low`` and ``high`` (95 %), ``n`` and what else belongs to its kind.
-        generation: share that did not stop, tokens, seconds; empty where nothing was generated.
-        rows: how many rows were read, evaluated, and skipped for which reason.
-        predictions: one for each question, in order; empty where they were written before.
-        answer_nll: of each question its index, text, nats per token of the reference answer and its tokens.
-        record: what ``metrics.json`` holds; empty where no file is written.
-        files: those that are written.
-        already: whether all was done before.
+        metrics: metric -> ``value``, ``low`` and ``high`` (95 %), ``n`` and the further values of its kind.
+        generation: share that did not stop, tokens, seconds; empty if nothing was generated.
+        rows: number of rows that were read, evaluated, and skipped by reason.
+        predictions: one for each question, in order; empty if an earlier call wrote them.
+        answer_nll: for each question its index, text, nats per token of the reference answer and number of tokens.
+        record: content of ``metrics.json``; empty if no file is written.
+        files: the written files.
+        already: whether an earlier call completed the evaluation.
     """
 
     metrics: dict[str, dict[str, Any]]
@@ -182,13 +189,14 @@ class EvaluationResult:
 
 
 def earlier_result(record: dict[str, Any], written: list[Path]) -> EvaluationResult:
-    """The result of an evaluation that was complete before, which can be printed.
+    """The result of a completed evaluation, from its record.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError, ArithmeticError: the record is damaged.
     """
     parts = record["metrics"], record["generation"], record["rows"]
     result = EvaluationResult(*parts, record=record, files=written, already=True)
+    # Printing reads the rest of the record, so a damaged one fails here, where the caller reports it.
     str(result)
     return result
 
@@ -209,6 +217,7 @@ def _metric_text(summary: Mapping[str, Any]) -> str:
     kind, value, n = summary["kind"], summary["value"], summary["n"]
     if kind == "accuracy":
         return f"{_share_text(summary)} ({summary['correct']} of {n})"
+    # A loss in nats may be missing or infinite, and a metric of counts may have counted nothing.
     if value is None or not math.isfinite(value):
         return f"no finite number ({n} rows)"
     interval = ""

@@ -1,7 +1,7 @@
 """The statistics of evaluations and studies (docs/statistics.md): intervals, paired tests, and what may be concluded.
 
-All functions take plain numbers. ``None`` stands for what cannot be computed, such as the spread of one value; nothing is
-NaN and nothing warns. Every test is two-sided, every interval a 95 % interval.
+All functions take plain numbers. ``None`` stands for a value that cannot be computed, such as the spread of one value;
+nothing is NaN and nothing warns. Tests are two-sided, intervals are 95 % intervals.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 from stepjepa.errors import library
 
 CONFIDENCE = 0.95
-# So many questions must one model alone answer right before McNemar's exact test can give p < 0.05.
+# Smallest number of questions that only one model answers right at which McNemar's exact test can give p < 0.05.
 LEAST_RIGHT = 6
-# What a claim may lack.
+# Reasons for which a claim is not established.
 NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
-# Digits of the larger value to which differences are taken: 0.60 - 0.55 and 0.55 - 0.50 are one difference.
+# Differences are rounded to this many digits of the larger value, so that 0.60 - 0.55 and 0.55 - 0.50 are equal.
 _DIGITS = 12
 
 
 class Interval(NamedTuple):
-    """An estimate and the ends of its interval; None where there is none."""
+    """An estimate and the ends of its interval; None if it cannot be computed."""
 
     value: float | None
     low: float | None
     high: float | None
 
     def percent(self, sign: str = "", unit: str = "%") -> str:
-        """``61.0 % (57.9 to 64.0)``; of a difference with "+" and "points", ``+2.5 points (-4.8 to +9.7)``."""
+        """``61.0 % (57.9 to 64.0)``; for a difference, with "+" and "points", ``+2.5 points (-4.8 to +9.7)``."""
         if self.value is None:
             return "none"
         middle = f"{100 * self.value:{sign}.1f} {unit}"
@@ -43,11 +43,12 @@ class Interval(NamedTuple):
 
 
 def share(successes: int, n: int) -> Interval:
-    """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; nothing of n = 0."""
+    """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; None for n = 0."""
     return Interval(*_wilson(successes, n)) if n else Interval(None, None, None)
 
 
 def _wilson(successes: int, n: int) -> tuple[float, float, float]:
+    # Imported in the functions, because SciPy is slow to import.
     from scipy import stats
 
     low, high = stats.binomtest(successes, n).proportion_ci(CONFIDENCE, method="wilson")
@@ -57,11 +58,12 @@ def _wilson(successes: int, n: int) -> tuple[float, float, float]:
 def mean(values: Sequence[float]) -> Interval:
     """A mean with Student's t interval, ``mean +- t * sd / sqrt(n)`` with n - 1 degrees of freedom.
 
-    Fewer than two values, or values that are not all finite, have no interval. Equal values have a point.
+    There is no interval for fewer than two values, or for values that are not finite. Equal values have one of width 0.
     """
     if not values:
         return Interval(None, None, None)
-    equal = min(values) == max(values)  # their mean may be rounded
+    # The mean of equal values may differ from them by rounding.
+    equal = min(values) == max(values)
     middle = float(values[0]) if equal else fmean(values)
     if len(values) < 2 or not math.isfinite(middle):
         return Interval(middle, None, None)
@@ -73,7 +75,7 @@ def mean(values: Sequence[float]) -> Interval:
 
 
 def normal(value: float, error: float | None) -> Interval:
-    """An estimate with the normal interval of its standard error; none without one."""
+    """An estimate with the normal interval of its standard error; no interval without an error."""
     if error is None:
         return Interval(value, None, None)
     half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
@@ -81,10 +83,10 @@ def normal(value: float, error: float | None) -> Interval:
 
 
 def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, int]:
-    """How many questions both models, only a, only b, or neither answered right.
+    """Number of questions that both models, only a, only b, or neither answered right.
 
     Raises:
-        ValueError: the two are not of one length.
+        ValueError: a and b differ in length.
     """
     pairs = list(zip(a, b, strict=True))
     both, only_a, only_b = (pairs.count(kind) for kind in ((True, True), (True, False), (False, True)))
@@ -92,11 +94,13 @@ def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, 
 
 
 def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:
-    """Accuracy of b less that of a, the baseline, on the same questions, with the interval of Newcombe's method 10
-    (Statistics in Medicine 17, 2635-2650, 1998): the two Wilson intervals, put together with the correlation of the answers.
+    """Accuracy of b minus that of the baseline a on the same questions, with the interval of Newcombe's method 10.
+
+    The method combines the two Wilson intervals by the correlation of the answers (Statistics in Medicine 17, 2635-2650,
+    1998).
 
     Args:
-        both, only_a, only_b, neither: questions that both models, one of them, or none answered right.
+        both, only_a, only_b, neither: number of questions that both models, one of them, or neither answered right.
     """
     n = both + only_a + only_b + neither
     if n == 0:
@@ -105,25 +109,28 @@ def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> In
     value_a, low_a, high_a = _wilson(right_a, n)
     value_b, low_b, high_b = _wilson(right_b, n)
 
-    # phi, the correlation of the answers
+    # phi is the correlation of the answers; 0 if a model answered all questions right or all wrong.
     margins = right_a * (n - right_a) * right_b * (n - right_b)
     agreement: float = both * neither - only_a * only_b
+    # The correction for continuity, only for positive correlations, as Newcombe defines it.
     if agreement > 0:
-        agreement = max(agreement - n / 2, 0.0)  # the correction for continuity
+        agreement = max(agreement - n / 2, 0.0)
     phi = agreement / math.sqrt(margins) if margins else 0.0
 
-    def joined(one: float, other: float) -> float:
-        return math.sqrt(max(one**2 - 2 * phi * one * other + other**2, 0.0))
+    def combined(b_arm: float, a_arm: float) -> float:
+        # Rounding may make the sum slightly negative.
+        return math.sqrt(max(b_arm**2 - 2 * phi * b_arm * a_arm + a_arm**2, 0.0))
 
+    # The low end pairs b's lower arm with a's upper one, the high end the reverse.
     difference = (only_b - only_a) / n
-    low = difference - joined(value_b - low_b, high_a - value_a)
-    high = difference + joined(high_b - value_b, value_a - low_a)
+    low = difference - combined(value_b - low_b, high_a - value_a)
+    high = difference + combined(high_b - value_b, value_a - low_a)
     return Interval(difference, max(-1.0, low), min(1.0, high))
 
 
 def mcnemar_p(only_a: int, only_b: int) -> float:
-    """P-value, two-sided, of McNemar's exact test: whether the questions that one model alone answered right are as often
-    a's as b's. 1 where there are none."""
+    """Two-sided p-value of McNemar's exact test of the hypothesis that a question which only one model answered right is
+    a's or b's with equal probability; 1 if there are no such questions."""
     from scipy import stats
 
     return float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
@@ -141,7 +148,7 @@ class Summary:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Mean, interval and spread of (n,) finite values, one for each seed."""
+    """Mean, interval and standard deviation of (n,) finite values, one for each seed."""
     interval = mean(values)
     sd = stdev(values) if len(values) > 1 else None
     return Summary(len(values), interval.value, interval.low, interval.high, sd)
@@ -149,15 +156,15 @@ def summary(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Values less their baselines, seed by seed.
+    """Values minus their baselines, seed by seed.
 
     Attributes:
         mean, sd, low, high: of the differences, with a t interval; all but the mean need two pairs.
-        t_p: paired t test. 1 where all differences are zero; None below two pairs, and where all differences are the
-            same other number: then there is no spread to measure the mean against.
-        wilcoxon_p: signed-rank test, exact up to 50 pairs without ties and 13 with; zeros are left out. 1 where all
-            differences are zero, None below two pairs. Below six pairs it cannot be under 0.05.
-        effect_size: Cohen's d_z, mean / sd; 0 where all differences are zero, None where there is no spread.
+        t_p: paired t test. 1 if all differences are zero; None below two pairs, and if all differences equal another
+            number, because there is no spread to compare the mean with.
+        wilcoxon_p: signed-rank test without zeros, exact up to 50 pairs without ties and 13 with ties. 1 if all differences
+            are zero; None below two pairs. Below six pairs it cannot be under 0.05.
+        effect_size: Cohen's d_z, mean / sd; 0 if all differences are zero, None if there is no other spread.
     """
 
     n: int
@@ -171,7 +178,7 @@ class PairedDifference:
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
-    """How an arm differs from its baseline under the same seeds.
+    """Compare an arm with its baseline under the same seeds.
 
     Args:
         values, baseline: (n,) finite numbers, the same seeds in the same order.
@@ -180,6 +187,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
 
     pairs = np.array(list(zip(values, baseline, strict=True)), dtype=np.float64).reshape(-1, 2)
     differences = pairs[:, 0] - pairs[:, 1]
+    # Without rounding, equal differences would count as a tiny spread (a huge t), and ties of the ranks would be missed.
     scale = np.abs(pairs).max(initial=0.0)
     if scale > 0:
         decimals = _DIGITS - math.ceil(math.log10(scale))
@@ -187,7 +195,8 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
     middle = summary(differences.tolist())
     t_p = wilcoxon_p = effect_size = None
     if middle.estimate is not None and middle.sd is not None:
-        nonzero = differences[differences != 0]  # so that SciPy uses the exact distribution of the rest
+        # SciPy uses the exact distribution only without zeros.
+        nonzero = differences[differences != 0]
         wilcoxon_p = float(stats.wilcoxon(nonzero).pvalue) if len(nonzero) else 1.0
         if middle.sd > 0:
             t_p = float(stats.ttest_1samp(differences, 0.0).pvalue)
@@ -198,10 +207,10 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha, whatever the tests' dependence.
+    """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha under any dependence of the tests.
 
     Args:
-        p_values: one per test. None is a test that was not made; it stays None and does not count.
+        p_values: one per test; None for a test that was not possible, which stays None and does not count.
     """
     known = [p for p in p_values if p is not None]
     if not known:
@@ -213,8 +222,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class ArmVerdict:
-    """What may be concluded of how an arm was trained, and why not more, by the rules of docs/statistics.md: "better" takes
-    paired seeds, a control with shuffled targets where there are targets, and equal compute."""
+    """The conclusion about how an arm was trained, and the reasons that limit it, by the rules of docs/statistics.md.
+
+    "better" requires paired seeds, equal compute, and for methods with targets a control with shuffled targets.
+    """
 
     label: Literal["better", "worse", "no difference shown", "not established"]
     reasons: tuple[str, ...] = ()
@@ -233,15 +244,20 @@ def conclusion(
     counts: tuple[int, int, int, int] | None = None,
     lower_is_better: bool = False,
 ) -> str:
-    """What may be concluded of two models, b less a, from their answers to the same questions. Of how they were trained
-    nothing is, whatever the difference: each is one seed.
+    """The conclusion about two models from their answers to the same questions, in words.
+
+    It never says that a way of training is better: each model is one seed.
 
     Args:
-        controlled, equal_compute: whether there is a control with shuffled targets, and b was trained at a's compute.
-        counts: of an accuracy, as `paired_counts` gives them.
+        difference: b minus a.
+        a, b: names of the models.
+        controlled, equal_compute: whether a control with shuffled targets was run, and b was trained at a's compute.
+        counts: for an accuracy, see `paired_counts`.
+        lower_is_better: whether the metric is a loss.
     """
     low, high = difference.low, difference.high
     shown = f"no difference between {a} and {b} is shown"
+    # With so few right answers no test could show a difference, which is not the same as no difference.
     if counts is not None and sum(counts[:3]) < LEAST_RIGHT:
         right = f"{sum(counts[:3])} of {sum(counts)} by {a} or {b}"
         shown = f"there are too few right answers to compare: {right}"

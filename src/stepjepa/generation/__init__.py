@@ -1,6 +1,6 @@
 """Generators: a model in memory, vLLM or a server answers chats through one protocol. `generate` collects solutions.
 
-Everything that lets a model answer goes one way:
+Every command that generates text takes the same path:
 
     rows of a file -> questions -> `Request` -> `Generator` -> `Reply` -> `output.Output` -> scores
 """

@@ -1,18 +1,18 @@
-"""Self-speculative decoding: the heads of an objective draft tokens, and the model keeps those that it would have written.
+"""Self-speculative decoding: the heads of an objective draft tokens, and the model keeps those that it would generate.
 
     ```
     known       the state h_t, and x_t+1, the likeliest token after it
     drafted     x_t+1    d_t+2    d_t+3    d_t+4         by the heads, from h_t and x_t+1
     one pass    h_t+1    h_t+2    h_t+3    h_t+4
-    likeliest   x_t+2    x_t+3    x_t+4    x_t+5         kept up to the first that is not the draft
+    likeliest   x_t+2    x_t+3    x_t+4    x_t+5         kept up to the first that differs from the draft
     ```
 
-Every token that is kept is the likeliest one after those before it, as in greedy decoding: the drafts decide how many passes
-that takes, not what is written (blockwise parallel decoding, arXiv:1811.03115). A pass over several tokens may round in
-another way than passes over one, so two tokens that are equally likely to rounding may change places. Answers are written
-one at a time, as each keeps another number of drafts.
+Every kept token is the likeliest one after those before it, as in greedy decoding: the drafts change the number of passes,
+not the text (blockwise parallel decoding, arXiv:1811.03115). A pass over several tokens may round differently from passes
+over one, which can swap two tokens whose probabilities are equal up to rounding. Answers are generated one at a time,
+because each keeps a different number of drafts.
 
-Shapes: T tokens of a pass, N of them that are kept, D width, V vocabulary.
+Shapes: T tokens of a pass, N kept ones among them, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NAME = Names(GeneratorOptions)
 
 @dataclass(frozen=True)
 class Drafter:
-    """Writes answers with drafts.
+    """Generates answers with drafts.
 
     Attributes:
         model: a causal LM in evaluation mode, on its device.
-        objective: what drafts.
+        objective: the objective whose heads draft.
         view: the model with the modules of the objective.
-        count: tokens of a draft, at most.
+        count: largest number of tokens in a draft.
     """
 
     model: PreTrainedModel
@@ -53,33 +53,40 @@ class Drafter:
     def write(
         self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int], suppressed: Sequence[int] = ()
     ) -> tuple[list[int], Drafts]:
-        """Continue a prompt as `generate_batch` does without a temperature; see there for the arguments.
+        """Continue a prompt greedily; for the arguments see `generate_batch`.
 
         Returns:
-            The new tokens, up to the one that ends them, and what came of the drafts.
+            The new tokens, including the one that ends them, and the counts of the drafts.
         """
-        cache = DynamicCache()  # without a configuration it keeps all that a sliding window may need after a cut
+        # Without a configuration the cache keeps all states, which a sliding window may need after tokens are removed.
+        cache = DynamicCache()
         states_ND = self._states(torch.tensor(prompt), cache)[-1:]
         likeliest_N = self._likeliest(states_ND, suppressed)
-        written = likeliest_N.tolist()
+        new_ids = likeliest_N.tolist()
         passes = accepted = 0
-        while len(written) < max_new_tokens and written[-1] not in stop_ids:
-            room = max_new_tokens - len(written) - 1  # a pass gives one more token than there are drafts
+        while len(new_ids) < max_new_tokens and new_ids[-1] not in stop_ids:
+            # A pass yields one token more than there are drafts.
+            room = max_new_tokens - len(new_ids) - 1
             drafted_T = self.objective.draft(states_ND[-1:], likeliest_N[-1:], min(self.count, room), self.view)
             states_ND, likeliest_N = self._verified(drafted_T, cache, suppressed)
             kept = _up_to_stop(likeliest_N.tolist(), stop_ids)
-            written += kept
+            new_ids += kept
             passes += 1
+            # The last of the likeliest tokens was not drafted; a stop token may end the answer before it.
             accepted += min(len(likeliest_N) - 1, len(kept))
-        return written, Drafts(passes, accepted)
+        return new_ids, Drafts(passes, accepted)
 
     def _verified(
         self, drafted_T: torch.Tensor, cache: DynamicCache, suppressed: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states (N, D) of the known token and the right drafts after it, and the likeliest token (N,) after each. What
-        is wrong leaves the cache."""
+        """Run a draft through the model, and remove wrong tokens from the cache.
+
+        Returns:
+            The states (N, D) of the known token and the right drafts after it, and the likeliest token (N,) after each.
+        """
         states_TD = self._states(drafted_T, cache)
         likeliest_T = self._likeliest(states_TD, suppressed)
+        # A draft is right if it and all drafts before it are the model's likeliest tokens.
         right = int((likeliest_T[:-1] == drafted_T[1:]).cumprod(dim=0).sum())
         wrong = len(drafted_T) - 1 - right
         if wrong:
@@ -88,11 +95,12 @@ class Drafter:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Try the cache: tokens after a cut must get the states that they get in one pass.
+        """Check on a trial run that tokens after a cut of the cache get the same states as in one pass.
 
         Raises:
             ConfigError: they do not, as with recurrent layers, whose state cannot be cut back.
         """
+        # Eight tokens in the cache, the last four removed and run again, against one pass over all eight.
         ids_T = torch.arange(8) % len(embedding_rows(self.model))
         cache = DynamicCache()
         try:
@@ -101,14 +109,15 @@ class Drafter:
             cache.crop(-4)
             expected_TD = self._states(ids_T, DynamicCache())[4:]
             equal = distance(self._states(ids_T[4:], cache), expected_TD) <= tolerance(self.model)
-        except Exception:  # each architecture has its own
+        except Exception:
+            # A cache that cannot be cut fails in a way of its architecture.
             equal = False
         if not equal:
             what = f"the cache of {type(self.model).__name__} cannot be cut back"
             raise ConfigError(f"--{_NAME.draft_tokens}: {what}; leave it out")
 
     def _states(self, ids_T: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """The last states (T, D) of tokens (T,) that follow those in the cache, to which they are added."""
+        """The last hidden states (T, D) of tokens (T,) that follow those in the cache; the cache gets them too."""
         ids_1T = ids_T[None].to(embedding_rows(self.model).device)
         output = backbone(self.model)(input_ids=ids_1T, past_key_values=cache, use_cache=True)
         return output[0][0]  # type: ignore[no-any-return]
@@ -116,6 +125,7 @@ class Drafter:
     def _likeliest(self, states_TD: torch.Tensor, suppressed: Sequence[int]) -> torch.Tensor:
         """The likeliest token (T,) after each state."""
         logits_TV = self.view.logits(states_TD).float()
+        # Suppressed tokens may lie beyond the head's vocabulary.
         logits_TV[:, [token for token in suppressed if token < logits_TV.shape[1]]] = -torch.inf
         return logits_TV.argmax(dim=-1)
 

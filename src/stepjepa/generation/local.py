@@ -5,9 +5,9 @@ Decoder-only models must be padded on the left to generate in batches:
     ids    pad pad pad  a   b      mask   0 0 0 1 1      positions   . . . 0 1
             c   d   e   f   g             1 1 1 1 1                  0 1 2 3 4
 
-The batch is built here and not by the tokenizer, so the tokenizer's padding side does not matter. A model's own
-`generation_config` (published models ship sampling temperatures and repetition penalties in it) is set aside while
-generating: what is asked for in the call is all that happens.
+The batch is built here and not by the tokenizer, so the tokenizer's padding side does not matter. While generating, the
+model's own `generation_config` is replaced, because published models ship sampling temperatures and repetition penalties in
+it: only the arguments of the call count.
 
 Shapes: B prompts of a batch, T tokens.
 """
@@ -36,17 +36,18 @@ from stepjepa.modeling.parts import causal_lm, vocabulary_size
 _NAME = Names(GeneratorOptions)
 _MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
-VLLM_BATCH_SIZE = 256  # vLLM forms its batches itself; this is how many replies are stored at once
+# vLLM forms its own batches; this is the number of replies that are stored at once.
+VLLM_BATCH_SIZE = 256
 
 
 class Generation(NamedTuple):
     """One continuation.
 
     Attributes:
-        token_ids: the new tokens, without the stop token and anything after it.
-        text: `token_ids` decoded, special tokens left out.
-        stopped: True when the model ended by itself, False when `max_new_tokens` cut it off.
-        drafts: what came of them; None where nothing was drafted.
+        token_ids: the new tokens before the stop token.
+        text: `token_ids` decoded without special tokens.
+        stopped: True if the model ended by itself, False if `max_new_tokens` cut it off.
+        drafts: counts of the drafts; None if nothing was drafted.
     """
 
     token_ids: list[int]
@@ -67,21 +68,23 @@ def generate_batch(
     seed: int = 0,
     suppressed: Sequence[int] = (),
 ) -> list[Generation]:
-    """Continue every prompt of a batch; greedy unless a temperature is given. One `Generation` per prompt, in their order.
+    """Continue every prompt of a batch, greedily unless a temperature is given. One `Generation` per prompt, in order.
 
     Args:
         model: any Hugging Face causal LM, PEFT models included. Its train/eval mode and generation config are
             restored afterwards.
         tokenizer: decodes the new tokens; its padding side is ignored.
-        prompts: token ids of each prompt, none empty, no padding.
+        prompts: token ids of each prompt, at least one, without padding.
         max_new_tokens: upper bound of new tokens per prompt.
         stop_ids: tokens that end a continuation.
         temperature: 0 takes the likeliest token; above 0 samples at this temperature.
         top_p: share of the probability mass to sample from; only with a temperature.
-        seed: of the sampling. The global generators are left as they were.
+        seed: seed of the sampling. The global random generators are restored afterwards.
         suppressed: tokens that are never generated.
     """
-    pad_id = stop_ids[0] if stop_ids else 0  # masked out in the prompt and cut off after it, so any valid id will do
+    # Padding is masked in the prompt and cut off after the answer, so any valid id will do.
+    pad_id = stop_ids[0] if stop_ids else 0
+    # top_k 0 turns off a default of transformers, which samples from the 50 likeliest tokens.
     sampling: dict[str, Any] = {}
     if temperature:
         sampling = {"do_sample": True, "top_k": 0, _NAME.temperature: temperature, _NAME.top_p: top_p}
@@ -104,7 +107,8 @@ def generate_batch(
             input_ids=ids_BT.to(device),
             attention_mask=mask_BT.to(device),
             generation_config=config,
-            synced_gpus=False,  # each process has questions of its own
+            # Each process answers different questions, so none may wait for the steps of another.
+            synced_gpus=False,
         )
     return [_generation(tokenizer, new_ids, stop_ids) for new_ids in output_BT[:, ids_BT.shape[1] :].tolist()]
 
@@ -120,8 +124,8 @@ def _generation(
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within this context; every module's own mode after it."""
-    # Module by module: a model may be trained with some of its parts in evaluation mode.
+    """Evaluation mode within this context; afterwards every module has its previous mode."""
+    # Module by module, because parts of a model may be in evaluation mode during training.
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -133,30 +137,32 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[None]:
-    """This generation config alone within this context; the model's own after it."""
+    """Use this generation config alone within this context; afterwards the model has its own again."""
     # `generate` fills every value that the call leaves open from the model's own generation config. PEFT
     # keeps one on the wrapper and one on the model inside.
     owners: list[Any] = [module for module in model.modules() if "generation_config" in vars(module)]
-    saved = [module.generation_config for module in owners]
+    own_configs = [module.generation_config for module in owners]
     for module in owners:
         module.generation_config = config
     try:
         yield
     finally:
-        for module, own in zip(owners, saved, strict=True):
-            module.generation_config = own
+        for module, own_config in zip(owners, own_configs, strict=True):
+            module.generation_config = own_config
 
 
 class BatchGenerator(ABC):
-    """Answers in batches, which are formed of all requests, longest prompt first. So the same requests with the same batch
-    size give the same replies, whether or not the run was interrupted."""
+    """Answers in batches, formed from all requests by the length of the prompt, the longest first.
+
+    Batches do not depend on what is done already, so an interrupted run gives the same replies when it resumes.
+    """
 
     def __init__(self, prompter: Prompter, batch_size: int, longest_prompt: int | None):
         self.prompter = prompter
         self._batch_size, self._longest_prompt = batch_size, longest_prompt
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """A batch of replies at a time, after refusals of the prompts for which the model has no room.
+        """Yield refusals of prompts that are too long for the model, then the replies batch by batch.
 
         Raises:
             ConfigError: a batch does not fit into memory.
@@ -172,20 +178,21 @@ class BatchGenerator(ABC):
                 refused.append(Reply(request.row, "", stopped=False, refused=reason))
         if refused:
             yield refused
-        asked = [request for request in requests if request.row in prompts]
-        asked.sort(key=lambda request: -len(prompts[request.row]))
-        for begin in range(0, len(asked), self._batch_size):
-            batch = [request for request in asked[begin : begin + self._batch_size] if request.row not in done]
+        # Equal lengths need little padding, and a batch that does not fit into memory is the first one.
+        accepted = [request for request in requests if request.row in prompts]
+        accepted.sort(key=lambda request: -len(prompts[request.row]))
+        for begin in range(0, len(accepted), self._batch_size):
+            batch = [request for request in accepted[begin : begin + self._batch_size] if request.row not in done]
             if batch:
                 yield self._generate(batch, [prompts[request.row] for request in batch])
 
     @abstractmethod
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
-        """The replies to a batch, given the token ids of its prompts."""
+        """Answer a batch, given the token ids of its prompts."""
 
 
 class LocalGenerator(BatchGenerator):
-    """Generates with a model in memory, also one that is being trained. Each batch is sampled with a seed of its own."""
+    """Generates with a model in memory, which may be in training. The seed of a batch derives from those of its requests."""
 
     def __init__(
         self,
@@ -225,10 +232,12 @@ class LocalGenerator(BatchGenerator):
                     suppressed=self._suppressed,
                 )
         replies = []
-        for request, ids, one in zip(batch, prompts, generations, strict=True):
-            text = mended(self.prompter.response(one.token_ids, one.text, ids))
-            new_tokens = len(one.token_ids) + one.stopped
-            replies.append(Reply(request.row, text, one.stopped, len(ids), new_tokens, drafts=one.drafts))
+        for request, ids, generation in zip(batch, prompts, generations, strict=True):
+            new_ids, stopped, drafts = generation.token_ids, generation.stopped, generation.drafts
+            text = mended(self.prompter.response(new_ids, generation.text, ids))
+            # The stop token, which `token_ids` lacks, was generated too.
+            new_tokens = len(new_ids) + stopped
+            replies.append(Reply(request.row, text, stopped, len(ids), new_tokens, drafts=drafts))
         return replies
 
     def _drafted(self, drafter: Drafter, prompts: Sequence[list[int]]) -> list[Generation]:
@@ -240,7 +249,7 @@ class LocalGenerator(BatchGenerator):
 
 
 class VllmGenerator(BatchGenerator):
-    """Hands requests to vLLM, each with a seed of its own.
+    """Generates with vLLM, with a seed for each request.
 
     Args:
         model: a Hub id or folder.
@@ -263,25 +272,30 @@ class VllmGenerator(BatchGenerator):
             self._llm = vllm.LLM(**arguments, **(options.vllm_options or {}))
         except Exception as error:
             raise ConfigError(f"{_MODEL} {model}: vLLM cannot load it ({said(error)})") from None
+        # A prompt must leave room for at least one new token.
         limits = self._llm.llm_engine.model_config
         super().__init__(prompter, options.batch_size or VLLM_BATCH_SIZE, limits.max_model_len - 1)
         self._params = vllm.SamplingParams
         self._sampling = {
             _NAME.top_p: options.top_p,
             "max_tokens": options.max_new_tokens,
-            "stop_token_ids": prompter.stop_ids(None),  # vLLM adds the tokens that the model itself names
+            # vLLM adds the stop tokens of the model's generation config.
+            "stop_token_ids": prompter.stop_ids(None),
+            # -100 is the lowest bias of OpenAI's API, and excludes a token in practice.
             "logit_bias": dict.fromkeys(prompter.unwritable_ids(limits.get_vocab_size()), -100.0) or None,
         }
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
-        params = [self._params(temperature=one.temperature, seed=one.seed, **self._sampling) for one in batch]
+        params = [
+            self._params(temperature=request.temperature, seed=request.seed, **self._sampling) for request in batch
+        ]
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         replies = []
         for request, ids, output in zip(batch, prompts, outputs, strict=True):
             answer = output.outputs[0]
-            written = list(answer.token_ids)
-            text = mended(self.prompter.response(written, answer.text, ids))
+            new_ids = list(answer.token_ids)
+            text = mended(self.prompter.response(new_ids, answer.text, ids))
             stopped = answer.finish_reason != "length"
-            replies.append(Reply(request.row, text, stopped, len(ids), len(written)))
+            replies.append(Reply(request.row, text, stopped, len(ids), len(new_ids)))
         return replies

@@ -1,4 +1,4 @@
-"""Options of ``stepjepa generate`` and of every command that lets a model answer; no torch, so that ``--help`` is quick."""
+"""Options of ``stepjepa generate`` and of every command that generates answers; no torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from stepjepa.data.options import SYSTEM_PROMPT, ColumnOptions, PromptOptions, T
 from stepjepa.errors import ConfigError, library
 from stepjepa.modeling.options import LoadingOptions
 
+# The placeholder in --prompt_template.
 QUESTION = "{question}"
+# Groups of the options in --help.
 _DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
 _VLLM: Needs = {"backend": ("vllm",)}
 
 
 @dataclass
 class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
-    """Which model generates, and how, for every command that lets one answer."""
+    """The generator and its settings, for every command that generates answers."""
 
     backend: Literal["transformers", "vllm", "openai"] = option(
         "transformers",
@@ -63,20 +65,21 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
                 f"--{_NAME.draft_tokens} drafts greedy answers of transformers alone; set --{_NAME.temperature} 0 and "
                 f"--{_NAME.backend} transformers, or leave it out"
             )
+        # Before anything is read or written; a missing package raises an error that says how to install it.
         if self.backend == "vllm":
-            library("vllm", "vllm")  # raises an error that says how to install it
+            library("vllm", "vllm")
 
     def deciding(self, *but: type) -> dict[str, Any]:
-        """The options on which the answers depend, without those of the classes `but`: work is resumed only with the same
-        ones."""
-        left_out = {name for kind in but for name in options_of(kind)}
-        decide = (one.name for one in options_of(type(self)).values() if not one.resume)
-        return {name: getattr(self, name) for name in decide if name not in left_out}
+        """The options that the answers depend on, without those of the classes `but`; work resumes only with equal ones."""
+        excluded = {name for kind in but for name in options_of(kind)}
+        # `resume` marks options that may change between a start and its resumption.
+        deciding = (known.name for known in options_of(type(self)).values() if not known.resume)
+        return {name: getattr(self, name) for name in deciding if name not in excluded}
 
 
 @dataclass
 class GenerateOptions(GeneratorOptions, ColumnOptions):
-    """What is asked, which model, how often, and where the answers go."""
+    """The questions, the model, the number of attempts, and the output."""
 
     file: str | None = option(
         None,
@@ -147,13 +150,14 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
             return
         if not self.base_url:
             raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
+        # A ValueError comes from a port that is not a number, or from a broken IPv6 address.
         usable = False
         with suppress(ValueError):
             url = urlsplit(self.base_url)
             extra = url.username or url.password or url.query or url.fragment
             usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and not extra
         if not usable:
-            # A key may be in it, so it is not repeated.
+            # The address may contain a key, so the message does not repeat it.
             example = f"an address alone, as in http://localhost:8000/v1; a key goes into --{_NAME.api_key_env}"
             raise ConfigError(f"{address} takes {example}")
         self.api_key()
@@ -162,13 +166,13 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         """The key of the endpoint, from the environment.
 
         Raises:
-            ConfigError: the variable is not set, or holds no key.
+            ConfigError: the variable is not set, or does not hold a key.
         """
         if self.api_key_env is None:
             return None
         key = os.environ.get(self.api_key_env, "").strip()
         if not (key and key.isascii() and key.isprintable()):
-            # Somebody may have written the key itself, so it is not repeated.
+            # The user may have written the key itself, so the message does not repeat it.
             raise ConfigError(
                 f"--{_NAME.api_key_env} takes the NAME of an environment variable, and none of that name holds a key"
             )
@@ -176,5 +180,5 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
 
 
 _NAME = Names(GenerateOptions)
-# The flag that replaces an earlier output, as every command that keeps answers takes it.
+# The flag that replaces an earlier output; the alias exists in every command that stores answers.
 OVERWRITE = f"--{options_of(GenerateOptions)[_NAME.overwrite].aliases[0]}"

@@ -1,11 +1,11 @@
-"""Requests and replies, and the files that keep the replies of a command that can be killed at any moment.
+"""Requests and replies, and the files that store the replies of a command that may be killed at any moment.
 
-    results     written at the end, each in one step
-    record      what came of it; written last: with it the work is complete
-    partial     a line for each batch as it is done; removed at the end
+    results     written at the end, each atomically
+    record      settings and summary; written last, so its presence means that the work is complete
+    partial     a line for each finished batch; removed at the end
 
-Repeated, the command resumes where it was. A line of the partial file counts only when it is complete. Its first line says
-what the answers depend on: the work is resumed only with the same.
+When the command is repeated, it resumes. Only complete lines of the partial file count. Its first line holds the identity of
+the work, the settings that the answers depend on: only a command with the same identity resumes it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from stepjepa.version import __version__
 
 Record = dict[str, Any]
 _ADVICE = f"choose another output, or {OVERWRITE} to replace it"
-# Options that have left: in records of earlier versions nothing depends on them at these values.
-_LEFT = {"greedy_first": False, "response_field": "response", "samples_per_question": 1}
-_SHOWN = 40  # characters of a setting in messages
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a file of others may raise
+# Options of earlier versions. At these values they had no effect on the answers, so a record may hold them.
+_REMOVED = {"greedy_first": False, "response_field": "response", "samples_per_question": 1}
+# Characters of a setting in messages.
+_SHOWN = 40
+# Errors from reading a file that this library may not have written.
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class Request:
 
     Attributes:
         row: number of the question.
-        messages: the chat up to where the model answers.
+        messages: the chat before the answer.
         temperature: 0 is greedy.
-        seed: of the sampling, see `seed_of`.
-        template_kwargs: what the chat template gets for this chat alone.
+        seed: seed of the sampling, see `seed_of`.
+        template_kwargs: arguments of the chat template for this chat alone.
     """
 
     row: int
@@ -56,17 +58,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model answered.
+    """The model's answer to a request.
 
     Attributes:
-        row: that of the request.
-        text: the response; empty where the request was refused.
-        stopped: True when the model ended by itself, False when it was cut off.
-        prompt_tokens, new_tokens: counts, 0 where they are unknown.
-        refused: why this one request cannot be answered (a prompt that is too long, a content filter).
-        reasoning: thoughts that a server returns in a field of their own.
-        drafts: see `Drafts`; None where nothing was drafted.
+        row: number of the question, from the request.
+        text: the response; empty if the request was refused.
+        stopped: True if the model ended by itself, False if it was cut off.
+        prompt_tokens, new_tokens: number of tokens; 0 if unknown.
+        refused: why this request cannot be answered (a prompt that is too long, a content filter); else None.
+        reasoning: thinking that a server returns in a separate field.
+        drafts: see `Drafts`; None if nothing was drafted.
     """
+
+    # A reply is stored as the list of its values, so new fields go to the end.
 
     row: int
     text: str
@@ -79,15 +83,15 @@ class Reply:
 
 
 class Drafts(NamedTuple):
-    """Of one answer: passes of the model over drafts, without the one over the prompt, and drafted tokens that were kept."""
+    """Counts for one answer: the model's passes over drafts (not that over the prompt), and the drafted tokens it kept."""
 
     passes: int
     kept: int
 
 
 def acceptance(answers: Iterable[Sequence[int] | None]) -> Record | None:
-    """The `Drafts` of all answers, and the drafts kept per pass; None where nothing was drafted."""
-    drafted = [one for one in answers if one is not None]
+    """The summed `Drafts` of the answers, and the drafts kept per pass; None if nothing was drafted."""
+    drafted = [drafts for drafts in answers if drafts is not None]
     if not drafted:
         return None
     passes, kept = map(sum, zip(*drafted, strict=True))
@@ -95,42 +99,43 @@ def acceptance(answers: Iterable[Sequence[int] | None]) -> Record | None:
 
 
 def acceptance_text(drafts: Record) -> str:
-    """What `acceptance` gives, in words."""
+    """The result of `acceptance` in words."""
     return f"{drafts['kept_per_pass']:.2f} kept per pass of the model ({drafts['kept']} in {drafts['passes']})"
 
 
 class Generator(Protocol):
-    """Whatever answers requests."""
+    """The interface of everything that answers requests."""
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
         """Answer all requests but those of the rows in `done`, a group at a time and in any order.
 
-        A group is stored as a unit. `done` is an argument of its own, so that a generator that forms batches forms the same
-        ones when it resumes in the middle.
+        A group is stored as a unit. Requests in `done` are passed too, so that a generator forms the same batches when it
+        resumes.
         """
         ...
 
 
 def seed_of(seed: int, *parts: int) -> int:
-    """A seed below 2**31 for (seed, row, attempt) or any other numbers, different for all others."""
+    """A seed below 2**31 for (seed, row, attempt) or other numbers; different numbers give different seeds."""
+    # A hash, because sums such as seed + row would give one row's seed to another row of the next run.
     text = ":".join(map(str, (seed, *parts)))
     hashed = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(hashed[:4], "big") >> 1
 
 
 def mended(text: str) -> str:
-    """A response without halves of characters, which no file could hold."""
+    """A response without lone surrogates (half characters), which UTF-8 cannot encode."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 @dataclass
 class ReplyLog:
-    """What a generator has answered so far.
+    """The replies of a generator so far.
 
     Attributes:
-        output: keeps every group of replies, None for a model in memory.
-        replies: by the number of the request, in the order in which they came.
-        seconds: spent on generating.
+        output: stores every group of replies; None if nothing is stored.
+        replies: number of a request -> its reply, in the order of arrival.
+        seconds: time spent on generation.
     """
 
     output: Output | None = None
@@ -138,20 +143,20 @@ class ReplyLog:
     seconds: float = 0.0
 
     def ask(self, generator: Generator, requests: Sequence[Request], task: str, bar: Bar) -> None:
-        """Let the generator answer what it has not answered yet. Each group of replies is stored as it comes.
+        """Let the generator answer the open requests; each group of replies is stored when it arrives.
 
         Args:
-            task: its name on the bar.
+            task: name of the work on the progress bar.
 
         Raises:
-            ConfigError: the model cannot be asked.
+            ConfigError: the model cannot be used.
             DataError: a reply cannot be stored.
         """
-        known = frozenset(self.replies)
-        done = sum(request.row in known for request in requests)
-        bar.begin(task, len(requests), done)
+        done = frozenset(self.replies)
+        bar.begin(task, len(requests), sum(request.row in done for request in requests))
+        # The clock stops while a group is stored, so `seconds` is the time of generation alone.
         begin = time.perf_counter()
-        for replies in generator.answer(requests, known):
+        for replies in generator.answer(requests, done):
             seconds = time.perf_counter() - begin
             rows = [list(vars(reply).values()) for reply in replies]
             self.add({"replies": rows, "seconds": round(seconds, 3)})
@@ -159,14 +164,15 @@ class ReplyLog:
             begin = time.perf_counter()
 
     def add(self, line: Record) -> None:
-        """Store and take a line."""
+        """Store a line, then take it."""
         if self.output is not None:
             self.output.append(line)
         self.take(line)
 
     def take(self, line: Record) -> None:
-        """Take a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
-        if "losses" in line:  # the likelihoods that version 0.3 kept here are computed again
+        """Take the replies of a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
+        # Version 0.3 stored likelihoods here too; they are computed again.
+        if "losses" in line:
             return
         for values in line["replies"]:
             self.replies[values[0]] = Reply(*values)
@@ -187,16 +193,16 @@ def json_line(record: object) -> bytes:
 
 
 def digest_of(values: Iterable[Any]) -> str:
-    """Changes with any of the values (JSON, or written as text), or their order."""
+    """A digest that changes with any of the values (as JSON, or as text), and with their order."""
     return digest(json.dumps(value, default=str).encode() for value in values)
 
 
 @contextlib.contextmanager
 def reading_record(path: Path) -> Iterator[None]:
-    """Turn what a damaged record of complete work lacks, or holds in another form, into one line.
+    """Turn errors from a damaged record of complete work into one message.
 
     Raises:
-        ConfigError: in place of the error that reading it raised.
+        ConfigError: the record lacks a value, or has another form.
     """
     try:
         yield
@@ -207,10 +213,10 @@ def reading_record(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def saying_where(path: Path) -> Iterator[None]:
-    """Turn an error of the system (a full disk, a missing right) into one line.
+    """Turn an error of the operating system (a full disk, a missing permission) into one message.
 
     Raises:
-        DataError: in place of an OSError.
+        DataError: instead of an OSError.
     """
     try:
         yield
@@ -222,21 +228,21 @@ def saying_where(path: Path) -> Iterator[None]:
 
 
 class Output:
-    """Keeps batches of answers in files.
+    """Stores batches of answers in files.
 
     Args:
-        identity: what the answers depend on; plain JSON values.
-        overwrite: replace what is there.
-        inputs: files that are read and must not be written.
-        identity_of: the identity in a record of complete work; a KeyError or TypeError for another file.
+        identity: the settings and data that the answers depend on, as plain JSON values.
+        overwrite: whether to replace existing files.
+        inputs: input files, which must not be overwritten.
+        identity_of: returns the identity in a record of complete work; raises KeyError or TypeError for another file.
 
     Attributes:
-        complete: the record of the same work that was completed before, None otherwise.
-        begun: whether a part of the same work is stored.
+        complete: the record, if the same work was completed before; else None.
+        started: whether a part of the same work is stored.
 
     Raises:
-        ConfigError: files are there that may not be touched.
-        DataError: files are there that cannot be read.
+        ConfigError: an existing file must not be overwritten.
+        DataError: an existing file cannot be read.
     """
 
     def __init__(
@@ -249,13 +255,16 @@ class Output:
         identity_of: Callable[[Record], Record] = lambda record: record["identity"],
     ):
         self.paths, self._overwrite = paths, overwrite
+        # Through JSON and back, because it is compared with values that were read from a file.
         self.identity = json.loads(json.dumps(identity))
         self.complete: Record | None = None
         self._file: BinaryIO | None = None
+        # Compared as files, not as names: links may lead an output to an input.
         for source in inputs:
             for path in (*paths.results, paths.record, paths.partial):
                 if path.exists() and source.exists() and path.samefile(source):
                     raise ConfigError(f"{path}: the command would write over its input; name another output")
+        # A file of another kind under this name is never replaced, not even with `overwrite`.
         record = known = None
         if paths.record.exists():
             try:
@@ -264,9 +273,10 @@ class Output:
             except _BROKEN:
                 raise ConfigError(f"{paths.record} exists and is no record of this; choose another output") from None
         header = self._header()
-        self.begun = header == _compared(self.identity)
+        self.started = header == _compared(self.identity)
         if overwrite:
             return
+        # Complete work, unfinished work, or no work of this command: the first two must be the same work.
         if known is not None:
             refuse_other(paths.record, known, self.identity)
             self.complete = record
@@ -278,7 +288,7 @@ class Output:
                     raise ConfigError(f"{path} exists and is not from unfinished work; {_ADVICE}")
 
     def _header(self) -> Record | None:
-        """The identity in the first line of the partial file; None where there is no complete one, or it may go."""
+        """The identity in the first line of the partial file; None if there is no complete line, or it may be replaced."""
         path = self.paths.partial
         try:
             with open(path, "rb") as file:
@@ -293,13 +303,13 @@ class Output:
 
     @contextlib.contextmanager
     def opened(self, take: Callable[[Record], None]) -> Iterator[None]:
-        """Lock the files, and give `take` each line that is stored. No file changes before the first new line is stored.
+        """Lock the files, and call `take` for each stored line. No file changes before the first new line is stored.
 
         `take` raises a KeyError, TypeError or ValueError for a line that it cannot use.
 
         Raises:
-            ConfigError: another process is writing them.
-            DataError: they cannot be read or written.
+            ConfigError: another process is writing the files.
+            DataError: a file cannot be read or written.
         """
         partial = self.paths.partial
         with contextlib.ExitStack() as stack:
@@ -307,27 +317,30 @@ class Output:
                 with saying_where(partial):
                     partial.parent.mkdir(parents=True)
                 stack.callback(_remove_if_empty, partial.parent)
-            alone = stack.enter_context(locked(partial.with_name(f".{partial.name}.lock")))
-            if not alone:
+            is_locked = stack.enter_context(locked(partial.with_name(f".{partial.name}.lock")))
+            if not is_locked:
                 raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
+            # Unbuffered, so that no part of a line is written later than its fsync.
             with saying_where(partial):
                 self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
             try:
-                if self.begun:
+                if self.started:
                     self._resume(self._file, take)
                 yield
             finally:
                 self._file.close()
+                # A command that failed before its first reply leaves no file.
                 if partial.exists() and not partial.stat().st_size:
                     partial.unlink()
 
     def _resume(self, file: BinaryIO, take: Callable[[Record], None]) -> None:
-        """Read what is done; an incomplete last line is dropped."""
+        """Read the stored lines; an incomplete last one is removed."""
         file.seek(0)
         complete = 0
         with open(file.fileno(), "rb", closefd=False) as lines:
             for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n") or not line.strip(b"\0\n"):  # space that a crash has left unwritten
+                # After a crash, a file may end in space that was reserved but not written, which reads as zeros.
+                if not line.endswith(b"\n") or not line.strip(b"\0\n"):
                     break
                 try:
                     if number > 1:
@@ -342,21 +355,23 @@ class Output:
             file.truncate(complete)
 
     def append(self, line: Record) -> None:
-        """Store a batch, all or nothing. Raises DataError: it could not be written."""
+        """Store a batch, completely or not at all. Raises DataError: it could not be written."""
         assert self._file is not None
         with saying_where(self.paths.partial):
-            if not self.begun:  # in an order that never leaves old results next to new answers
+            # The order matters if the command is killed here: old results never remain next to new answers.
+            if not self.started:
                 self._file.truncate(0)
                 if self._overwrite:
                     for path in (self.paths.record, *self.paths.results):
                         path.unlink(missing_ok=True)
                 self._write(self._file, {"stepjepa": __version__, "identity": self.identity})
-                self.begun = True
+                self.started = True
             self._write(self._file, line)
 
     @staticmethod
     def _write(file: BinaryIO, line: Record) -> None:
-        """Append a line and wait until the disk has it. What was written in part is dropped when the work is resumed."""
+        """Append a line and wait until it is on the disk. If only a part was written, resuming removes it."""
+        # Unbuffered files may write less than they are given.
         rest = memoryview(json_line(line))
         while rest:
             rest = rest[file.write(rest) :]
@@ -366,14 +381,15 @@ class Output:
         """Write the results, then the record, each atomically, and remove the partial file.
 
         Raises:
-            DataError: they could not be written; the same command tries again.
+            DataError: a file could not be written; the same command tries again.
         """
         contents = {**results, self.paths.record: [json_bytes(record, indent=2), b"\n"]}
         for path, parts in contents.items():
             with saying_where(path):
                 write_whole(path, parts)
+        # Windows does not remove an open file.
         if self._file is not None:
-            self._file.close()  # Windows removes no open file
+            self._file.close()
         self.paths.partial.unlink(missing_ok=True)
 
 
@@ -383,20 +399,23 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _compared(identity: Record) -> Record:
-    """What is compared of an identity: not what is None, which an option that has left, or is new, may be."""
-    return {name: value for name, value in identity.items() if value is not None and _LEFT.get(name) != value}
+    """The settings of an identity that are compared; without None, so that an old record equals one with a new option."""
+    return {name: value for name, value in identity.items() if value is not None and _REMOVED.get(name) != value}
 
 
-def refuse_other(path: Path, known: Record, own: Record) -> None:
-    """Refuse work in `path` that was done with other settings than one's own; raises ConfigError."""
-    for name in {**own, **known}:
-        theirs, ours = known.get(name), own.get(name)
-        if theirs == ours:
+def refuse_other(path: Path, stored: Record, current: Record) -> None:
+    """Raises ConfigError: the work in `path` was done with other settings than the current ones."""
+    for name in {**current, **stored}:
+        stored_value, current_value = stored.get(name), current.get(name)
+        if stored_value == current_value:
             continue
+        # These two are digests, which would not help anybody in a message.
         if name in ("model", "data"):
             what = "another model" if name == "model" else "other questions"
             raise ConfigError(f"{path} was made with {what}, or they have changed since; {_ADVICE}")
-        raise ConfigError(f"{path} was made with {name} {_setting(theirs)}, not {_setting(ours)}; {_ADVICE}")
+        raise ConfigError(
+            f"{path} was made with {name} {_setting(stored_value)}, not {_setting(current_value)}; {_ADVICE}"
+        )
 
 
 def _setting(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Which model a name is, what its folder records of its training, and loading it as a generator."""
+"""Finds a model by its name, reads the records of its training, and loads it as a generator."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is.
+    """The place of a model.
 
     Attributes:
-        name: as the user gave it.
-        folder: the local folder, None for a Hub id.
-        base: of an adapter, the Hub id or folder of its base.
+        name: name from the user.
+        folder: the local folder; None for a Hub id or a GGUF file.
+        base: for an adapter, the Hub id or folder of its base model; else None.
     """
 
     name: str
@@ -58,19 +58,20 @@ class Place:
 
     @property
     def run_folder(self) -> Path | None:
-        """The folder with the records of the training: its own, or that of the run whose checkpoint it is."""
+        """The folder with the records of the training: the model's own, or for a checkpoint the run's folder."""
         folder = self.folder
+        # A folder with its own run.json is a run, whatever its name.
         if folder is None or not folder.resolve().name.startswith("checkpoint-") or (folder / "run.json").exists():
             return folder
         return folder.resolve().parent
 
     def record(self, name: str) -> dict[str, Any]:
-        """A record of its training by the name of its file; empty where there is none that can be read."""
+        """A record of the training by its file name; empty if there is none that can be read."""
         return {} if self.run_folder is None else read_object(self.run_folder / name)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options of its training, as far as they are recorded."""
+        """The recorded options of the training; empty if there are none."""
         settings = self.record("run.json").get("settings")
         return settings if isinstance(settings, dict) else {}
 
@@ -80,16 +81,17 @@ class Place:
         return recorded_ending(self.record("data_report.json"))
 
     def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:
-        """What asks the model: as the options say, and where they do not, as it was trained."""
+        """Make the prompter of the model: by the options, and for what they leave open, as in training."""
         kwargs = options.chat_template_kwargs
+        # Arguments of the training are for its template; another template may not know them.
         if kwargs is None and not options.chat_template and not options.plain:
             kwargs = self.settings.get(_NAME.chat_template_kwargs)
-        how = options.chat_template, options.plain, kwargs, options.prompt_from
-        return Prompter(tokenizer, *how, self.trained_ending)
+        form = options.chat_template, options.plain, kwargs, options.prompt_from
+        return Prompter(tokenizer, *form, self.trained_ending)
 
 
 def find_model(name: str) -> Place:
-    """Look at what `name` is. Raises ConfigError: nothing that could be a model."""
+    """Find the model that `name` stands for. Raises ConfigError: it cannot be a model."""
     where = f"{MODEL} {name}"
     if is_preset(name):
         raise ConfigError(f"{where}: a preset has random weights; name a trained model, a folder or a Hub id")
@@ -99,6 +101,7 @@ def find_model(name: str) -> Place:
     if not folder.is_dir():
         if folder.is_file():
             return Place(name, None)
+        # Hub ids have at most one slash, so a name of another form is a path with a typo.
         if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
             raise ConfigError(f"{where}: no such folder")
         check_local(name)
@@ -109,6 +112,7 @@ def find_model(name: str) -> Place:
     if (folder / _ADAPTER).is_file():
         return _adapter_place(name, folder)
     if not (folder / "config.json").is_file() and gguf_file(name) is None:
+        # By length first: checkpoint-900 comes before checkpoint-1000.
         checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
         hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
         raise ConfigError(f"{where}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
@@ -120,31 +124,33 @@ def _adapter_place(name: str, folder: Path) -> Place:
     base = str(adapter.get("base_model_name_or_path") or "")
     if not base:
         raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
-    near = folder / base
-    if near.is_dir() and not Path(base).is_dir():
-        base = str(near)
+    # A relative path may be meant from the current folder, as PEFT reads it, or from the adapter's.
+    nearby = folder / base
+    if nearby.is_dir() and not Path(base).is_dir():
+        base = str(nearby)
     return Place(name, folder, base)
 
 
 def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer in the model's folder; for an adapter without one that of its base.
+    """Load the tokenizer in the model's folder, or for an adapter without one that of its base.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: the tokenizer cannot be loaded.
     """
-    disable_progress_bar()  # of loading, which begins here
+    # The bars of transformers would mix with ours; the tokenizer is the first thing that is loaded.
+    disable_progress_bar()
     folder = place.folder
-    own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
-    return load_tokenizer(place.name if own else str(place.base), trust_remote_code=trust_remote_code)
+    has_own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
+    return load_tokenizer(place.name if has_own else str(place.base), trust_remote_code=trust_remote_code)
 
 
 def load_place(
     place: Place, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions, no_lora: bool = False
 ) -> tuple[nn.Module, str]:
-    """The model on the GPU, if there is one, and a phrase that describes it; of an adapter with `no_lora` its base alone.
+    """Load the model, on the GPU if there is one, and describe it in a phrase; `no_lora` loads an adapter's base alone.
 
     Raises:
-        ConfigError: it cannot be loaded, or does not fit.
+        ConfigError: the model cannot be loaded, or does not fit.
     """
     name, kind = place.base or place.name, ""
     model: Any = load_model(
@@ -170,14 +176,14 @@ def load_place(
 
 
 def load_drafter(place: Place, model: nn.Module, count: int) -> Drafter:
-    """What drafts `count` tokens at a time with the heads that lie next to a model; they become part of it.
+    """Load the heads in the model's folder into the model, to draft `count` tokens at a time.
 
     Raises:
-        ConfigError: there are none, or they are not this model's.
+        ConfigError: there are no heads, or they belong to another model.
     """
     folder, inner, objective = place.folder, causal_lm(model), drafting_objective(place.settings)
     if folder is None or objective is None or not (folder / PREDICTORS_FILE).is_file():
-        names = " or ".join(name for name, one in built_in().items() if one.drafts)
+        names = " or ".join(name for name, kind in built_in().items() if kind.drafts)
         raise ConfigError(
             f"--{_NAME.draft_tokens}: {place.name} has no heads that draft; give the folder of a run or a checkpoint with "
             f"objective {names} (stepjepa export leaves the heads out)"
@@ -185,6 +191,7 @@ def load_drafter(place: Place, model: nn.Module, count: int) -> Drafter:
     vocabulary, width = embedding_rows(inner).shape
     attach_saved(inner, folder, objective.modules(width, vocabulary))
     drafter = Drafter(inner, objective, loss_view(inner, vocabulary), count)
+    # An architecture whose cache cannot be cut would give wrong answers without an error.
     drafter.check()
     return drafter
 
@@ -192,7 +199,7 @@ def load_drafter(place: Place, model: nn.Module, count: int) -> Drafter:
 def load_generator(
     place: Place, prompter: Prompter, options: GeneratorOptions, no_lora: bool = False
 ) -> tuple[Generator, str]:
-    """What answers with a model by the options, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
+    """Load the generator of a model, and describe it in a phrase. Raises ConfigError: the model cannot be loaded."""
     if options.backend == "vllm":
         if place.base is not None and not no_lora:
             merge = f"merge the adapter (stepjepa export {place.name} OUT --merge_lora true)"

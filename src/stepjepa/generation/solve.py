@@ -1,12 +1,12 @@
-"""``stepjepa generate``: every question whose final answer is known is asked once, then the unsolved ones again, as long as
-there are attempts left.
+"""``stepjepa generate``: asks every question with a known final answer once, then the unsolved ones again, until no attempts
+are left.
 
 The files (see `stepjepa.generation.output`):
 
     out.jsonl             the solved questions in the order of the input
-    out.unsolved.jsonl    the questions without a right response, with their last one
+    out.unsolved.jsonl    the unsolved questions with their last responses
     out.jsonl.meta.json   settings, input and summary
-    out.partial           while it runs: every attempt
+    out.partial           every attempt, while the command runs
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
 
 _NAME = Names(GenerateOptions)
+# The verdict on a right response; the others, and their names in the summary.
 RIGHT = "right"
 VERDICTS = {
     "wrong": "wrong answer",
@@ -54,6 +55,7 @@ VERDICTS = {
     "no_answer": "no final answer",
     "refused": "request refused",
 }
+# Characters of a known solution that may be a final answer without marks.
 _LONGEST_BARE_ANSWER = 60
 
 
@@ -62,9 +64,9 @@ class Problem:
     """A question that can be asked.
 
     Attributes:
-        row: its row's number, as `RowSource.place` takes it.
+        row: number of the row, as `RowSource.place` takes it.
         question, answer: texts of the row.
-        ground_truth: the final answer.
+        ground_truth: the known final answer.
     """
 
     row: int
@@ -75,7 +77,7 @@ class Problem:
 
 @dataclass
 class ProblemSet(RowCounts):
-    """The questions of a file; every row that was read is in `problems` or counted."""
+    """The questions of a file; every row that was read is in `problems` or counted as skipped."""
 
     problems: list[Problem] = field(default_factory=list)
 
@@ -84,44 +86,47 @@ def read_problems(options: GenerateOptions) -> ProblemSet:
     """Read the rows of ``options.file``, up to ``max_examples`` questions.
 
     Raises:
-        DataError: the file cannot be read, or holds nothing that can be asked.
+        DataError: the file cannot be read, or has no usable question.
     """
     rows = RowSource(options.file, options.dataset_split)
-    asked = ProblemSet(rows.name)
+    problem_set = ProblemSet(rows.name)
     for number, row in rows:
-        asked.rows_read += 1
+        problem_set.rows_read += 1
         try:
-            asked.problems.append(_problem(number, row, options))
+            problem_set.problems.append(_problem(number, row, options))
         except RowError as error:
-            asked.skip(error, rows.place(number))
-        if len(asked.problems) == options.max_examples:
+            problem_set.skip(error, rows.place(number))
+        # Counts usable rows: rows that are skipped do not use up the limit.
+        if len(problem_set.problems) == options.max_examples:
             break
-    asked.require(asked.problems, "can be asked")
-    return asked
+    problem_set.require(problem_set.problems, "can be asked")
+    return problem_set
 
 
 def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     row, columns = as_object(row), options.columns
-    held = answer_column(row) if columns is None else columns.target
-    value = column_value(row, held)
-    if value is None or isinstance(value, (int, float)):  # a bare answer, or none next to a ground truth
-        row = {**row, held: text_of(value)}
+    target = answer_column(row) if columns is None else columns.target
+    value = column_value(row, target)
+    # A chat needs a text: the answer may be a bare number, or missing next to a column ground_truth.
+    if value is None or isinstance(value, (int, float)):
+        row = {**row, target: text_of(value)}
     _, question, answer = one_turn(row_to_messages(row, None, columns))
     if not question.strip():
         raise RowError("no_question", "the question is empty")
-    bare = text_of(column_value(row, "ground_truth")).strip() or ground_truth(answer)
-    if not bare:
+    final = text_of(column_value(row, "ground_truth")).strip() or ground_truth(answer)
+    if not final:
         why = "no column ground_truth, no #### and no \\boxed{} in the answer, which is too long for a bare one"
         raise RowError("no_ground_truth", f"no final answer: {why}")
-    if lone_surrogate(bare):
+    if lone_surrogate(final):
         raise RowError("broken_text", "the final answer holds half a character (a lone surrogate); remove it")
-    return Problem(number, question, answer, bare)
+    return Problem(number, question, answer, final)
 
 
 def ground_truth(answer: str) -> str | None:
-    r"""The final answer in a known solution: what follows the first ``####`` on its line, else the last ``\boxed{}``, else
-    the text itself where it is one short line. None without any of them: a number in a longer text may be any.
+    r"""The final answer in a known solution: the rest of the line after the first ``####``, else the last ``\boxed{}``, else
+    the text itself if it is one short line; otherwise None.
     """
+    # The last number of a longer text, by which responses are read, is too uncertain for a reference.
     answer = answer_of(answer)
     marked = after_hashes(answer) or last_boxed(answer)
     if marked or "####" in answer:
@@ -132,12 +137,12 @@ def ground_truth(answer: str) -> str | None:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """What came of `generate`.
+    """Result of `generate`; ``str()`` gives the summary that is printed.
 
     Attributes:
-        summary: rows read, solved, unsolved and skipped, each by reason or attempt; tokens.
+        summary: number of rows read, solved, unsolved and skipped, by attempt or reason; tokens.
         output: the file with the solved questions.
-        already: whether all was done before.
+        already: whether an earlier call completed the work.
     """
 
     summary: Record
@@ -167,23 +172,27 @@ class GenerationResult:
 def generate(options: GenerateOptions) -> GenerationResult:
     """Let a model solve the questions of a file, and keep the responses whose final answer is right.
 
-    What is unsolved is asked again, ``attempts`` times in all. Interrupted, the same call resumes.
+    Unsolved questions are asked again, up to ``attempts`` times in all. After an interruption the same call resumes.
 
     Raises:
-        ConfigError, DataError: the model cannot be asked, or the files not written; what is stored by then is kept.
+        ConfigError, DataError: the model cannot be used, or a file cannot be written; stored attempts are kept.
     """
     options.check()
-    asked = read_problems(options)
-    problems, settings = asked.problems, options.deciding(ColumnOptions)  # the columns decide the questions
-    fingerprint = digest_of([one.row, one.question, one.answer, one.ground_truth] for one in problems)
-    source = {"file": asked.source, "questions": len(problems), "fingerprint": fingerprint}
+    problem_set = read_problems(options)
+    # The options of columns are left out: they decide the questions, which the fingerprint identifies already.
+    problems, settings = problem_set.problems, options.deciding(ColumnOptions)
+    fingerprint = digest_of(
+        [problem.row, problem.question, problem.answer, problem.ground_truth] for problem in problems
+    )
+    source = {"file": problem_set.source, "questions": len(problems), "fingerprint": fingerprint}
     output = _open_output(options, {**settings, "data": fingerprint})
     solved, unsolved = output.paths.results
     if output.complete is not None:
         with reading_record(output.paths.record):
             summary = output.complete["summary"]
             earlier = GenerationResult(summary, solved, already=True)
-            str(earlier)  # reads the rest of the record
+            # Printing reads the rest of the record, so a damaged one fails here.
+            str(earlier)
             return earlier
     with Bar() as bar:
         generator, description = load_generator(options, bar.say)
@@ -191,10 +200,10 @@ def generate(options: GenerateOptions) -> GenerationResult:
         with output.opened(log.take):
             bar.say(f"model    {options.model_name} ({description})")
             resumed = f", {len(log.replies)} attempts done before" if log.replies else ""
-            bar.say(f"input    {asked.source}: {len(problems)} questions{resumed}")
+            bar.say(f"input    {problem_set.source}: {len(problems)} questions{resumed}")
             last = solve(problems, options, generator, log, bar)
-            rows = [_result_row(problem, one, options) for problem, one in zip(problems, last, strict=True)]
-            summary = _summary(asked, last, log)
+            rows = [_result_row(problem, attempt, options) for problem, attempt in zip(problems, last, strict=True)]
+            summary = _summary(problem_set, last, log)
             results = {solved: [json_line(row) for row in rows if row["correct"]]}
             if summary["unsolved"]:
                 results[unsolved] = [json_line(row) for row in rows if not row["correct"]]
@@ -218,7 +227,8 @@ def _open_output(options: GenerateOptions, identity: Record) -> Output:
 
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
-    """The generator of a backend, and a phrase that describes it. Raises ConfigError: it cannot be loaded."""
+    """Load the generator of a backend, and describe it in a phrase. Raises ConfigError: it cannot be loaded."""
+    # `place` imports torch, which a server does not need.
     if options.backend == "openai":
         from stepjepa.generation.endpoint import EndpointGenerator
 
@@ -235,7 +245,7 @@ def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tupl
 
 
 class Attempt(NamedTuple):
-    """The last attempt at a question: its number, from 1, the reply, and `RIGHT` or a key of `VERDICTS`."""
+    """An attempt at a question: its number from 1, the reply, and `RIGHT` or a key of `VERDICTS`."""
 
     number: int
     reply: Reply
@@ -245,26 +255,30 @@ class Attempt(NamedTuple):
 def solve(
     problems: Sequence[Problem], options: GenerateOptions, generator: Generator, log: ReplyLog, bar: Bar
 ) -> list[Attempt]:
-    """Ask until every question is solved or has had all its attempts; the last attempt at each question.
+    """Ask until every question is solved or has had all its attempts.
 
     Attempt a (from 1) at the question in position p of N is request number (a - 1) N + p.
 
+    Returns:
+        The last attempt at each question.
+
     Raises:
-        ConfigError: the model cannot be asked.
+        ConfigError: the model cannot be used.
         DataError: the attempts cannot be stored.
     """
     last: dict[int, Attempt] = {}
-    left = list(range(len(problems)))
+    unsolved = list(range(len(problems)))
     for number in range(1, options.attempts + 1):
-        if not left:
+        if not unsolved:
             break
+        # When work is resumed, stored attempts pass through here too, which finds the same questions unsolved.
         first = (number - 1) * len(problems)
-        requests = [_request(first + place, problems[place], number, options) for place in left]
+        requests = [_request(first + place, problems[place], number, options) for place in unsolved]
         log.ask(generator, requests, f"attempt {number}", bar)
-        for place in left:
+        for place in unsolved:
             reply = log.replies[first + place]
             last[place] = Attempt(number, reply, _verdict(reply, problems[place], options))
-        left = [place for place in left if last[place].verdict != RIGHT]
+        unsolved = [place for place in unsolved if last[place].verdict != RIGHT]
     return [last[place] for place in range(len(problems))]
 
 
@@ -276,9 +290,10 @@ def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions)
 
 
 def _verdict(reply: Reply, problem: Problem, options: GenerateOptions) -> str:
-    """Compare the final answer of a response with the known one. A response that was cut off is no solution."""
+    """Compare the final answer of a response with the known one."""
     if reply.refused is not None:
         return "refused"
+    # A number in a response that was cut off may be an intermediate result.
     if not reply.stopped and not options.accept_truncated:
         return "truncated"
     answer = final_answer(reply.text)
@@ -287,20 +302,21 @@ def _verdict(reply: Reply, problem: Problem, options: GenerateOptions) -> str:
     return RIGHT if answers_match(answer, problem.ground_truth) else "wrong"
 
 
-def _summary(asked: ProblemSet, last: Sequence[Attempt], log: ReplyLog) -> Record:
-    """Where every row that was read has ended: solved at an attempt, unsolved, or skipped."""
-    solved = Counter(str(one.number) for one in last if one.verdict == RIGHT)
+def _summary(problem_set: ProblemSet, last: Sequence[Attempt], log: ReplyLog) -> Record:
+    """Counts that add up to all rows that were read: solved by attempt, unsolved by reason, and skipped by reason."""
+    # JSON turns the keys of an object into text, so they are text from the start.
+    solved = Counter(str(attempt.number) for attempt in last if attempt.verdict == RIGHT)
     return {
-        "rows_read": asked.rows_read,
+        "rows_read": problem_set.rows_read,
         "solved": solved.total(),
         "solved_at_attempt": dict(sorted(solved.items(), key=lambda item: int(item[0]))),
         "unsolved": len(last) - solved.total(),
-        "unsolved_last_attempt": dict(Counter(one.verdict for one in last if one.verdict != RIGHT)),
-        "skipped": dict(asked.rows_skipped),
-        "first_skipped": asked.first_skipped,
-        "tokens_read": sum(one.prompt_tokens for one in log.replies.values()),
-        "tokens_written": sum(one.new_tokens for one in log.replies.values()),
-        "drafts": acceptance(one.drafts for one in log.replies.values()),
+        "unsolved_last_attempt": dict(Counter(attempt.verdict for attempt in last if attempt.verdict != RIGHT)),
+        "skipped": dict(problem_set.rows_skipped),
+        "first_skipped": problem_set.first_skipped,
+        "tokens_read": sum(reply.prompt_tokens for reply in log.replies.values()),
+        "tokens_written": sum(reply.new_tokens for reply in log.replies.values()),
+        "drafts": acceptance(reply.drafts for reply in log.replies.values()),
     }
 
 

@@ -1,9 +1,9 @@
-r"""`exact`, `prefix` and `contains` compare texts; `stopped` and `text_after` look at how a response ends;
-`gsm8k`, `math` and `multiple_choice` find the answer in a text, and compare that alone; `task` and `first_step` check
-answers to the built-in tasks.
+r"""`exact`, `prefix` and `contains` compare texts; `stopped` and `text_after` test how a response ends; `gsm8k`, `math` and
+`multiple_choice` extract the answer from a text and compare that alone; `task` and `first_step` check answers to the
+built-in tasks.
 
-math-verify reads LaTeX with a grammar and compares with SymPy. It runs in a process of its own, because SymPy can compute
-for ever (`9^{9^{9^9}}`), and reads LaTeX only: its reader of plain expressions is left out, as that hands text to `eval`.
+math-verify parses LaTeX with a grammar and compares by SymPy. It runs in a separate process, because SymPy can compute
+forever (`9^{9^{9^9}}`). Its parser of plain expressions is not used, because that passes text to `eval`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
-_LONGEST = 2_000  # characters for math-verify: of an answer, or of the end of a text in which it looks for formulas
+# Characters that math-verify gets: of an answer, or of the end of a text that it searches for formulas.
+_LONGEST = 2_000
 
 
 @dataclass(kw_only=True)
 class Exact(Metric):
-    """The generated text is the reference, but for white space around both."""
+    """The generated text equals the reference, apart from surrounding white space."""
 
     name = "exact"
     why_wrong: ClassVar[str] = "another text"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the text is right."""
+        """1 if the text is right."""
         gold, answer = self.pair(generated, row)
         return verdict(self.is_right(answer, gold), gold, answer, self.why_wrong)
 
@@ -47,9 +48,9 @@ class Exact(Metric):
 class Prefix(Exact):
     """The generated text begins with the reference: the published `--startswith`.
 
-    Published: the response is stripped and must start with the assistant message, character by character. What follows does
-    not count, so `[a-z]+` is right for the reference `[a-z]`. White space around the reference is stripped here too; as
-    published, a reference that ends in some could never be matched.
+    In the published code the stripped response must start with the assistant message, character by character. The rest does
+    not count, so `[a-z]+` is right for the reference `[a-z]`. Here the reference is stripped too: otherwise no response
+    could match a reference that ends in white space.
     """
 
     name = "prefix"
@@ -62,9 +63,9 @@ class Prefix(Exact):
 
 @dataclass(kw_only=True)
 class Contains(Exact):
-    """The reference occurs in the generated text, character by character: what the model knows, however the text goes on.
+    """The reference occurs in the generated text, character by character, whatever else the text contains.
 
-    `exact` also asks that the model stops there. The reference may occur within a longer wrong answer, which counts here.
+    `exact` also requires that the model stops there. A longer wrong answer that contains the reference counts as right.
     """
 
     name = "contains"
@@ -77,24 +78,24 @@ class Contains(Exact):
 
 @dataclass(kw_only=True)
 class Stopped(Metric):
-    """The model ended its response by itself, before `max_new_tokens`; no reference is read."""
+    """The model ended its response by itself, before `max_new_tokens`; needs no reference."""
 
     name = "stopped"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """0: nothing shows that this text was ended by a model, see `score_response`."""
+        """Always 0: a text alone does not show how it ended, see `score_response`."""
         return self.score_response(generated, row, stopped=False)
 
     def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
-        """1 where the response was ended by the model."""
+        """1 if the model ended the response."""
         return Judgement(float(stopped), None, generated.strip(), "" if stopped else "cut off")
 
 
 @dataclass(kw_only=True)
 class TextAfter(Metric):
-    """Characters after the first occurrence of the reference in the generated text; 0 where the text ends there.
+    """Number of characters after the first occurrence of the reference in the generated text.
 
-    A text that does not contain the reference does not count. `max_new_tokens` bounds it.
+    A text without the reference does not count. `max_new_tokens` bounds the value.
     """
 
     name = "text_after"
@@ -115,11 +116,13 @@ class TaskAnswer(Metric):
     """Whether an answer to a row of a built-in task is right, by the rule of `stepjepa.data.tasks`."""
 
     name = "task"
-    rule = "solves"  # a method of the task
+    # Name of a method of the task.
+    rule = "solves"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the answer is right. Raises DataError: the row is of no built-in task."""
+        """1 if the answer is right. Raises DataError: the row does not belong to a built-in task."""
         gold, answer = self.pair(generated, row)
+        # A task trusts the columns that it wrote itself; rows of a user's file may lack them or hold other types.
         try:
             right = getattr(task_class(row["task"]), self.rule)(row, answer)
         except (KeyError, ConfigError, TypeError, ValueError) as error:
@@ -130,7 +133,7 @@ class TaskAnswer(Metric):
 
 @dataclass(kw_only=True)
 class FirstStep(TaskAnswer):
-    """Whether the first step of such an answer is right: in a path-star graph, the only decision."""
+    """Whether the first step of an answer is right: in a path-star graph it is the only decision."""
 
     name = "first_step"
     rule = "begins"
@@ -140,41 +143,43 @@ class FirstStep(TaskAnswer):
 class FinalAnswer(Metric):
     r"""Compares final answers by the rules of `stepjepa.data.answers`.
 
-    The generated text's answer is its last `\boxed{}`, else what follows the first `####`, else the number after "the
-    answer is", else its last number. The row's is its column `ground_truth`, else the final answer of `answer` or of the
-    chat's last message; a short line without marks is one already.
+    The answer of a generated text is its last `\boxed{}`, else the text after the first `####`, else the number after "the
+    answer is", else its last number. The reference is the column `ground_truth`, else the final answer in `answer` or in
+    the chat's last message; a short line without marks is a final answer as it is.
     """
 
     name = "gsm8k"
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "completion", "messages")
-    longest_bare = 80  # characters of a line that is an answer as it is
+    # Longest line, in characters, that is a final answer as it is.
+    longest_bare = 80
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the final answers match."""
-        gold, answer = self.known(row), final_answer(generated)
+        """1 if the final answers match."""
+        gold, answer = self.final_reference(row), final_answer(generated)
         if gold is None:
             return Judgement(0.0, None, answer, "the reference has no final answer")
         if answer is None:
             return Judgement(0.0, gold, None, "no answer found")
         return verdict(answers_match(answer, gold), gold, answer, "another answer")
 
-    def known(self, row: Mapping[str, Any]) -> str | None:
-        """The final answer of the reference. Raises DataError: the row holds none."""
-        bare = self.reference(row).strip()
-        if "####" in bare or "boxed" in bare or "\n" in bare or len(bare) > self.longest_bare:
-            return final_answer(bare)
-        return bare
+    def final_reference(self, row: Mapping[str, Any]) -> str | None:
+        """The final answer in the reference; None if the reference has none. Raises DataError: the row has no reference."""
+        reference = self.reference(row).strip()
+        if "####" in reference or "boxed" in reference or "\n" in reference or len(reference) > self.longest_bare:
+            return final_answer(reference)
+        return reference
 
 
 def fitting_metric(row: Mapping[str, Any]) -> str:
-    """The name of the metric for answers like a row's: by the task that it is of, or by a final answer that it marks."""
+    """The name of the metric that suits a row: by its built-in task, or by the marks of its final answer."""
     if row.get("task") in TASKS:
         return TaskAnswer.name
     metric = FinalAnswer()
     try:
-        reference, answer = metric.reference(row), metric.known(row)
+        reference, answer = metric.reference(row), metric.final_reference(row)
     except DataError:
         return Exact.name
+    # A number in an unmarked text need not be its answer.
     marked = "ground_truth" in row or "####" in reference or last_boxed(reference) is not None
     if answer is None or not marked:
         return Exact.name
@@ -183,11 +188,11 @@ def fitting_metric(row: Mapping[str, Any]) -> str:
 
 @dataclass(kw_only=True)
 class MathAnswer(FinalAnswer):
-    r"""Compares final answers as mathematics: `\frac{1}{\sqrt{2}}` is `\frac{\sqrt{2}}{2}`, `(x+1)^2` is `x^2+2x+1`.
+    r"""Compares final answers as mathematics: `\frac{1}{\sqrt{2}}` equals `\frac{\sqrt{2}}{2}`, `(x+1)^2` equals `x^2+2x+1`.
 
-    The generated text's answer is its last `\boxed{}`, else its last formula between dollar signs or in `\( \)`, else its
-    final answer as `gsm8k` finds it. The row's is in its column `ground_truth`, `answer` or `solution`, boxed or bare.
-    Answers that are the same text or number by our own rules are right without asking math-verify.
+    The answer of a generated text is its last `\boxed{}`, else its last formula between dollar signs or in `\( \)`, else its
+    final answer by the rules of `gsm8k`. The reference is in the column `ground_truth`, `answer` or `solution`, boxed or
+    bare. If both are the same text or number by our own rules, math-verify is not called.
     """
 
     time_limit: float = option(5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0)
@@ -203,9 +208,11 @@ class MathAnswer(FinalAnswer):
         self._worker = Worker(same_value, imports="math_verify")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the answers are equal."""
+        """1 if the answers are equal."""
         generated = answer_of(generated)
-        gold, answer = self.known(row), final_answer(generated)
+        gold, answer = self.final_reference(row), final_answer(generated)
+        # The text that math-verify parses: the whole box, the end of the text, in which it takes the last formula, or the
+        # final answer put into a box.
         source = last_boxed(generated)
         if source is None and any(mark in generated for mark in ("$", "\\(", "\\[")):
             source = generated[-_LONGEST:]
@@ -220,10 +227,10 @@ class MathAnswer(FinalAnswer):
         if max(len(gold), len(source)) > _LONGEST:
             return Judgement(0.0, gold, answer, f"longer than {_LONGEST} characters")
         try:
-            same, read = self._worker.call(self.time_limit, gold=_boxed(gold), answer=source)
+            equal, parsed = self._worker.call(self.time_limit, gold=_boxed(gold), answer=source)
         except WorkerError as error:
             return Judgement(0.0, gold, answer, f"not decided: {error}", "unknown")
-        return verdict(same, gold, read or answer, "another answer")
+        return verdict(equal, gold, parsed or answer, "another answer")
 
 
 def _boxed(answer: str) -> str:
@@ -231,36 +238,45 @@ def _boxed(answer: str) -> str:
 
 
 def _plainly_same(gold: str, answer: str) -> bool:
-    """Whether two answers are the same characters, or the same number written without letters (`5m` may be a product)."""
-    one, other = plain_text(gold), plain_text(answer)
-    if one == other:
-        return one != ""
-    if any(map(str.isalpha, one + other)) or "%" in one + other:
+    """Whether two answers are the same characters, or the same number written without letters."""
+    gold_text, answer_text = plain_text(gold), plain_text(answer)
+    if gold_text == answer_text:
+        return gold_text != ""
+    # `5m` may be a product, and 50% may be a half: math-verify decides.
+    characters = gold_text + answer_text
+    if any(map(str.isalpha, characters)) or "%" in characters:
         return False
     number = number_of(gold)
     return number is not None and number == number_of(answer)
 
 
 def same_value(gold: str, answer: str) -> tuple[bool, str]:
-    """Whether math-verify finds two LaTeX texts equal, and what it reads in the second. For `MathAnswer`'s process."""
+    """Whether two LaTeX texts are equal by math-verify, and the answer it extracted from the second. Runs in the worker."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify
 
-    logging.disable(logging.CRITICAL)  # it warns that its own time limit is off
+    # math-verify warns that its own time limit is off; that one needs signals, and the worker has its own.
+    logging.disable(logging.CRITICAL)
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    read = [parse(text, config, parsing_timeout=None) for text in (gold, answer)]
-    return bool(verify(*read, timeout_seconds=None)), next((one for one in read[1] if isinstance(one, str)), "")
+    parsed_gold, parsed_answer = (parse(text, config, parsing_timeout=None) for text in (gold, answer))
+    equal = bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
+    # A parse result holds SymPy objects and the text that they were read from.
+    return equal, next((part for part in parsed_answer if isinstance(part, str)), "")
 
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# What may stand before a letter: brackets, quotation marks, bold type, \text{, and a word such as "option".
 _OPEN = r"[(\[{*_\s\"'`$]{0,6}(?:\\text\{\s*)?(?:(?:option|choice|letter)\b\s*)?[(\[*\"'`]{0,4}"
-# What follows "the answer is"; a letter there, unless it is the article; a letter with which a text begins; a lone one.
+# The text after "the answer is".
 _SAYS = re.compile(
     r"\b(?:answer|choice|option)\b[^.\n]{0,40}?(?:\b(?:is|are|be)\b:?|[:=])[ \t]*([^\n]{1,300})", re.IGNORECASE
 )
+# A letter at its beginning, except the article ("a prime number").
 _LABEL = re.compile(rf"(?i:{_OPEN})(?!a\s+[a-z])([A-Za-z])(?![A-Za-z0-9'\u2019])")
+# A letter or number at the beginning of a response, followed by a mark or the end of the line: "B.", "(B)".
 _FIRST = re.compile(rf"(?i:{_OPEN})([A-Za-z]|\d{{1,2}})(?:[)\].:*\"'`,}}]|\s*$|\s*\n)")
+# A capital letter anywhere that is a word of its own; A, which may be the article, needs a mark after it.
 _LONE = re.compile(r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(A)(?=[).:*\]]|\s*$))", re.MULTILINE)
 
 
@@ -268,19 +284,19 @@ _LONE = re.compile(r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(
 class MultipleChoice(Metric):
     r"""Compares the chosen option.
 
-    The reference is a letter (`B`, `(B)`), the text of an option, or its number counted from 0 where the row has `choices`;
-    a reference that is a longer text is read like a generated one. Options are the row's `choices`, `options` or `endings`:
-    a list of texts, or an object with `text` and `label` (ARC).
+    The reference is a letter (`B`, `(B)`), the text of an option, or its number, counted from 0, if the row lists options; a
+    longer reference is read like a generated text. Options are the row's `choices`, `options` or `endings`: a list of
+    texts, or an object with `text` and `label` (ARC).
 
-    The generated text's choice is the letter in its last `\boxed{}`, else after the last "answer is", else the letter with
-    which it begins (`B.`, `(B)`), else the option whose text it is, else the last letter that is alone.
+    The choice in a generated text is the letter in its last `\boxed{}`, else after the last "answer is", else at the
+    beginning (`B.`, `(B)`), else the option whose text equals the response, else the last letter that stands alone.
     """
 
     name = "multiple_choice"
     columns = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the same option is chosen."""
+        """1 if the same option is chosen."""
         options = _options(row)
         gold = _reference_label(self.reference(row), options)
         answer = _chosen(answer_of(generated), options)
@@ -295,16 +311,17 @@ def _reference_label(reference: str, options: Mapping[str, str]) -> str | None:
     label = plain_text(reference)
     if label.upper() in options:
         return label.upper()
+    # After the labels, because ARC labels some options 1 to 4.
     if options and label.isdecimal():
         return dict(enumerate(options)).get(int(label))
     return _chosen(reference, options)
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:
-    """Label -> text of the row's options; empty where it lists none.
+    """Label -> text of the row's options; empty if the row lists none.
 
     Raises:
-        DataError: labels and texts do not go together.
+        DataError: labels and texts do not match.
     """
     listed: Any = []
     for name in ("choices", "options", "endings"):
@@ -322,13 +339,15 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chosen(text: str, options: Mapping[str, str]) -> str | None:
-    """The label that a text chooses; one that the row does not list counts as a choice, a wrong one."""
+    """The label that a text chooses; in a box or after "answer is", a label that the row does not list is a wrong choice."""
     text = fold(text).strip()
+    # The most explicit form decides, also if its label does not exist.
     boxed = last_boxed(text)
     if boxed is not None:
         return _label(_LABEL, boxed) or _by_text(boxed, options)
-    for said in reversed(_SAYS.findall(text)):
-        label = _label(_LABEL, said) or _by_text(said, options)
+    # The last statement counts: a model may correct itself.
+    for statement in reversed(_SAYS.findall(text)):
+        label = _label(_LABEL, statement) or _by_text(statement, options)
         if label is not None:
             return label
     first = _label(_FIRST, text)
@@ -337,8 +356,9 @@ def _chosen(text: str, options: Mapping[str, str]) -> str | None:
     by_text = _by_text(text, options)
     if by_text is not None:
         return by_text
-    alone = ["".join(groups).upper() for groups in _LONE.findall(text)]
-    listed = [label for label in alone if label in (options or _LETTERS[:10])]
+    # Without a list of options, letters after J are more likely variables than labels.
+    lone_letters = ["".join(groups).upper() for groups in _LONE.findall(text)]
+    listed = [label for label in lone_letters if label in (options or _LETTERS[:10])]
     return listed[-1] if listed else None
 
 
@@ -348,9 +368,9 @@ def _label(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The one option whose text, or label, this is."""
-    wanted, *texts = (" ".join(plain_text(one).casefold().split()) for one in (text, *options.values()))
+    """The label of the only option whose text, or label, equals `text`; None if there is none or several."""
+    wanted, *texts = (" ".join(plain_text(raw).casefold().split()) for raw in (text, *options.values()))
     if wanted.upper() in options:
         return wanted.upper()
-    same = [label for label, option in zip(options, texts, strict=True) if option == wanted]
-    return same[0] if len(same) == 1 else None
+    labels = [label for label, option in zip(options, texts, strict=True) if option == wanted]
+    return labels[0] if len(labels) == 1 else None

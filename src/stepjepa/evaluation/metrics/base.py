@@ -1,4 +1,4 @@
-"""The interface of metrics, those that there are, and functions of the user's own as metrics."""
+"""The interface of metrics, their names, and users' functions as metrics."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from stepjepa.data.columns import column_value, listed_columns
 from stepjepa.data.options import text_of
 from stepjepa.errors import ConfigError, DataError
 
-OPTIONS = "metric"  # the group of a metric's options
-# Likelihoods of the reference: of all its tokens, of those without the end of turn, and of the end of turn alone.
+# Group of the metrics' options in help and messages.
+OPTIONS = "metric"
+# Likelihoods of the reference: over all its tokens, over those without the end of turn, over the end of turn alone.
 NLL, CONTENT_NLL, END_NLL = "answer_nll", "content_nll", "end_nll"
-METRICS = {  # where each is in this package, ``module:class``
+# Name -> ``module:class`` in this package. A string, so that listing the names imports no metric.
+METRICS = {
     "gsm8k": "answers:FinalAnswer",
     "math": "answers:MathAnswer",
     "exact": "answers:Exact",
@@ -34,11 +36,12 @@ METRICS = {  # where each is in this package, ``module:class``
     "task": "answers:TaskAnswer",
     "first_step": "answers:FirstStep",
 }
-MODEL_METRICS = (NLL, CONTENT_NLL, END_NLL)  # read off the model's own probabilities, so not from a generated text
+# Computed from the model's probabilities, not from a generated text, so these have no class here.
+MODEL_METRICS = (NLL, CONTENT_NLL, END_NLL)
 
 
 def model_metrics(names: Sequence[str] | None) -> list[str]:
-    """Those of these metrics that are read off the model's own probabilities."""
+    """The names in `MODEL_METRICS`, which need the model's probabilities."""
     return [name for name in names or () if name in MODEL_METRICS]
 
 
@@ -46,12 +49,12 @@ class Judgement(NamedTuple):
     """A metric's judgement of one generated text.
 
     Attributes:
-        score: 0 to 1; of an accuracy 0 or 1; of a count any number, NaN for a text that the metric says nothing about.
-        gold: the reference answer as it was read from the row, None where there is none.
-        answer: the answer as it was read from the generated text, None where there is none.
-        note: why the score is not 1, or what could not be decided; empty where there is nothing to add.
-        undecided: why the score says little: ``unknown`` where the metric could not decide, ``invalid`` where the answer is
-            no expression or query at all; None for all others.
+        score: 0 to 1; for an accuracy 0 or 1; for a count any number, NaN if the metric does not apply to the text.
+        gold: the reference answer extracted from the row; None if there is none.
+        answer: the answer extracted from the generated text; None if there is none.
+        note: why the score is not 1, or what could not be decided; empty if there is nothing to add.
+        undecided: ``unknown`` if the metric could not decide, ``invalid`` if the answer is not an expression or query at
+            all; None otherwise.
     """
 
     score: float
@@ -62,7 +65,7 @@ class Judgement(NamedTuple):
 
 
 def verdict(right: bool, gold: str, answer: str | None, note: str) -> Judgement:
-    """Of an answer that is right or wrong; `note` says why it is wrong."""
+    """The judgement of an answer that is right or wrong; `note` says why it is wrong."""
     return Judgement(float(right), gold, answer, "" if right else note)
 
 
@@ -73,15 +76,16 @@ class Metric(ABC):
     A metric may hold a process or a cache: close it, or use it in a ``with``.
 
     Attributes:
-        name: as `make_metric` takes it.
-        kind: an accuracy is 0 or 1 for each row, a score anything between, a count any number or NaN.
+        name: name for `make_metric`.
+        kind: an ``accuracy`` is 0 or 1 for each row, a ``score`` any number from 0 to 1, a ``count`` any number or NaN.
         higher_is_better: the direction, for studies.
-        is_custom: whether it is a function of the user's.
-        columns: where the reference is looked for, in this order; messages is the last answer of the chat.
+        is_custom: whether the metric is a user's function.
+        columns: columns to search for the reference, in this order; ``messages`` means the last answer of the chat.
     """
 
     reference_column: str | None = option(None, "Column with the reference, instead of those in `columns`.", OPTIONS)
-    _worker: Any = field(default=None, init=False, repr=False)  # see `metrics.worker`
+    # Of metrics that compute in another process, see `metrics.worker`.
+    _worker: Any = field(default=None, init=False, repr=False)
 
     name: ClassVar[str] = ""
     kind: ClassVar[Literal["accuracy", "score", "count"]] = "accuracy"
@@ -97,24 +101,24 @@ class Metric(ABC):
         """Score one text.
 
         Args:
-            generated: what the model wrote, without the prompt and special tokens. Any text at all: it cannot raise.
-            row: the row of the data file that was asked.
+            generated: the response, without the prompt and special tokens. No text may raise an error.
+            row: the row of the question.
 
         Raises:
-            DataError: the row holds no reference.
+            DataError: the row has no reference.
         """
 
     def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
-        """Score a response; `stopped`: the model ended it by itself. Most metrics score the text alone."""
+        """Score a response; `stopped` is whether the model ended it by itself. Most metrics score the text alone."""
         return self.score(generated, row)
 
     def close(self) -> None:
-        """End the process that the metric has started, if any."""
+        """End the metric's process, if it started one."""
         if self._worker is not None:
             self._worker.close()
 
     def pair(self, generated: str, row: Mapping[str, Any]) -> tuple[str, str]:
-        """The reference and the generated text, without thinking and white space around them; errors as `reference`."""
+        """The reference and the generated text, without thinking and surrounding white space; errors as for `reference`."""
         return self.reference(row).strip(), answer_of(generated).strip()
 
     def __enter__(self) -> Metric:
@@ -124,14 +128,15 @@ class Metric(ABC):
         self.close()
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """The text of the first of the reference's columns that holds one, without its thinking; numbers are written out.
+        """The text in the first reference column that has one, without thinking; a number becomes text.
 
         Raises:
-            DataError: none does.
+            DataError: no column has a text.
         """
         columns = (self.reference_column,) if self.reference_column else self.columns
         for column in columns:
             value: Any = column_value(row, column)
+            # The answer follows the last question, so earlier messages of the assistant are context.
             if column == "messages" and isinstance(value, (list, tuple)):
                 turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
                 value = turns[-1].get("content") if turns else None
@@ -147,8 +152,7 @@ class CustomMetric(Metric):
     """Calls ``f(generated: str, reference: str, row: dict) -> bool | float``.
 
     Attributes:
-        target: ``module:function``, or ``path/to/file.py:function``, as `load_named` takes them; a file is run for every
-            metric, because in a notebook it may have changed.
+        target: ``module:function`` or ``path/to/file.py:function``, see `load_named`.
     """
 
     target: str
@@ -159,20 +163,22 @@ class CustomMetric(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.name = self.target  # type: ignore[misc]
+        # The file is run again for every metric, because in a notebook it may have changed.
         function = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS], again=True)
         if not callable(function):
             raise ConfigError(f"{OPTIONS} {self.target} is no function")
         self._function: Callable[[str, str, dict[str, Any]], Any] = function
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """What the function returns: True and False are 1 and 0.
+        """The value of the function; True counts as 1 and False as 0.
 
         Raises:
-            DataError: the function failed, or returned no number from 0 to 1.
+            DataError: the function failed, or did not return a number from 0 to 1.
         """
         try:
             gold = self.reference(row).strip()
-        except DataError:  # the function may look elsewhere, unless the column was named
+        except DataError:
+            # The function may read the reference from the row itself, unless the user named a column.
             if self.reference_column is not None:
                 raise
             gold = ""
@@ -180,6 +186,7 @@ class CustomMetric(Metric):
             returned = self._function(generated, gold, dict(row))
         except Exception as error:
             raise DataError(f"metric {self.target}: {type(error).__name__}: {error}") from error
+        # float("1") works, but a function that returns text is wrong. NaN fails the comparison below.
         try:
             value = math.nan if isinstance(returned, str) else float(returned)
         except (TypeError, ValueError):
@@ -192,15 +199,15 @@ class CustomMetric(Metric):
 
 
 def make_metric(name: str, **options: Any) -> Metric:
-    """A metric by its name.
+    """Make a metric by its name.
 
     Args:
-        name: a key of `METRICS`, or ``module:function`` for a function of the user's own,
+        name: a key of `METRICS`, or ``module:function`` for a user's function
             ``f(generated: str, reference: str, row: dict) -> bool | float``.
         options: the attributes of the metric's class, such as ``reference_column``.
 
     Raises:
-        ConfigError: no such metric or option, a value that cannot be used, a package that is not installed.
+        ConfigError: unknown metric or option, a value that cannot be used, or a package that is not installed.
     """
     if name in MODEL_METRICS:
         raise ConfigError(f"the metric {name} needs the model, not generated text; the evaluation computes it itself")
@@ -214,12 +221,12 @@ def metric_class(name: str) -> type[Metric]:
 
 
 def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:
-    """The metrics of these names that read a generated text; a ConfigError as from `make_metric`.
+    """Make the metrics that score a generated text; names in `MODEL_METRICS` are skipped. Errors as for `make_metric`.
 
     Args:
-        options: of the metrics; each takes those that it has.
+        options: options of the metrics; each metric takes those that it has.
     """
-    options, known, made = options or {}, set[str](), list[Metric]()
+    options, known, metrics = options or {}, set[str](), list[Metric]()
     for name in dict.fromkeys(names):
         if name in MODEL_METRICS:
             continue
@@ -227,12 +234,13 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
         if gone:
             raise ConfigError(f"metric {name}: {gone}")
         kind = metric_class(name) if name in METRICS else CustomMetric
-        takes = set(options_of(kind)) - {"target"}
-        given = {key: value for key, value in options.items() if key in takes}
-        made.append(CustomMetric(target=name, **given) if kind is CustomMetric else kind(**given))
-        known |= takes
+        accepted = set(options_of(kind)) - {"target"}
+        arguments = {key: value for key, value in options.items() if key in accepted}
+        metrics.append(CustomMetric(target=name, **arguments) if kind is CustomMetric else kind(**arguments))
+        known |= accepted
+    # Several metrics share one set of options, so an option is a mistake only if no metric has it.
     for key in options:
         if key not in known:
             hint = f"{did_you_mean(key, known)} (known: {', '.join(sorted(known))})" if known else ""
             raise ConfigError(f"no option {key!r} of {', '.join(names)}{hint}")
-    return made
+    return metrics

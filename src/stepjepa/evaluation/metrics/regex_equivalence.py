@@ -1,13 +1,13 @@
 r"""The metric `regex_equivalence`: whether two regular expressions match the same texts.
 
-States of the automata are expressions, made on demand: the derivative of an expression by a character is what must match
-the rest (Brzozowski 1964; Owens, Reppy and Turon 2009). So `&` and `~` cost no more than `|`, no part of an automaton is
-built that the comparison does not visit, and the work is counted, which bounds it on every machine alike. Pairs of states
-are visited, the nearest first, until a text tells them apart or nothing is left.
+States of the automata are expressions, created on demand: the derivative of an expression by a character must match the rest
+of the text (Brzozowski 1964; Owens, Reppy and Turon 2009). So `&` and `~` cost no more than `|`, only the visited part of an
+automaton is built, and the work is counted in steps, a bound that is the same on every machine. Pairs of states are visited
+breadth first, until a text distinguishes them or none is left.
 
-The libraries for automata have no word boundaries, which a fifth of NL-RX's expressions hold, and no bound on their work. A
-`\b` says something about its two neighbours, so an expression is read at a place between characters (Moseley et al., PLDI
-2023, "Derivative Based Nonbacktracking Real-World Regex Matching with Backtracking Semantics"), in one of nine contexts:
+Libraries for automata have no word boundaries, which occur in a fifth of NL-RX's expressions, and no bound on their work. A
+`\b` depends on both neighbours, so an expression is evaluated at a position between characters (Moseley et al., PLDI 2023,
+"Derivative Based Nonbacktracking Real-World Regex Matching with Backtracking Semantics"), in one of nine contexts:
 
                       next: end   word  other        word: a letter of ASCII, a digit or _
     previous: begin          0     1     2           nulls: the contexts, as bits, in which an expression
@@ -16,10 +16,10 @@ The libraries for automata have no word boundaries, which a fifth of NL-RX's exp
 
 The alphabet is printable ASCII.
 
-The syntax is that of NL-RX and KB13, the automaton package `dk.brics` as far as those data sets use it: the operators of a
-usual regular expression, `&` (and), `~` (not), and `\b`. From weakest to strongest they bind `|`, `&`, joining, repetition,
-`~`: `~a*` is `(~a)*`, `\bA&B\b` is `(\bA)&(B\b)`. A repetition may follow another (`a{2,}*`). `.` is any character at all,
-`^` and `$` are the ends of the text. A single character, an escape and a bracket mean what they mean in Python's `re`.
+The syntax is that of NL-RX and KB13: the part of the automaton package `dk.brics` that these data sets use. It has the usual
+operators, `&` (and), `~` (not), and `\b`. From weakest to strongest binding: `|`, `&`, concatenation, repetition, `~`; so
+`~a*` is `(~a)*`, and `\bA&B\b` is `(\bA)&(B\b)`. A repetition may follow another (`a{2,}*`). `.` is any character, `^` and
+`$` are the ends of the text. A single character, an escape and a bracket have the meaning of Python's `re`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,16 @@ from stepjepa.config.option import option
 from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
 
 WordBoundary = Literal["zero_width", "letter"]
-LONGEST_PATTERN = 2_000  # characters
+# Characters of a pattern.
+LONGEST_PATTERN = 2_000
 
-BEGIN, IN_WORD, OTHER = 0, 1, 2  # kinds of the character before a position; the first where there is none
-BUDGET = 600_000  # steps of about a microsecond that a comparison may make
+# Kinds of the character before a position; BEGIN at the start of the text.
+BEGIN, IN_WORD, OTHER = 0, 1, 2
+# Steps of a comparison, each of about a microsecond.
+BUDGET = 600_000
+# All nine contexts; bit 0 is the rightmost one.
 _ALWAYS = 0b111_111_111
+# The contexts in which a position matches, from row "other" on the left to row "begin" on the right.
 _BOUNDARY_NULLS = {
     "word": 0b010_101_010,
     "no word": 0b101_010_101,
@@ -58,29 +63,31 @@ _TOKEN = re.compile(
     |   .""",
     re.DOTALL | re.VERBOSE,
 )
+# Characters beyond printable ASCII, and escapes that are backreferences or name further characters.
 _UNKNOWN = re.compile(r"[^ -~]|\\[0-9tnrfvxuN]")
+# Tokens that end a concatenation; the empty one is the end of the pattern.
 _ENDS = ("|", "&", ")", "")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _PLACES = {r"\b": "word", r"\B": "no word", "^": "begin", r"\A": "begin", "$": "end", r"\Z": "end"}
 
 
 class PatternError(ValueError):
-    """A text that is no regular expression. The message says what is wrong."""
+    """A text that is not a regular expression. The message says why."""
 
 
 class NotSupportedError(PatternError):
-    """A pattern that may be one, but is too long, or more than a regular language."""
+    """A pattern that may be valid, but is too long, or describes more than a regular language."""
 
 
 class PatternPart(NamedTuple):
     """A part of a pattern.
 
     Attributes:
-        kind: what it matches. ``set``: one character that `text` matches, as Python's `re` reads it. ``word``, ``no word``,
-            ``begin``, ``end``: a position between characters, at an edge of a word or at none, or at an end of the text.
-            ``join``: its parts, one after the other; none is the empty text. ``any``: one of its parts. ``not``: whatever
-            its part does not match. ``repeat``: its part, again and again.
-        turns: of a repetition, at least and at most; None for no upper bound.
+        kind: what the part matches. ``set``: one character that the `text` matches in Python's `re`. ``word``, ``no word``,
+            ``begin``, ``end``: a position between characters, at the edge of a word, not at one, or at an end of the text.
+            ``join``: its parts in order; without parts the empty text. ``any``: one of its parts. ``not``: every text that
+            its part does not match. ``repeat``: its part repeatedly.
+        turns: smallest and largest number of repetitions; None for no upper bound.
     """
 
     kind: str
@@ -90,11 +97,11 @@ class PatternPart(NamedTuple):
 
 
 def parse(text: str, word_boundary: WordBoundary = "zero_width") -> PatternPart:
-    r"""Read a pattern.
+    r"""Parse a pattern.
 
     Args:
-        text: the pattern, which must match all of a text.
-        word_boundary: what `\b` is: the place where a word begins or ends, or the letter b, as `dk.brics` reads it.
+        text: the pattern, which must match a text from end to end.
+        word_boundary: the meaning of `\b`: the edge of a word, or the letter b as in `dk.brics`.
 
     Raises:
         PatternError: syntax errors.
@@ -107,20 +114,22 @@ def parse(text: str, word_boundary: WordBoundary = "zero_width") -> PatternPart:
         tokens = ["b" if token == r"\b" else token for token in tokens]
     reader = _Reader(tokens)
     part = reader.read()
+    # The reader stops at a bracket that closes nothing.
     if reader.next():
         raise PatternError("unmatched )")
     return part
 
 
 def set_of(text: str) -> re.Pattern[str]:
-    """What tells whether a character is in a set."""
+    """A pattern that matches exactly the characters of a set."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of "[[a]", which may mean something else in a later version
+        # Python warns about "[[a]", whose meaning may change in a later version.
+        warnings.simplefilter("ignore")
         return re.compile(text, re.ASCII | re.DOTALL)
 
 
 class _Reader:
-    """Recursive descent."""
+    """A parser by recursive descent, with a method for each level of binding from `read` (weakest) to `atom`."""
 
     def __init__(self, tokens: list[str]):
         self.tokens, self.position = tokens, 0
@@ -148,8 +157,9 @@ class _Reader:
             parts.append(self.joined())
         if len(parts) == 1:
             return parts[0]
-        none = [PatternPart("not", (part,)) for part in parts]
-        return PatternPart("not", (PatternPart("any", tuple(none)),))
+        # a & b = ~(~a | ~b), so that expressions need no kind of their own for "and".
+        complements = [PatternPart("not", (part,)) for part in parts]
+        return PatternPart("not", (PatternPart("any", tuple(complements)),))
 
     def joined(self) -> PatternPart:
         parts: list[PatternPart] = []
@@ -158,6 +168,7 @@ class _Reader:
         return parts[0] if len(parts) == 1 else PatternPart("join", tuple(parts))
 
     def repeated(self) -> PatternPart:
+        # ~ binds more strongly than a repetition, and two of them cancel.
         negated = False
         while self.next() == "~":
             self.take()
@@ -165,6 +176,7 @@ class _Reader:
         part = self.atom()
         if negated:
             part = PatternPart("not", (part,))
+        # A lone { is an ordinary character; a token of several that starts with one is a repetition.
         while self.next() in _REPEATS or len(self.next()) > 2 and self.next()[0] == "{":
             part = PatternPart("repeat", (part,), turns=_turns(self.take()))
         return part
@@ -182,6 +194,7 @@ class _Reader:
         if _UNKNOWN.search(token):
             raise NotSupportedError(f"{token} is not supported: printable ASCII alone, no backreferences")
         text = token if len(token) > 1 or token in ".[" else re.escape(token)
+        # Compiled here for its error message; `Alphabet` compiles it again.
         try:
             set_of(text)
         except re.error as error:
@@ -198,7 +211,7 @@ class _Reader:
 
 
 def _turns(token: str) -> tuple[int, int | None]:
-    """The repetition that a token writes."""
+    """Smallest and largest number of repetitions of a token such as ``{2,}``."""
     if token in _REPEATS:
         return _REPEATS[token]
     least, comma, most = token[1:-1].partition(",")
@@ -212,27 +225,30 @@ def _turns(token: str) -> tuple[int, int | None]:
 
 
 class TooMuchWork(Exception):
-    """The comparison needs more steps than it may make."""
+    """The comparison needs more steps than its budget."""
 
 
 class Alphabet:
-    """Printable ASCII, one letter for all characters that no set tells apart.
+    """Printable ASCII, with one letter for all characters that are in the same sets.
 
     Attributes:
-        kinds: `IN_WORD` or `OTHER`, of each letter.
+        kinds: `IN_WORD` or `OTHER` for each letter.
         examples: a character of each letter.
         masks: set of characters -> its letters, as bits.
     """
 
     def __init__(self, sets: Iterable[str]):
+        # \w is the first set, so bit 0 of a signature says whether a character belongs to a word.
         sets = list(dict.fromkeys([_WORD, *sets]))
-        members = [set_of(text) for text in sets]
-        readable = sorted(map(chr, range(32, 127)), key=lambda one: not one.isalnum())
-        signatures: dict[int, str] = {}  # the sets that hold a letter, as bits -> a readable character of it
+        patterns = [set_of(text) for text in sets]
+        # Letters and digits first: they make the most readable examples.
+        readable = sorted(map(chr, range(32, 127)), key=lambda character: not character.isalnum())
+        # The sets that contain a letter, as bits -> the first character of that letter.
+        signatures: dict[int, str] = {}
         for character in readable:
             signature = 0
-            for bit, member in enumerate(members):
-                if member.fullmatch(character):
+            for bit, pattern in enumerate(patterns):
+                if pattern.fullmatch(character):
                     signature |= 1 << bit
             signatures.setdefault(signature, character)
         self.kinds = [IN_WORD if signature & 1 else OTHER for signature in signatures]
@@ -244,33 +260,37 @@ class Alphabet:
 
 
 def _sets(part: PatternPart) -> Iterator[str]:
-    """The sets of characters of a pattern."""
+    """The sets of characters in a pattern."""
     if part.kind == "set":
         yield part.text
-    for one in part.parts:
-        yield from _sets(one)
+    for inner in part.parts:
+        yield from _sets(inner)
 
 
 def difference(first: PatternPart, second: PatternPart) -> tuple[str, bool] | None:
-    """The shortest text that only one of two patterns matches, and whether that is the first; None where there is none.
+    """The shortest text that only one of two patterns matches, and whether the first one does; None if they are equal.
 
     Raises:
-        TooMuchWork, RecursionError: the budget was not enough to decide, or Python's stack is not.
+        TooMuchWork, RecursionError: the budget, or Python's stack, is not sufficient to decide.
     """
     alphabet = Alphabet([*_sets(first), *_sets(second)])
     space = Expressions(alphabet)
-    # Two states, the kind of the last character, and the text by which they were reached.
+    # Both states, the kind of the last character, and the text that leads to them.
     start = space.of(first), space.of(second), BEGIN
     queue, visited = deque([(start, "")]), {start}
     while queue:
-        (one, other, previous), text = queue.popleft()
+        (state_a, state_b, previous), text = queue.popleft()
+        # The context after `previous` at the end of the text: one pattern matches the text there, the other does not.
         at_end = 1 << 3 * previous
-        if (one.nulls ^ other.nulls) & at_end:
-            return text, bool(one.nulls & at_end)
+        if (state_a.nulls ^ state_b.nulls) & at_end:
+            return text, bool(state_a.nulls & at_end)
         space.spend(len(alphabet.kinds))
         for letter, (kind, example) in enumerate(zip(alphabet.kinds, alphabet.examples, strict=True)):
-            after = space.derivative(one, previous, letter), space.derivative(other, previous, letter), kind
-            if after[0] is not after[1] and after not in visited:
+            after_a = space.derivative(state_a, previous, letter)
+            after_b = space.derivative(state_b, previous, letter)
+            after = after_a, after_b, kind
+            # Equal expressions are one object, and nothing that follows can distinguish them.
+            if after_a is not after_b and after not in visited:
                 visited.add(after)
                 queue.append((after, text + example))
     return None
@@ -281,9 +301,9 @@ class Expression:
     """A regular expression over letters; equal ones are one object.
 
     Attributes:
-        number: in the order of making.
-        kind: ``set``, ``all``, ``place``, or how the parts are put together: ``join``, ``any``, ``not``, ``repeat``.
-        nulls: see above.
+        number: in the order of creation, by which alternatives are sorted.
+        kind: ``set``, ``all``, ``place``, or how the parts are combined: ``join``, ``any``, ``not``, ``repeat``.
+        nulls: contexts in which the expression matches the empty text, as bits.
         mask: the letters of a set, as bits.
     """
 
@@ -296,20 +316,21 @@ class Expression:
 
 
 class Expressions:
-    """Makes expressions in a normal form: `|` and `&` sorted and flat, so that a pattern has few derivatives."""
+    """Creates expressions in a normal form, with alternatives flat and sorted, so that a pattern has few derivatives."""
 
     def __init__(self, alphabet: Alphabet):
-        self._alphabet, self._left = alphabet, BUDGET
-        self._made: dict[tuple[object, ...], Expression] = {}
+        self._alphabet, self._steps_left = alphabet, BUDGET
+        self._expressions: dict[tuple[object, ...], Expression] = {}
         self._derivatives: dict[tuple[Expression, int, int], Expression] = {}
-        self._whole = (1 << len(alphabet.kinds)) - 1
+        # The set of all letters, as bits.
+        self._all_letters = (1 << len(alphabet.kinds)) - 1
         self.nothing = self._make("set", 0)
         self.empty = self._make("join", _ALWAYS)
         self.all = self._make("all", _ALWAYS)
 
     def of(self, part: PatternPart) -> Expression:
         """The expression of a parsed pattern."""
-        parts = [self.of(one) for one in part.parts]
+        parts = [self.of(inner) for inner in part.parts]
         if part.kind == "set":
             return self._make("set", 0, mask=self._alphabet.masks[part.text])
         if part.kind == "join":
@@ -322,43 +343,46 @@ class Expressions:
             return self._repeat(parts[0], *part.turns)
         return self._make("place", _BOUNDARY_NULLS[part.kind])
 
-    def derivative(self, one: Expression, previous: int, letter: int) -> Expression:
-        """What must follow a letter so that all of it matches, after a character of the kind `previous`."""
-        key = one, previous, letter
+    def derivative(self, expression: Expression, previous: int, letter: int) -> Expression:
+        """The expression of all texts that may follow `letter`, after a character of the kind `previous`."""
+        key = expression, previous, letter
         if key not in self._derivatives:
-            self._derivatives[key] = self._derive(one, previous, letter)
+            self._derivatives[key] = self._derive(expression, previous, letter)
         return self._derivatives[key]
 
-    def _derive(self, one: Expression, previous: int, letter: int) -> Expression:
+    def _derive(self, expression: Expression, previous: int, letter: int) -> Expression:
+        # The context between `previous` and `letter`, as a bit of `nulls`.
         here = 1 << 3 * previous + self._alphabet.kinds[letter]
-        if one.kind == "set":
-            return self.empty if one.mask >> letter & 1 else self.nothing
-        if one.kind == "all":
-            return one
-        if one.kind == "place":
+        if expression.kind == "set":
+            return self.empty if expression.mask >> letter & 1 else self.nothing
+        if expression.kind == "all":
+            return expression
+        if expression.kind == "place":
             return self.nothing
-        if one.kind == "join":
+        if expression.kind == "join":
+            # The letter belongs to the first part, or to a later one if all parts before it match nothing here.
             alternatives = []
-            for place, part in enumerate(one.parts):
-                alternatives.append(self._join([self.derivative(part, previous, letter), *one.parts[place + 1 :]]))
+            for place, part in enumerate(expression.parts):
+                rest_parts = expression.parts[place + 1 :]
+                alternatives.append(self._join([self.derivative(part, previous, letter), *rest_parts]))
                 if not part.nulls & here:
                     break
             return self._any(alternatives)
-        parts = [self.derivative(part, previous, letter) for part in one.parts]
-        if one.kind == "any":
+        parts = [self.derivative(part, previous, letter) for part in expression.parts]
+        if expression.kind == "any":
             return self._any(parts)
-        if one.kind == "not":
+        if expression.kind == "not":
             return self._not(parts[0])
-        low, high = one.turns
-        # Where the part may match nothing here, any number of the turns may have passed already.
-        low = 0 if one.parts[0].nulls & here else max(low - 1, 0)
-        rest = self._repeat(one.parts[0], low, None if high is None else high - 1)
+        low, high = expression.turns
+        # If the part can match the empty text here, any number of repetitions may be over already.
+        low = 0 if expression.parts[0].nulls & here else max(low - 1, 0)
+        rest = self._repeat(expression.parts[0], low, None if high is None else high - 1)
         return self._join([parts[0], rest])
 
     def spend(self, work: int) -> None:
-        """Count steps. Raises TooMuchWork: there are none left."""
-        self._left -= work
-        if self._left < 0:
+        """Count steps. Raises TooMuchWork: the budget is used up."""
+        self._steps_left -= work
+        if self._steps_left < 0:
             raise TooMuchWork
 
     def _make(
@@ -369,32 +393,35 @@ class Expressions:
         mask: int = 0,
         turns: tuple[int, int | None] = (1, 1),
     ) -> Expression:
+        # Looked up by value: equal expressions must be one object, because states are compared by identity.
         self.spend(4 + len(parts))
         key = kind, nulls, parts, mask, turns
-        if key not in self._made:
-            self._made[key] = Expression(len(self._made), kind, nulls, parts, mask, turns)
-        return self._made[key]
+        if key not in self._expressions:
+            self._expressions[key] = Expression(len(self._expressions), kind, nulls, parts, mask, turns)
+        return self._expressions[key]
 
     def _join(self, parts: Iterable[Expression]) -> Expression:
         flat: list[Expression] = []
         for part in parts:
-            for one in part.parts if part.kind == "join" else (part,):
-                if one is self.nothing:
-                    return one
-                endless = one is self.all or one.turns == (0, None)
-                if not (endless and flat and flat[-1] is one):  # x*x*
-                    flat.append(one)
+            for member in part.parts if part.kind == "join" else (part,):
+                if member is self.nothing:
+                    return member
+                # x*x* is x*.
+                endless = member is self.all or member.turns == (0, None)
+                if not (endless and flat and flat[-1] is member):
+                    flat.append(member)
         if len(flat) == 1:
             return flat[0]
-        return self._make("join", reduce(and_, (one.nulls for one in flat), _ALWAYS), tuple(flat))
+        return self._make("join", reduce(and_, (member.nulls for member in flat), _ALWAYS), tuple(flat))
 
     def _any(self, parts: Iterable[Expression]) -> Expression:
+        # All sets become one, and the set without letters disappears.
         mask, members = 0, set[Expression]()
         for part in parts:
-            for one in part.parts if part.kind == "any" else (part,):
-                mask |= one.mask
-                if one.kind != "set":
-                    members.add(one)
+            for member in part.parts if part.kind == "any" else (part,):
+                mask |= member.mask
+                if member.kind != "set":
+                    members.add(member)
         if mask:
             members.add(self._make("set", 0, mask=mask))
         if not members:
@@ -403,8 +430,8 @@ class Expressions:
             return members.pop()
         if self.all in members:
             return self.all
-        flat = sorted(members, key=lambda one: one.number)
-        return self._make("any", reduce(or_, (one.nulls for one in flat)), tuple(flat))
+        flat = sorted(members, key=lambda member: member.number)
+        return self._make("any", reduce(or_, (member.nulls for member in flat)), tuple(flat))
 
     def _not(self, part: Expression) -> Expression:
         if part.kind == "not":
@@ -422,9 +449,10 @@ class Expressions:
             return part if low else self.empty
         if (low, high) == (1, 1) or part is self.all:
             return part
+        # x** is x*, and .* is all texts, also as one alternative among others.
         alternatives = part.parts if part.kind == "any" else (part,)
         if (low, high) == (0, None):
-            if any(one.mask == self._whole for one in alternatives):
+            if any(alternative.mask == self._all_letters for alternative in alternatives):
                 return self.all
             if part.turns == (0, None):
                 return part
@@ -434,10 +462,10 @@ class Expressions:
 
 @dataclass(kw_only=True)
 class RegexEquivalence(Metric):
-    r"""Compares the languages of two regular expressions, each of which must match all of a line.
+    r"""Compares the languages of two regular expressions, which must match a line from end to end.
 
-    The judge of the published functional accuracy (`dk.brics.automaton`) reads `\b` as the letter b; NL-RX's sentences mean
-    the edge of a word.
+    The program behind the published functional accuracy (`dk.brics.automaton`) reads `\b` as the letter b; the sentences of
+    NL-RX mean the edge of a word.
     """
 
     word_boundary: WordBoundary = option("zero_width", r"What \b is: the edge of a word, or the letter b.", OPTIONS)
@@ -445,7 +473,7 @@ class RegexEquivalence(Metric):
     name = "regex_equivalence"
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where the languages are the same."""
+        """1 if the languages are the same."""
         gold, answer = self.pair(generated, row)
         if not answer:
             return Judgement(0.0, gold, None, "no answer found")
@@ -455,7 +483,8 @@ class RegexEquivalence(Metric):
         return Judgement(float(not note), gold, answer, note, undecided)
 
     def _difference(self, gold: str, answer: str) -> tuple[str, Literal["unknown", "invalid"] | None]:
-        """Why two patterns differ, empty where they do not, and `Judgement.undecided`."""
+        """Why two patterns differ, empty if they do not, and `Judgement.undecided`."""
+        # None until the reference is parsed, which shows whose pattern an error is about.
         first = None
         try:
             first = parse(gold, self.word_boundary)

@@ -1,4 +1,4 @@
-"""`sql_execution`: the generated query returns the rows that the reference query returns."""
+"""`sql_execution`: the generated query returns the same rows as the reference query."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+# The name of the database in a user's message.
 _IN_PROMPT = re.compile(r"\bdb_id:\s*\[([^\]\n]+)\]")
-_LONGEST = 20_000  # characters of a query
-_GRACE = 2.0  # seconds for opening, comparing and closing
+# Characters of a query.
+_LONGEST = 20_000
+# Seconds for opening the database, comparing the rows and closing, besides the two queries.
+_GRACE = 2.0
 
-_STEPS = 10_000  # of SQLite's machine between two looks at the clock
-_LARGEST_VALUE = 10_000_000  # bytes of a text or blob
-_READING, _FUNCTION = {20, 21, 33}, 31  # SQLITE_READ, SQLITE_SELECT, SQLITE_RECURSIVE; SQLITE_FUNCTION
-# Functions that reach beyond the query, or build values of any size in one step.
+# Instructions of SQLite's virtual machine between two checks of the time.
+_STEPS = 10_000
+# Bytes of a text or blob.
+_LARGEST_VALUE = 10_000_000
+# SQLITE_READ, SQLITE_SELECT and SQLITE_RECURSIVE; SQLITE_FUNCTION.
+_READING, _FUNCTION = {20, 21, 33}, 31
+# Functions that reach outside the database, or build values of any size in one step.
 _FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "randomblob", "zeroblob"}
-# What is quoted, and comments.
+# Quoted texts, quoted names, and comments.
 _QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
 _BRACKETS = re.compile(r"\([^()]*\)")
 _ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
@@ -38,12 +44,12 @@ _ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
 class SqlExecution(Metric):
     """Runs both queries on the row's SQLite database and compares the rows they return.
 
-    The order of rows counts only where the reference has an ORDER BY of its own (not in a subquery); duplicates count; the
-    order of columns counts, their names do not. 2 and 2.0 are equal, floats to nine digits, NULL is only NULL.
+    The order of rows counts only if the reference has an ORDER BY outside of subqueries. Duplicates count. The order of
+    columns counts, their names do not. 2 equals 2.0, floats are equal to nine digits, and NULL equals only NULL.
 
-    The database is the file in the row's `db_path`, or the one of its `db_id` in `db_folder` (`db_id/db_id.sqlite`, as
-    Spider lays them out, or `db_id.sqlite`); a `db_id:[name]` in the user's message serves as well. It is opened for
-    reading only, in a process of its own; nothing but SELECT is permitted.
+    The database is the file `db_path` of the row, or that of its `db_id` in `db_folder` (`db_id/db_id.sqlite` as in Spider,
+    or `db_id.sqlite`); the name may also be in the user's message as `db_id:[name]`. The file is opened read-only in a
+    separate process, and only SELECT is permitted.
     """
 
     db_folder: str | None = option(None, "Where the databases are.", OPTIONS)
@@ -60,10 +66,10 @@ class SqlExecution(Metric):
         self._worker = Worker(compare)
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """1 where both queries return the same rows.
+        """1 if both queries return the same rows.
 
         Raises:
-            DataError: the row has no reference, or its database is not there.
+            DataError: the row has no reference, or its database does not exist.
         """
         gold, answer = query_of(self.reference(row)), query_of(answer_of(generated))
         database = self._database(row)
@@ -89,6 +95,7 @@ class SqlExecution(Metric):
                 raise ConfigError(
                     f"the metric {self.name} needs {_NAME.db_folder}, the folder of the database {name!r}"
                 )
+            # The name comes from data: it must not lead out of the folder.
             if Path(name).name != name:
                 raise DataError(f"db_id {name!r} is no name of a database")
             files = [Path(self.db_folder, name, f"{name}.sqlite"), Path(self.db_folder, f"{name}.sqlite")]
@@ -112,9 +119,10 @@ def _database_name(row: Mapping[str, Any]) -> str:
 
 
 def query_of(text: str) -> str:
-    """The query in a text: its last fenced block, else all of it; the first statement, without the semicolon."""
+    """The first statement of the last fenced block in a text, or of the whole text; without the semicolon."""
     blocks = _FENCE.findall(text)
     text = (blocks[-1] if blocks else text).strip()
+    # A semicolon may be in a quoted text or a comment, which SQLite's own function recognizes.
     for end in re.finditer(";", text[:_LONGEST]):
         if sqlite3.complete_statement(text[: end.end()]):
             return text[: end.start()].strip()
@@ -122,31 +130,37 @@ def query_of(text: str) -> str:
 
 
 class _Limit(Exception):
-    """A query broke a limit."""
+    """A query exceeded a limit."""
 
 
 def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int) -> tuple[str, str | None]:
-    """Why the results of two queries differ, empty where they do not, and `Judgement.undecided`. Runs in a process of its
-    own.
+    """Why the results of two queries differ, empty if they do not, and `Judgement.undecided`. Runs in the worker.
 
     Args:
-        database: the file; it is never written to.
+        database: path of the file, which is never written.
         gold, answer: one statement each.
-        seconds: for each query.
-        max_rows: that each may return.
+        seconds: time limit of each query.
+        max_rows: number of rows that each query may return.
     """
+    # Three locks: the file is opened read-only, the connection refuses to write, and the authorizer permits reading alone.
     with closing(sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection:
         connection.execute("PRAGMA query_only = ON")
+        # Some of Spider's databases hold texts that are not UTF-8.
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
-        if hasattr(connection, "setlimit"):  # Python 3.11
-            connection.setlimit(0, _LARGEST_VALUE)  # SQLITE_LIMIT_LENGTH
+        # Python 3.11 or later; 0 is SQLITE_LIMIT_LENGTH.
+        if hasattr(connection, "setlimit"):
+            connection.setlimit(0, _LARGEST_VALUE)
         connection.set_authorizer(_authorize)
+        # A reference that fails decides nothing; an answer that fails is wrong.
         results = []
-        for query, whose, undecided in ((gold, "unknown: the reference", "unknown"), (answer, "the query", "invalid")):
+        for query, subject, undecided in (
+            (gold, "unknown: the reference", "unknown"),
+            (answer, "the query", "invalid"),
+        ):
             try:
                 results.append(_rows(connection, query, seconds, max_rows))
             except (sqlite3.Error, sqlite3.Warning, _Limit, ValueError, OverflowError) as error:
-                return f"{whose} fails: {error}", undecided
+                return f"{subject} fails: {error}", undecided
         return _why_different(results[0], results[1], is_ordered(gold)), None
 
 
@@ -163,9 +177,11 @@ def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: 
         with closing(connection.execute(query)) as cursor:
             if cursor.description is None:
                 raise _Limit("it returns no rows")
+            # One row more than allowed shows that there are too many, without reading them all.
             rows = cursor.fetchmany(max_rows + 1)
     except sqlite3.OperationalError:
-        if time.monotonic() > deadline:  # the handler has interrupted it
+        # The progress handler interrupted the query.
+        if time.monotonic() > deadline:
             raise _Limit(f"not done after {seconds:g} s") from None
         raise
     if len(rows) > max_rows:
@@ -176,6 +192,7 @@ def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: 
 def is_ordered(query: str) -> bool:
     """Whether a query has an ORDER BY outside of all brackets, strings and comments."""
     query = _QUOTED.sub(" ", query)
+    # The pattern matches innermost brackets, so it is applied until none is left.
     brackets = 1
     while brackets:
         query, brackets = _BRACKETS.subn(" ", query)
@@ -183,19 +200,20 @@ def is_ordered(query: str) -> bool:
 
 
 def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:
-    for row, other in zip(gold[:1], answer[:1], strict=False):
-        if len(row) != len(other):
-            return f"{len(other)} columns instead of {len(row)}"
+    # All rows of a result have the same columns; an empty result has none to compare.
+    for gold_row, answer_row in zip(gold[:1], answer[:1], strict=False):
+        if len(gold_row) != len(answer_row):
+            return f"{len(answer_row)} columns instead of {len(gold_row)}"
     if len(gold) != len(answer):
         return f"{len(answer)} rows instead of {len(gold)}"
-    rows = [tuple(map(_rounded, row)) for row in gold]
-    others = [tuple(map(_rounded, row)) for row in answer]
+    gold_rows = [tuple(map(_rounded, row)) for row in gold]
+    answer_rows = [tuple(map(_rounded, row)) for row in answer]
     if ordered:
-        return "" if rows == others else "other rows, or another order"
-    same = Counter(rows) == Counter(others)
-    return "" if same else "other rows"
+        return "" if gold_rows == answer_rows else "other rows, or another order"
+    # As multisets, because duplicates count.
+    return "" if Counter(gold_rows) == Counter(answer_rows) else "other rows"
 
 
 def _rounded(cell: Any) -> Any:
-    """A cell without what differs by the order of a sum alone."""
+    """A cell, with floats rounded to nine digits: a sum in another order differs in the last ones."""
     return float(f"{cell:.9g}") if isinstance(cell, float) and not cell.is_integer() else cell

@@ -1,8 +1,8 @@
-"""A function in a process of its own, which is ended when it takes too long.
+"""Calls a function in a separate process, which is killed when a call takes too long.
 
-For work whose length nobody can bound from outside: a computer algebra system or a database may stay inside one call for
-hours, where no signal and no thread reaches it. The process is kept between calls, so a call costs a fraction of a
-millisecond; after one that was cut off, the next call starts a fresh process.
+For calls that cannot be interrupted: a computer algebra system or a database may stay in one call for hours, where no
+signal and no thread reaches it. The process lives on between calls, so that a call costs a fraction of a millisecond; after
+a timeout the next call starts a new one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+# Starting the process includes the import of SymPy on a busy machine.
 _START_SECONDS = 120.0
-_MEMORY = 4 * 2**30  # bytes of address space
+# Address space of the process in bytes, because an expression such as 9^9^9 can fill any memory.
+_MEMORY = 4 * 2**30
 Result = TypeVar("Result")
 
 
@@ -35,8 +37,8 @@ class Worker(Generic[Result]):
     """Calls a function in another process, which ends with this one.
 
     Args:
-        function: of a module; arguments and result must be JSON.
-        imports: a module that the process loads when it starts, so that no call's time limit includes it.
+        function: function at the top level of a module; arguments and result must be JSON values.
+        imports: a module that the process imports when it starts, so that no time limit includes the import.
     """
 
     def __init__(self, function: Callable[..., Result], imports: str | None = None):
@@ -48,8 +50,8 @@ class Worker(Generic[Result]):
         """The function's result.
 
         Raises:
-            WorkerTimeout: there was none after `seconds`; starting the process does not count.
-            WorkerError: it raised an error, ran out of memory, or its process could not start or died.
+            WorkerTimeout: there was no result after `seconds`, not counting the start of the process.
+            WorkerError: the function raised an error or ran out of memory, or its process could not start or died.
         """
         reply = None
         try:
@@ -57,7 +59,8 @@ class Worker(Generic[Result]):
                 self._start()
             reply = self._exchange({"seconds": seconds, "arguments": arguments}, seconds)
         finally:
-            if reply is None:  # too late, or an interrupt: a reply under way belongs to no later call
+            # After a timeout or an interrupt, a late reply must not be taken for that of the next call.
+            if reply is None:
                 self.close()
         if "error" in reply:
             raise WorkerError(reply["error"])
@@ -67,12 +70,13 @@ class Worker(Generic[Result]):
         """End the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()  # closes its streams
+            # Waits for the end, and closes the streams.
+            self._process.communicate()
             self._process = None
 
     def _start(self) -> None:
         self.close()
-        # The same packages as here, wherever they were found; not the current folder, which nobody asked for.
+        # The process imports the same packages as this one, but nothing from the current folder.
         path = os.pathsep.join(part for part in sys.path if part)
         self._process = subprocess.Popen(
             [sys.executable, "-c", self._code],
@@ -87,6 +91,7 @@ class Worker(Generic[Result]):
 
     def _exchange(self, call: dict[str, Any] | None, seconds: float) -> dict[str, Any]:
         """Send a call, if there is one, and read a reply."""
+        # Not every system can read a pipe with a timeout, but killing the process ends the read on all of them.
         process, deadline = self._process, time.monotonic() + seconds
         assert process is not None and process.stdin is not None and process.stdout is not None
         timer = threading.Timer(seconds, process.kill)
@@ -100,6 +105,7 @@ class Worker(Generic[Result]):
             reply = ""
         finally:
             timer.cancel()
+        # A line without its end was cut off by the kill.
         if reply.endswith("\n"):
             return json.loads(reply)
         if time.monotonic() >= deadline:
@@ -108,24 +114,28 @@ class Worker(Generic[Result]):
 
 
 def serve(module: str, name: str, imports: str | None) -> None:
-    """The other process: answer calls until standard input ends."""
+    """The main function of the other process: answer calls until standard input ends."""
     import signal
 
+    # Replies go to a copy of standard output, and what a library prints goes to the null device.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing that a library prints may pass for a reply
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    # Should the parent be gone by the time, nobody else would end an endless call.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # Ctrl-C reaches the whole process group; the parent ends this process when it wants to.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # If the parent was killed, nothing else would end an endless call.
     alarm = getattr(signal, "alarm", lambda seconds: None)
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
 
+    # The first reply tells the parent that all imports are done.
     function = getattr(importlib.import_module(module), name)
     importlib.import_module(imports or module)
     print(json.dumps({"value": "ready"}), file=replies, flush=True)
     for line in sys.stdin:
         call = json.loads(line)
+        # A little later than the parent's own timer, which gives the better message.
         alarm(int(call["seconds"]) + 6)
         try:
             reply = json.dumps({"value": function(**call["arguments"])})
