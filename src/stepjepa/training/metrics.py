@@ -138,8 +138,8 @@ class LossMeter:
 
     Attributes:
         names: of the parts of the loss.
-        sums: (2 * parts + 5,) float64: sum and count of every part, pairs, cosine similarities, tokens, and those of
-            `TOKEN_MEANS`.
+        sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens; two more for
+            `TOKEN_MEANS` if they are logged.
         targets: (P, D) target states of some micro-batches.
         since: the start of the time that the speed is taken over.
         tokens: of all processes, once `metrics` was called.
@@ -165,8 +165,9 @@ class LossMeter:
             self.weights[name] = part.weight
             numbers += [part.sum.detach(), part.count]
         tokens = sum(rows.filled.sum() for rows in batch.every_rows)  # without padding
-        token_sums = (0, 0) if output.token_sums is None else output.token_sums
-        numbers += [len(source_PD), cosine_P.sum(), tokens, *token_sums]
+        numbers += [len(source_PD), cosine_P.sum(), tokens]
+        if output.token_sums is not None:
+            numbers += output.token_sums
         sums = torch.stack([on_device(number, source_PD.device) for number in numbers])
         self.sums = sums if self.sums is None else self.sums + sums
         kept = sum(map(len, self.targets))
@@ -179,8 +180,9 @@ class LossMeter:
         Args:
             makes_pairs: whether pairs are compared at all.
         """
-        empty = [0.0] * (2 * len(self.names) + 5)
-        totals = over_processes(empty if self.sums is None else self.sums, accelerator)
+        sums = [] if self.sums is None else self.sums.tolist()
+        missing = 2 * len(self.names) + 5 - len(sums)
+        totals = over_processes([*sums, *[0.0] * missing], accelerator)
         *parts, pairs, cosine, self.tokens, right, entropy = totals
         metrics = {}
         for name, total, count in zip(self.names, parts[::2], parts[1::2], strict=True):
