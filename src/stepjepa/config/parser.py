@@ -176,21 +176,29 @@ class StrictParser:
         # Answers go first: they say more than "unknown flag" does.
         for name, (spelling, word) in flags.items():
             answer = self.aliases.get(name)
-            if isinstance(answer, Answer) and (word or "true").lower() not in answer.idle:
+            value = (word or "true").lower()
+            if isinstance(answer, Answer) and value not in answer.idle:
                 raise ConfigError(f"{spelling}: {answer}")
+        known = self._names()
         for name, (spelling, _) in flags.items():
             switched_off = self._switched_off(name) or name.removeprefix("no_") in self._others
-            if name not in self._names() and not switched_off:
-                raise ConfigError(f"unknown flag {spelling}{self._hint(name) or '; --help lists the options'}")
+            if name not in known and not switched_off:
+                hint = self._hint(name) or "; --help lists the options"
+                raise ConfigError(f"unknown flag {spelling}{hint}")
         _, config = flags.get("config", ("", None))
-        for key, node in read_tree(config).mapping("options").items() if config else ():
-            if key not in self._names() - {"config"}:
-                off = self._switched_off(key)
-                hint = f"; write {off.name}: false" if off else did_you_mean(key, self._names())
-                raise ConfigError(f"{node.where}: unknown key {key!r}{hint}")
+        if not config:
+            return
+        nodes = read_tree(config).mapping("options")
+        for key, node in nodes.items():
+            # A file cannot name another file.
+            if key in known and key != "config":
+                continue
+            off = self._switched_off(key)
+            hint = f"; write {off.name}: false" if off else did_you_mean(key, known)
+            raise ConfigError(f"{node.where}: unknown key {key!r}{hint}")
 
     def take_up(self, name: str, value: object) -> None:
-        """Add the options of the class that `value` names, if it is a user's class, which option `name` brings.
+        """Add the options of a user's class, if `value` names one and option `name` accepts it.
 
         Raises:
             ConfigError: the class cannot be loaded, or one of its options has the name of an existing one.

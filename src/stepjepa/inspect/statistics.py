@@ -359,11 +359,14 @@ class TextReader:
         rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
         first_row = next((row for _, row in rows), None)
         plain_text = columns is None and is_stream(first_row)
-        empty = TextStatistics(rows.name, rules.name, plain_text, steps=StepCounts.of(rules))
-        self.rows, self.texts = rows, deepcopy(empty)
+        steps = StepCounts.of(rules)
+        empty = TextStatistics(rows.name, rules.name, plain_text, steps=steps)
+        self.rows = rows
+        self.texts = deepcopy(empty)
         # Hash of a question -> number of the first row with it. Texts would take the memory of the file.
         self._first_row_of: dict[int, int] = {}
-        self._counter = _Counter(empty, EncodeOptions.of(method, rules=rules))
+        options = EncodeOptions.of(method, rules=rules)
+        self._counter = _Counter(empty, options)
 
     def read(self, processes: int = 1, encoder: RowEncoder | None = None) -> Iterator[Chunk]:
         """Count the rows and yield the counts of each chunk, with its examples if there is an encoder.
