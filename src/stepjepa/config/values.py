@@ -78,12 +78,15 @@ def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
 
 def _is_slip(name: str, known: str) -> bool:
     """Whether the names have the same words except for some letters, or the same letters except for the word breaks."""
-    words, known_words = re.split(r"[\W_]+", name), re.split(r"[\W_]+", known)
-    if len(words) == len(known_words):
-        pairs = zip(words, known_words, strict=True)
-        # A word may be the start of the known one: `lr_sched` for `lr_scheduler`.
-        return all(_alike(word, known_word, _ALIKE) or known_word.startswith(word) for word, known_word in pairs)
-    return _alike("".join(words), "".join(known_words), _ALIKE_WITHOUT_BREAKS)
+    words = re.split(r"[\W_]+", name)
+    known_words = re.split(r"[\W_]+", known)
+    if len(words) != len(known_words):
+        return _alike("".join(words), "".join(known_words), _ALIKE_WITHOUT_BREAKS)
+    for word, known_word in zip(words, known_words, strict=True):
+        # A word may also be the start of the known one, however much is missing: `lr_sched` for `lr_scheduler`.
+        if not (known_word.startswith(word) or _alike(word, known_word, _ALIKE)):
+            return False
+    return True
 
 
 def _alike(first: str, second: str, least: float) -> bool:
