@@ -1,6 +1,6 @@
 """The public functions, one for each command, with the same options by name and the same defaults.
 
-``str`` of what they return is what the command prints. This is where packages are joined.
+``str`` of the result is the text that the command prints. This module joins packages that do not import each other.
 
 Importing this module loads neither torch nor transformers.
 """
@@ -64,14 +64,17 @@ __all__ = [
     "train",
 ]
 
-# Functions that are public as they are, and their modules.
-_HOMES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view", "report": "stepjepa.report.run"}
+# Functions of other modules that are public without a wrapper here; they are imported on first use.
+_MODULES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view", "report": "stepjepa.report.run"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
+
+
+# The functions below import inside their bodies: first the options, whose check is quick, then the work, which loads torch.
 
 
 def train(**options: Unpack[TrainKeywords]) -> TrainResult:
@@ -82,7 +85,7 @@ def train(**options: Unpack[TrainKeywords]) -> TrainResult:
 
     Raises:
         ConfigError, DataError: before anything is written.
-        RunError: the run broke: something is not finite, could not be written, or found too little memory.
+        RunError: the run failed: a loss is not finite, a file cannot be written, or the memory is too small.
 
     Examples:
         >>> run = train(train_file=["rows.jsonl"], model_name="mini", objective="step_jepa", output_dir="run")
@@ -99,20 +102,24 @@ def train(**options: Unpack[TrainKeywords]) -> TrainResult:
 
     name = Names(JEPAConfig, RunOptions)
     given = by_our_names(options, RunOptions, JEPAConfig)
+    # Each Ray worker calls this function again, without the option.
     if given.get(name.ray_workers) is not None:
         return _train_in_ray(given, name)
     run, config = build((RunOptions, JEPAConfig), given)
     if is_main_process():
         for line in run_notes(run, config, given):
             say(f"note   {line}")
+    # Before the level of debugging changes an option: the record has what the user wrote.
     command = command_line("train", given, run, config)
     if run.debug_level >= 1 and name.logging_steps not in given:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
         _show_first_row(run, config)
+    # If the memory runs out, the error names the options that need less of it.
     batch = f"--{name.per_device_train_batch_size} (and raise --{name.gradient_accumulation_steps})"
     with explaining(f"{batch} or --{name.max_length}", AGAIN):
         result = run_training(run, config, _answer_scorer(run, config), command)
+    # A run that was already complete has no trainer and no next commands.
     if result.trainer is None:
         return result
     return dataclasses.replace(result, text=f"{result.text}\n{_next_commands(run, result.output_dir)}")
@@ -123,11 +130,13 @@ def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
     from stepjepa.training.options import RunOptions
     from stepjepa.utils.parallel import in_workers
 
-    options_of(RunOptions)[name.ray_workers].check(workers := options.pop(name.ray_workers))
+    workers = options.pop(name.ray_workers)
+    options_of(RunOptions)[name.ray_workers].check(workers)
 
     def work() -> TrainResult:
         from stepjepa.training.run import leave_process_group
 
+        # The result travels to the caller's process; the trainer with its model stays here.
         result = dataclasses.replace(train(**options), trainer=None)
         leave_process_group()
         return result
@@ -137,7 +146,7 @@ def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
 
 
 def _show_first_row(run: RunOptions, config: JEPAConfig) -> None:
-    """Draw the first row; a row that cannot be drawn is a note."""
+    """Draw the first row; if it cannot be drawn, print a note."""
     from stepjepa.config.option import options_of
     from stepjepa.errors import StepJepaError
     from stepjepa.inspect.view import show_row
@@ -152,7 +161,7 @@ def _show_first_row(run: RunOptions, config: JEPAConfig) -> None:
 
 
 def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
-    """What scores answers at every evaluation, None where no metric was given; raises ConfigError for an unknown one."""
+    """Make the scorer of answers for every evaluation; None without metrics. Raises ConfigError for an unknown metric."""
     if not run.eval_metrics or not run.eval_file:
         return None
     from stepjepa.data.sources import RowSource
@@ -171,7 +180,7 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
 
 
 def _next_commands(run: RunOptions, output: Path) -> str:
-    """What to type after a run, with the metric that fits most of the first rows."""
+    """The commands to type after a run, with the metric that fits most of the first rows."""
     from collections import Counter
     from itertools import islice
 
@@ -183,10 +192,11 @@ def _next_commands(run: RunOptions, output: Path) -> str:
 
     name, folder = Names(EvaluateOptions), shlex.quote(str(output))
     fitting = Counter[str]()
-    with suppress(StepJepaError, OSError):  # the data may have gone by now
+    # The data may be gone by now; a hint is no reason to fail after hours of training.
+    with suppress(StepJepaError, OSError):
         rows = RowSource((run.train_file or [""])[0], run.dataset_split)
         fitting.update(fitting_metric(row) for _, row in islice(rows, 20) if isinstance(row, dict))
-    metrics = run.eval_metrics or [one for one, _ in fitting.most_common(1)] or ["exact"]
+    metrics = run.eval_metrics or [metric for metric, _ in fitting.most_common(1)] or ["exact"]
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
     what = f"--{name.test_file} {test} --{name.metric} {' '.join(metrics)}"
     return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"
@@ -200,10 +210,10 @@ def export(
     Args:
         checkpoint: a run's checkpoint, or the folder of an adapter.
         output_dir: the folder to write.
-        options: the others of ``stepjepa export`` by name.
+        options: the other options of ``stepjepa export`` by name.
 
     Raises:
-        ConfigError: the checkpoint cannot be read, or the folder not be written.
+        ConfigError: the checkpoint cannot be read, or the folder cannot be written.
 
     Examples:
         >>> export("run/checkpoint-500", "exported", merge_lora=True)
@@ -227,7 +237,7 @@ def evaluate(**options: Unpack[EvaluateKeywords]) -> EvaluationResult:
             `stepjepa.evaluation.run.evaluate_model`.
 
     Raises:
-        StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
+        StepJepaError: an option, a model or data that cannot be used; finished answers are kept, and the same call resumes.
 
     Examples:
         >>> result = evaluate(model_name="run", test_file="test.jsonl", metric=["gsm8k"])
@@ -236,6 +246,7 @@ def evaluate(**options: Unpack[EvaluateKeywords]) -> EvaluationResult:
     from stepjepa.evaluation.options import EvaluateOptions
 
     checked = checked_options(EvaluateOptions, options)
+    # Tasks of lm-evaluation-harness have their own questions and metrics.
     if checked.harness is not None:
         from stepjepa.evaluation.harness import evaluate_harness
 
@@ -252,13 +263,13 @@ def compare(
     show: int = 2,
     metric: str | None = None,
 ) -> PredictionAnalysis | PredictionComparison:
-    """Look into a file of predictions, or compare two: ``stepjepa evaluate --analyze``.
+    """Analyze a file of predictions, or compare two: ``stepjepa evaluate --analyze``.
 
     Args:
-        first: a file of predictions; of two the baseline.
+        first: a file of predictions; the baseline of a comparison.
         second: the other model's predictions for the same questions.
-        show: examples of each kind that are kept.
-        metric: decides what is right; by default the first one of the evaluation.
+        show: the number of examples of each kind.
+        metric: decides which answers are right; by default the first metric of the evaluation.
 
     Raises:
         DataError: a file cannot be read, or the questions or the metrics are not the same.
@@ -283,7 +294,8 @@ def generate(**options: Unpack[GenerateKeywords]) -> GenerationResult:
         options: those of ``stepjepa generate`` by name.
 
     Raises:
-        StepJepaError: what cannot be used; what is done by then is kept, and the same call resumes.
+        StepJepaError: an option, a model or data that cannot be used; finished responses are kept, and the same call
+            resumes.
 
     Examples:
         >>> print(generate(file="train.jsonl", model_name="run", output_file="solved.jsonl"))
@@ -297,7 +309,7 @@ def generate(**options: Unpack[GenerateKeywords]) -> GenerationResult:
 
 
 def doctor(**options: Unpack[DoctorKeywords]) -> Diagnosis:
-    """Try every attention and dtype on this machine: exactness, speed and memory of a step: ``stepjepa doctor``.
+    """Test exactness, speed and memory of a step for every attention and dtype on this machine: ``stepjepa doctor``.
 
     Args:
         options: those of ``stepjepa doctor`` by name.
@@ -323,7 +335,7 @@ def analyze(**options: Unpack[AnalyzeKeywords]) -> AnalysisResult:
         options: those of ``stepjepa analyze`` by name.
 
     Raises:
-        StepJepaError: what cannot be used; what an earlier analysis has written is unchanged then.
+        StepJepaError: an option, a model or data that cannot be used; the files of an earlier analysis stay unchanged.
 
     Examples:
         >>> print(analyze(file="test.jsonl", models=["runs/regular", "runs/step"], objective="step_jepa"))
@@ -336,6 +348,7 @@ def analyze(**options: Unpack[AnalyzeKeywords]) -> AnalysisResult:
     checked = checked_options(AnalyzeOptions, options)
     from stepjepa.analysis.run import analyze as run
 
+    # The names in `options` are those that the user has set; the others follow the training of each model.
     with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
         return run(checked, options)
 
@@ -344,12 +357,12 @@ def prepare(data: object = None, **options: Unpack[PrepareKeywords]) -> PrepareR
     """Turn raw questions and answers into chat rows with steps: ``stepjepa prepare``.
 
     Args:
-        data: the rows: a file, a Hub data set's name, a `datasets.Dataset` or a list of rows.
+        data: the rows, as a file, a Hub data set's name, a `datasets.Dataset` or a list of rows.
         options: those of ``stepjepa prepare`` by name.
 
     Raises:
         ConfigError: an option that cannot be used, or output files that exist.
-        DataError: the data cannot be read, or no row of it be kept.
+        DataError: the data cannot be read, or no row can be kept.
 
     Examples:
         >>> print(prepare("gsm8k.jsonl", output_file="train.jsonl", valid_ratio=0.05))
@@ -361,14 +374,14 @@ def prepare(data: object = None, **options: Unpack[PrepareKeywords]) -> PrepareR
 
 
 def study(file: str | os.PathLike[str] | None = None, **options: Unpack[StudyKeywords]) -> StudyResult:
-    """Train and compare the arms of a study over paired seeds, or what is left of it: ``stepjepa study``.
+    """Train and compare the arms of a study over paired seeds, or resume it: ``stepjepa study``.
 
     Args:
         file: a study's YAML file, or the name of a recipe.
         options: those of ``stepjepa study`` by name.
 
     Raises:
-        ConfigError, DataError: nothing was begun.
+        ConfigError, DataError: before anything is trained.
         RunError: the disk or the memory is full.
 
     Examples:
@@ -390,7 +403,7 @@ def demo(**options: Unpack[DemoKeywords]) -> DemoResult:
         options: those of ``stepjepa demo`` by name.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder has other contents.
         StepJepaError: an arm failed.
 
     Examples:
@@ -403,6 +416,7 @@ def demo(**options: Unpack[DemoKeywords]) -> DemoResult:
     from stepjepa.study.run import demo as run
 
     result = run(checked)
+    # A study does not import the report, which reads studies; so the page is added here.
     page = report(folders=[checked.output_dir], overwrite=True)
     result.answer, result.page = page.answer, page.path
     return result

@@ -1,4 +1,4 @@
-"""The parts of training with a JEPA objective, for a loop of your own.
+"""The parts of training with a JEPA objective, for your own training loop.
 
     encoder = parts.Encoder(tokenizer, model, objective="step_jepa", predictors=2)
     data = encoder.read("train.jsonl")                     # encoder.report: what was skipped, and why
@@ -11,8 +11,9 @@
         parts.loss(output, encoder.lbd(step, steps), counts).backward()
     optimizer.step()
 
-These parts stand above the training package, as `stepjepa.api` does, and the Trainer does not import them: what a step of it
-and a step of a loop share (set-up, collator, counts, loss, target encoder) is in functions of that package, which both call.
+Like `stepjepa.api`, this module is above the training package, and the Trainer does not import it: what a step of the
+Trainer and a step of a loop share (set-up, collator, counts, loss, target encoder) is in functions of that package, which
+both call.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ if TYPE_CHECKING:
 __all__ = ["Collator", "Encoder", "attach", "counts", "detach", "forward", "loss", "move_target_encoder"]
 
 _NAME = Names(LoopOptions)
-# Options that only a Trainer reads: its own, those of what it writes, and those of the order of examples.
+# Options that only a Trainer reads: its own, those of its output, and those of the order of examples. Accepted and ignored,
+# they would mislead, so the Encoder refuses them.
 ONLY_TRAINERS = {_NAME.loss_scale, _NAME.same_flop}
 for _topic in (TrainerOptions, OutputOptions, ReadingOptions, ReplayOptions):
     ONLY_TRAINERS.update(options_of(_topic))
+# These two of the Trainer's topics are read by the Encoder as well.
 ONLY_TRAINERS -= {_NAME.seed, _NAME.dataset_num_proc}
 
 
@@ -63,17 +66,17 @@ class Encoder:
     """Turns rows into examples.
 
     Args:
-        tokenizer: a fast one, with a chat template.
-        model: that will be trained. Without it rows are not cut to the positions that it has, and token ids that rows hold
-            are not compared with its vocabulary.
+        tokenizer: a fast tokenizer with a chat template.
+        model: the model to train. Without it, rows are not cut to its positions, and their token ids are not compared with
+            its vocabulary.
         options: those of the method by name, as ``stepjepa train`` takes them, and ``seed``.
 
     Attributes:
-        options: the checked ones.
-        report: what was read last, with the rows that were skipped and why; None before.
+        options: the checked options.
+        report: the data report of the last `read`, with the skipped rows and the reasons; None before.
 
     Raises:
-        ConfigError: an option that does not exist, that only the Trainer reads, or with a value that cannot be used.
+        ConfigError: an unknown option, one that only the Trainer reads, or a value that cannot be used.
     """
 
     def __init__(
@@ -82,25 +85,27 @@ class Encoder:
         model: PreTrainedModel | PeftModel | None = None,
         **options: Unpack[EncoderKeywords],
     ):
+        # By our names, so that another spelling of such an option is refused, too.
         for name in by_our_names(options, LoopOptions):
             if name in ONLY_TRAINERS:
                 raise ConfigError(f"{name} is for JEPATrainer, and a loop of your own decides it; leave it out")
         self.options = checked_options(LoopOptions, options)
         self.tokenizer = chat_tokenizer(tokenizer, self.options)
+        # Padding is masked by its place, so any id will do.
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.positions = None if model is None else max_positions(causal_lm(model))
         self.vocabulary = None if model is None else vocabulary_size(causal_lm(model))
         self.report: DataReport | None = None
 
     def read(self, rows: object) -> DrawnExamples:
-        """Rows, tokenised once, to draw examples from in every epoch.
+        """Read and tokenise rows once; the result samples the examples of every epoch.
 
         Args:
-            rows: what `JEPATrainer` takes as a data set: a path, a list of rows (``{"messages": [...]}``), a
-                `datasets.Dataset`, the name of a Hub data set.
+            rows: a data set as for `JEPATrainer`: a path, a list of rows (``{"messages": [...]}``), a `datasets.Dataset`,
+                the name of a Hub data set.
 
         Raises:
-            DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
+            DataError: no row can be trained on, or no row has a pair for a JEPA objective.
         """
         options = self.options
         store, self.report = encode(rows, self.tokenizer, options, self.positions, vocabulary=self.vocabulary)
@@ -110,8 +115,8 @@ class Encoder:
         """The examples of an epoch in the order of the rows.
 
         Args:
-            rows: what `read` takes, or what it has returned.
-            epoch: from 0; it seeds what an objective samples, such as pairs, and which examples train without theirs.
+            rows: as for `read`, or its result.
+            epoch: from 0; it seeds what an objective samples, such as pairs, and which examples train without their pairs.
 
         Raises:
             DataError: as `read`.
@@ -120,20 +125,20 @@ class Encoder:
         return [data[Draw(epoch, row)] for row in range(len(data))]
 
     def lbd(self, step: int = 0, steps: int = 1) -> float:
-        """lambda at optimizer step `step` (from 0) of `steps`, with the warm-up and schedule of the options."""
+        """The weight lambda at optimizer step `step` (from 0) of `steps`, with the warm-up and schedule of the options."""
         return lbd_at(self.options, step, steps)
 
 
 class Collator:
-    """Lays examples out in the rows of one forward pass, as the model takes them.
+    """Lays out examples in the rows of one forward pass.
 
     Args:
-        encoder: of the examples.
-        model: with the encoder attached; already sharded, where FSDP shards it. The ids of predictor tokens begin after its
-            vocabulary, its attention decides on the layout, and the trial of `attach` on the forward.
+        encoder: the encoder of the examples.
+        model: with the encoder attached; already sharded if FSDP shards it. The ids of predictor tokens follow its
+            vocabulary, its attention decides the layout, and the trial of `attach` decides the forward.
 
     Raises:
-        ConfigError: the model has no encoder attached, or another one.
+        ConfigError: the model has no encoder attached, or a different one.
     """
 
     def __init__(self, encoder: Encoder, model: nn.Module):
@@ -144,34 +149,36 @@ class Collator:
         attention = text_config(inner.config)._attn_implementation
         device = embedding_rows(inner).device.type
         collator: Any = make_collator(setup, encoder.options, encoder.pad_id, attention, device)
-        # Every process gathers weights as often as the others do.
+        # Under FSDP every forward gathers weights from all processes. One that skipped a pass, because its batch has no
+        # pairs, would leave the others waiting.
         self._collator = replace(collator, every_pass=any(map(is_sharded, inner.parameters())))
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
-        """The batch of some examples, on the CPU; `Batch.to` moves it."""
+        """Make the batch of some examples, on the CPU; `Batch.to` moves it."""
         return self._collator(examples)  # type: ignore[no-any-return]
 
 
 def attach(
     model: PreTrainedModel | PeftModel, encoder: Encoder, peft_config: LoraConfig | None = None
 ) -> PreTrainedModel | PeftModel:
-    """Let a model take batches: `JEPATrainer` says what this adds to it and what stays as it is.
+    """Prepare a model for batches: `JEPATrainer` documents what this adds and what stays unchanged.
 
-    Call it before DDP, FSDP or an optimizer gets the model. What was attached before is dropped.
+    Call it before DDP, FSDP or an optimizer gets the model. An earlier attachment is removed.
 
     Args:
         model: a causal LM, or a PEFT model of one.
-        encoder: whose options it is trained with.
-        peft_config: for an adapter on the model; the model that is returned is PEFT's, around the same frozen weights.
+        encoder: the encoder with the options of the training.
+        peft_config: for an adapter on the model; the result is then PEFT's model around the same frozen weights.
 
     Returns:
-        The model to train; with `peft_config` another one.
+        The model to train; with `peft_config` a new one.
 
     Raises:
         ConfigError: the model cannot compute the objective, or does not fit the tokenizer.
     """
     inner = causal_lm(model)
     check_vocabulary(encoder.tokenizer, vocabulary_size(inner), "the model")
+    # The encoder has cut the rows already, so its limit must be this model's.
     positions = max_positions(inner)
     if positions != encoder.positions:
         raise ConfigError(
@@ -184,11 +191,11 @@ def attach(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take off a model what `attach` has added; a wrapper of DDP or of `torch.compile` comes off too.
+    """Remove from a model what `attach` has added, and a wrapper of DDP or `torch.compile`.
 
     Returns:
-        The plain model with the trained weights: its forward, attention, configuration, state dict and the parameters that
-        take a gradient are as before. A PEFT model stays one.
+        The plain model with the trained weights: its forward, attention, configuration, state dict and trainable parameters
+        are as before. A PEFT model stays one.
     """
     plain = extract_model_from_parallel(model)
     detach_setup(plain)
@@ -196,28 +203,30 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def forward(model: nn.Module, batch: Batch, step: int = 0) -> ForestOutput:
-    """All sums of the loss and the states of both views, computed inside the model's (wrapped) forward.
+    """Compute all sums of the loss and the states of both views inside the model's (wrapped) forward.
 
     Args:
-        model: with an encoder attached, and whatever wraps it.
+        model: with an encoder attached; it may be wrapped, as by DDP.
         batch: on the model's device.
-        step: optimizer step, from 0; it seeds what is random in the loss.
+        step: optimizer step, from 0; it seeds the random parts of the loss.
 
     Raises:
         ConfigError: the model has no encoder attached.
     """
     plain = extract_model_from_parallel(model)
     objective = setup_of(plain).objective
+    # At the first step and not in `attach`, because the copy must be of weights that FSDP has sharded by then.
     if objective.makes_pairs and target_encoder(causal_lm(plain)) is None:
-        begin_targets(plain, objective.options.target_encoder)  # of weights that are sharded by now
+        begin_targets(plain, objective.options.target_encoder)
+    # Only the call of the wrapped model starts the wrapper's synchronisation of gradients.
     return model(batch=batch, step=step)  # type: ignore[no-any-return]
 
 
 def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
-    """What each part of the loss is divided by, () float64 by its name: the labels and pairs of the micro-batches of one
-    optimizer step in this process, on their device.
+    """The divisors of the parts of the loss, () float64 by name: the labels and pairs in the micro-batches of one optimizer
+    step of this process, on their device.
 
-    Several processes sum them up, with ``torch.distributed.all_reduce`` of each or ``accelerator.reduce`` of all, before
+    With several processes, sum them with ``torch.distributed.all_reduce`` of each or ``accelerator.reduce`` of all before
     the first `loss` of the step.
     """
     return window_counts(objective_of(encoder.options), batches, batches[0].label_ids.device)
@@ -226,13 +235,14 @@ def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor
 def loss(output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
     """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the optimizer step: () with its graph.
 
-    DDP and FSDP average gradients over the processes: multiply it by their number, where `counts` are those of all.
+    DDP and FSDP average gradients over the processes: if `counts` are summed over them, multiply the loss by their number.
 
     Args:
         output: of `forward`.
         lbd: lambda of this step, see `Encoder.lbd`; gamma is an option of the encoder.
-        counts: see `counts`; None for those of this batch alone.
+        counts: see `counts`; None for the counts of this batch alone.
     """
+    # A mean over one batch, as in an evaluation or without gradient accumulation.
     if counts is None:
         device = output.lm_loss_sum.device
         counts = {name: on_device(part.count, device) for name, part in output.parts.items()}
@@ -240,10 +250,10 @@ def loss(output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | Non
 
 
 def move_target_encoder(model: nn.Module, done: float) -> None:
-    """Call it after every optimizer step with ``target_encoder="ema"``; without one it does nothing.
+    """Update the EMA target encoder; call it after every optimizer step. Without such an encoder it does nothing.
 
     Args:
-        done: share of the training that is done, in [0, 1].
+        done: the finished share of the training, in [0, 1].
     """
     plain = extract_model_from_parallel(model)
     move_targets(plain, setup_of(plain).objective.options, done)

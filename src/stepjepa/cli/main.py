@@ -41,16 +41,16 @@ from stepjepa.version import __version__
 
 
 class Command(NamedTuple):
-    """A sub-command; it calls the function of its name in `stepjepa.api`.
+    """A subcommand; it calls the function of the same name in `stepjepa.api`.
 
     Attributes:
         summary: a line for the list of commands.
         options: module and class of its options.
         help: usage, what it does, and an example, in paragraphs.
-        positional: the options that free words fill, in this order, out of the names of all.
-        required: whether all of these must be given.
-        kept: what an interruption leaves, of commands that resume.
-        record: the result as plain values, for ``--json``.
+        positional: from the names of all options, those that free words fill, in this order.
+        required: whether all positional options must be given.
+        kept: what an interruption leaves, for commands that resume.
+        record: converts the result to plain values for ``--json``.
     """
 
     summary: str
@@ -65,11 +65,13 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}
 
 
-def _command(summary: str, options: str, **more: Any) -> Callable[[Callable[[], None]], None]:
+# The functions below have no bodies: each holds a command's help text, and `run` does the work for all of them. Their order
+# is that of `stepjepa --help`.
+def _command(summary: str, options: str, **attributes: Any) -> Callable[[Callable[[], None]], None]:
     """Add a command under the name of a function, whose docstring is its help."""
 
     def add(described: Callable[[], None]) -> None:
-        COMMANDS[described.__name__] = Command(summary, options, described.__doc__ or "", **more)
+        COMMANDS[described.__name__] = Command(summary, options, described.__doc__ or "", **attributes)
 
     return add
 
@@ -251,26 +253,29 @@ def report() -> None:
     """
 
 
-# What other programs call the same.
+# Names of other programs for our commands; too far from ours for a suggestion by letters.
 WORDS_FOR = {"sft": "train", "finetune": "train", "fine-tune": "train", "pretrain": "train"}
 
 QUIET = "--quiet"
-_MANY_OPTIONS = 40  # from where on the help shows the first ones alone
+# The short help of a command with more options than this shows only the first ones.
+_MANY_OPTIONS = 40
 
-# Of these the user's command is not the cause; the same command may work later.
+# Errors that the user's command did not cause; the same command may work later, so the exit status differs.
 _SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 def command() -> int:
-    """`main` in a process of its own, whose garbage collector is set for torch and transformers, a million objects."""
-    gc.set_threshold(100_000)  # at 700, a quarter of the time in which they start goes into it
-    atexit.register(gc.freeze)  # Python's last collection would look through them for a second
+    """Run `main` as the whole process, with the garbage collector set for the million objects of torch and transformers."""
+    # With Python's threshold of 700, collections take a quarter of the time that these libraries need to start.
+    gc.set_threshold(100_000)
+    # Python's last collection would take a second to visit all modules.
+    atexit.register(gc.freeze)
     return main()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the process's exit status: 0 done, 1 a run that broke or the system's trouble, 2 the user's
-    mistake, 130 interrupted, 141 where the reader of standard output has gone."""
+    """Run a command and return the exit status: 0 done, 1 a failed run or a problem of the system, 2 the user's mistake,
+    130 interrupted, 141 if the reader of standard output has closed it."""
     argv = list(sys.argv[1:] if argv is None else argv)
     status = 0
     try:
@@ -282,10 +287,12 @@ def main(argv: list[str] | None = None) -> int:
         trouble = stdout_trouble()
         if trouble is not None:
             return _cannot_print(trouble, argv)
+        # Another pipe, such as a data worker's, is a failure.
         if isinstance(error, BrokenPipeError):
-            raise  # some other pipe, a data worker's for one: that is a failure
+            raise
         return tell(StepJepaError(_reason(error)), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2)
-    trouble = stdout_trouble()  # what is buffered is written here, where it can still be handled
+    # Flushes standard output while its errors can still be handled; Python's own flush at exit would print a traceback.
+    trouble = stdout_trouble()
     return status if status or trouble is None else _cannot_print(trouble, argv)
 
 
@@ -295,19 +302,23 @@ def _reason(error: OSError) -> str:
 
 
 def _cannot_print(trouble: str, argv: list[str]) -> int:
+    """Report a problem with standard output, unless its reader has gone, as in ``stepjepa ... | head``; the exit status."""
     if trouble:
         print_error(f"{_name(argv)}: error: {trouble}")
         return 1
+    # As a shell counts a process that SIGPIPE ended: 128 + 13.
     return 141
 
 
 def _dispatch(argv: list[str]) -> int:
     quiet, argv = QUIET in argv, [word for word in argv if word != QUIET]
     if not argv:
+        # Standard error may be closed, and there is no other place for a message.
         with contextlib.suppress(OSError):
             print(_help(), file=sys.stderr, flush=True)
         return 2
     command, rest = argv[0], argv[1:]
+    # `stepjepa help train` is `stepjepa train --help`.
     if command == "help" and rest:
         command, rest = rest[0], [*rest[1:], "--help"]
     if command in ("-h", "--help", "help"):
@@ -316,9 +327,9 @@ def _dispatch(argv: list[str]) -> int:
     if command in ("--version", "version"):
         print_text(f"stepjepa {__version__}")
         return 0
-    left = LEFT.get(command.removeprefix("--").replace("-", "_"))
-    if left:
-        print_error(f"stepjepa: error: {command}: {left}")
+    removed = LEFT.get(command.removeprefix("--").replace("-", "_"))
+    if removed:
+        print_error(f"stepjepa: error: {command}: {removed}")
         return 2
     if command not in COMMANDS:
         kind = "option" if command.startswith("-") else "command"
@@ -335,7 +346,8 @@ def _dispatch(argv: list[str]) -> int:
             return run(command, rest)
     except StepJepaError as error:
         return tell(error, _name(argv))
-    except SystemExit as stop:  # argparse leaves this way after printing a help text
+    # `HelpShown`, and libraries that exit the process with a message.
+    except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
         print_error(str(stop.code))
@@ -343,7 +355,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def run(name: str, argv: list[str]) -> int:
-    """Run a command with the words after its name; the exit status."""
+    """Run a command with the words after its name; returns the exit status."""
+    # Training has two dataclasses of options, of which one loads torch.
     if name == "train":
         return _train(argv)
     command = COMMANDS[name]
@@ -358,6 +371,7 @@ def run(name: str, argv: list[str]) -> int:
         first=_first_options(name, options),
     )
     values = parser.values(argv)
+    # --json is about printing only; the functions in `api` have no such option.
     as_json = values.pop("json", False)
     if command.required and not all(values.get(option) for option in positional):
         raise ConfigError(f"an argument is missing; write: {parser.prog}")
@@ -372,11 +386,12 @@ def run(name: str, argv: list[str]) -> int:
         print_text("\n".join(folded(result.lines)))
     else:
         print_drawn(str(result)) if name in ("check", "inspect") else print_text(str(result))
+    # A study goes on after a failed arm and has a result, but a script must notice.
     return 1 if name == "study" and result.failed else 0
 
 
 def _compare(options: Any, values: dict[str, Any], as_json: bool) -> int:
-    """Look into predictions, with the options of evaluate."""
+    """Analyze or compare predictions: ``evaluate --analyze``."""
     (checked,) = build((options,), values)
     checked.check()
     metric = checked.metric[0] if checked.metric else None
@@ -389,8 +404,9 @@ def _compare(options: Any, values: dict[str, Any], as_json: bool) -> int:
 
 
 def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
-    """What a command's function gives."""
+    """Call the command's function."""
     function = getattr(api, name)
+    # These two take the data and the tokenizer as objects, too, so both are positional arguments.
     if name in ("check", "inspect"):
         option = Names(options)
         data, tokenizer = values.pop(option.file), values.pop(option.model_name, options.model_name)
@@ -410,10 +426,11 @@ def _train(argv: list[str]) -> int:
     from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 
     if "--help_all" not in argv:
-        # The help, and a slip in a name, are answered before torch is loaded, which takes seconds.
+        # The help, and errors in names, are printed before torch is loaded, which takes seconds.
         parser = _train_parser(RunOptions, JEPAOptions, TrainerOptions)
         if "-h" in argv or "--help" in argv:
-            parser.values(argv)  # exits
+            # It exits after the help.
+            parser.values(argv)
         parser.check_names(argv)
     from stepjepa.training.config import JEPAConfig
 
@@ -423,15 +440,18 @@ def _train(argv: list[str]) -> int:
 
     from stepjepa.training.run import leave_process_group
 
+    # The modules stay until the end, so no collection during training needs to visit them.
     if not gc.get_freeze_count():
-        gc.freeze()  # the modules stay: no collection during training looks through them
+        gc.freeze()
     debug = options.get(Names(RunOptions).debug_level, 0)
     show_log(logging.DEBUG if debug >= 5 else logging.INFO if debug >= 1 else logging.WARNING)
-    disable_progress_bar()  # of loading and writing; training has its own
+    # The bars of loading and writing weights; training has its own.
+    disable_progress_bar()
     result = api.train(**options)
     if is_main_process():
         print_text(str(result))
-    del result  # the wrapped model must go before the process group
+    # DDP's reducer must not be the last owner of the process group, or the exit hangs; see `leave_process_group`.
+    del result
     leave_process_group()
     return 0
 
@@ -451,17 +471,18 @@ def _train_parser(*options: type) -> StrictParser:
 
 
 def _first_options(name: str, options: type) -> dict[str, tuple[str, ...]]:
-    """What the help of a command with many options shows: its own, and those of training that people set."""
+    """The options in the short help of a command with many: its own, and those of training that people set."""
     known = options_of(options)
     if len(known) <= _MANY_OPTIONS:
         return {}
     from stepjepa.training.options import FIRST, JEPAOptions
 
-    return {name: tuple(one for one in known if one not in options_of(JEPAOptions)), **FIRST}
+    of_training = options_of(JEPAOptions)
+    return {name: tuple(option for option in known if option not in of_training), **FIRST}
 
 
 def tell(error: Exception, name: str, status: int | None = None) -> int:
-    """Print an error that is being handled, as one line of the command `name`; the exit status, by default its own."""
+    """Print the error being handled as one line of the command `name`; returns `status`, by default that of the error."""
     if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exc()
     print_error(f"{name}: error: {error}")

@@ -1,9 +1,11 @@
-"""The one table of values that options took in earlier versions and no longer take, with what replaces each."""
+"""The one table of option values that earlier versions accepted, with what replaces each."""
 
 from __future__ import annotations
 
 _TASK = "the built-in tasks are arithmetic, path_star and a5; rows of your own go into train_file"
+# Texts that several values share. `{}` in the pattern is the regular expression that splits as the old value did.
 _PATTERN = "name the words or titles that open a step, as in --step_splitter regex --step_separator '{}'"
+# Option -> removed value -> what to do instead. `Option.read` and `Option.check` put it into their error.
 GONE = {
     "step_splitter": {
         "connectives": _PATTERN.format("^(First|Next|Then|Finally)\\b"),

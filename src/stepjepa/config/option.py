@@ -1,8 +1,8 @@
 """An option: a field of a dataclass, with everything that the library knows about it in its metadata.
 
 `option` declares one. `options_of` reads the options of a dataclass; flags, YAML files, help texts, the reference pages, the
-checks of values (`check_fields`), notes on options without effect (`unread_options`), the guard of resumed runs and the
-identity of studies are all derived from it.
+checks of values (`check_fields`), notes on options without effect (`unread_options`), the check of settings on resume and
+the identity of studies are all derived from it.
 """
 
 from __future__ import annotations
@@ -29,37 +29,40 @@ from stepjepa.config.values import (
 from stepjepa.errors import ConfigError
 
 MISSING = dataclasses.MISSING
-# What an option needs: the accepted values of another one; True and False stand for any value that is true or false.
+# What an option needs: the name of another option -> the values of it that are accepted. True and False stand for any
+# truthy or falsy value.
 Needs = Mapping[str, "bool | tuple[str, ...]"]
-# The option that carries further ones, and the dataclass of those that a value brings.
+# The option that stores the further options, and the function from a value to the dataclass that declares them.
 Brings = tuple[str, Callable[[str], "type | None"]]
 T = TypeVar("T")
-_known: dict[type, dict[str, Option]] = {}
+# Options by dataclass: resolving type hints is slow, and the parser, the checks and the records all ask.
+_options_by_class: dict[type, dict[str, Option]] = {}
 _NUMBERS: dict[Any, str] = {int: "whole number", float: "finite number"}
-_TESTS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
+# The attributes of `Option` that bound a number, with the comparison that must hold.
+_COMPARISONS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What is known of one field of an option dataclass, transformers' own included.
+    """What the library knows about one field of an option dataclass; fields of transformers' dataclasses included.
 
     Attributes:
         help: one sentence, or a few.
-        group: the heading that it stands under in the help.
-        aliases: other spellings of flag and YAML key.
+        group: its heading in the help.
+        aliases: other spellings of the flag and the YAML key.
         choices: named values, where the type does not list them.
-        own: besides those it takes ``file.py:Name`` and ``package.module:Name``.
-        folder: besides those it takes the folder or Hub id of a model, with a slash in it.
-        brings: for such a value, the option that carries further ones by name, and a function from the value to the
-            dataclass of these.
+        own: it also accepts ``file.py:Name`` and ``package.module:Name``.
+        folder: it also accepts the folder or Hub id of a model, which has a slash in it.
+        brings: the option that stores the further options of a user's class by name, and a function from the name of the
+            class to the dataclass of these options.
         needs: other options of the same run, and the values of them without which this one has no effect.
         resume: a run may be resumed with another value.
         identity: it decides the numbers of a run, so runs that differ in it cannot share a table.
         secret: its value must not reach a file or a message. Default: the name ends in ``_token``, as in transformers.
         dumped: it is written to ``resolved.yaml``.
         at_least, at_most, above, below: bounds of a number, or of each number of a list.
-        name, hint, default: of the field; the type is resolved.
-        bare: the value of the flag written without one, MISSING if it needs one.
+        name, hint, default: those of the field; `hint` is the resolved type.
+        bare: the value of a flag that is written without one; MISSING if it needs one.
     """
 
     help: str = ""
@@ -85,32 +88,34 @@ class Option:
 
     @classmethod
     def of(cls, field: dataclasses.Field[Any], hint: type) -> Option:
-        """The option for a field, whose type is `hint`."""
+        """Build the option of a dataclass field with the resolved type `hint`."""
         meta = field.metadata
-        if isinstance(meta.get("const"), bool):  # --flag alone means True, so the word true must mean it too
+        # transformers' way to say that --flag alone means True; then the word true must mean it too.
+        if isinstance(meta.get("const"), bool):
             hint = hint | bool  # type: ignore[assignment]
-        own = meta.get("option")
-        if own is None:  # a field of transformers
-            own = cls(str(meta.get("help", "")).replace("%%", "%"), choices=tuple(meta.get("choices", ())))
+        declared = meta.get("option")
+        # transformers declares its fields with plain metadata, in which help texts are escaped for argparse.
+        if declared is None:
+            declared = cls(str(meta.get("help", "")).replace("%%", "%"), choices=tuple(meta.get("choices", ())))
         bare = True if bool in union_members(hint) else MISSING
         return dataclasses.replace(
-            own,
+            declared,
             name=field.name,
             hint=hint,
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bare=own.bare or meta.get("const", bare),
-            secret=field.name.endswith("_token") if own.secret is None else own.secret,
+            bare=declared.bare or meta.get("const", bare),
+            secret=field.name.endswith("_token") if declared.secret is None else declared.secret,
         )
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Those that it has, by name."""
-        bounds = {name: getattr(self, name) for name in _TESTS}
+        """The bounds that are set, by name."""
+        bounds = {name: getattr(self, name) for name in _COMPARISONS}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
     @property
     def kinds(self) -> list[Any]:
-        """The alternatives of its type, None aside."""
+        """The alternatives of its type, except None."""
         return [member for member in union_members(self.hint) if member is not type(None)]
 
     @property
@@ -120,12 +125,12 @@ class Option:
 
     @property
     def boolean(self) -> bool:
-        """Whether it may be written without a value, and switched off by ``--no_name``."""
+        """Whether the flag may be written without a value, and switched off by ``--no_name``."""
         return bool in self.kinds
 
     @property
     def named(self) -> list[str]:
-        """The values that have a name: those of the metadata, or of the type."""
+        """The named values: those of the metadata, or of the type."""
         if self.choices:
             return list(self.choices)
         choices = [choice for kind in self.kinds for choice in choices_of(kind) or ()]
@@ -141,40 +146,42 @@ class Option:
             further = ", or the folder of a model (./NAME)"
         return f"one of {', '.join(self.choices)}{further}"
 
-    def read(self, given: object) -> object:
-        """The field's value for what was written; BadValue if it does not fit."""
-        gone = replacement(self.name, given)
+    def read(self, written: object) -> object:
+        """Convert what was written into the field's value; BadValue if it does not fit."""
+        gone = replacement(self.name, written)
         if gone:
-            raise BadValue(f"{given} is gone; {gone}")
-        value = convert(self.hint, given, keep=self.default if isinstance(self.default, str) else None)
+            raise BadValue(f"{written} is gone; {gone}")
+        value = convert(self.hint, written, keep=self.default if isinstance(self.default, str) else None)
+        # `convert` knows the choices of a Literal or Enum; those of the metadata are checked here.
         if self.choices and value is not None and not self._names(value, self.choices):
             near = did_you_mean(str(value), self.choices)
-            raise BadValue(f"expected {self.expects}, got {show(given)}{near}")
+            raise BadValue(f"expected {self.expects}, got {show(written)}{near}")
         if isinstance(value, (int, float)):
             self._check_bounds(value)
         return value
 
     def _names(self, value: object, known: Sequence[str]) -> bool:
-        """Whether a value is a known one or, where it may be, the user's own."""
+        """Whether a value is a known name or, where the option accepts them, a model's folder or the user's own class."""
         if self.folder and isinstance(value, str) and "/" in value:
             return True
         return value in known or (self.own and named_by_file(value))
 
-    def fits(self, given: object) -> bool:
-        """Whether `read` takes it."""
+    def fits(self, written: object) -> bool:
+        """Whether `read` accepts it."""
         try:
-            self.read(given)
+            self.read(written)
         except BadValue:
             return False
         return True
 
     def check(self, value: object) -> None:
-        """Check a value that Python code may have given: named values, and numbers in their bounds.
+        """Check a value that may come from Python code: named values, and numbers within their bounds.
 
         Raises:
             ConfigError: it cannot be used; the message names the option.
         """
         kinds = self.kinds
+        # `kinds` lacks None, so the two differ exactly where None is allowed.
         if value is None and kinds != list(union_members(self.hint)):
             return
         items = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -184,8 +191,10 @@ class Option:
                 raise ConfigError(f"{self.name}={item} is gone; {gone}")
         if len(kinds) == 1:
             self._check_named(value)
-        if kinds == [bool] and isinstance(value, str):  # "false" would be true
+        # As a condition the text "false" would be true.
+        if kinds == [bool] and isinstance(value, str):
             raise ConfigError(f"{self.name} is {value!r}; it must be true or false")
+        # Of lists only those of numbers are checked, item by item.
         for kind in kinds:
             item_kind: Any = next(iter(getattr(kind, "__args__", ())), None)
             if not is_class(kind, list) or item_kind not in _NUMBERS:
@@ -208,13 +217,14 @@ class Option:
 
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int
+        # True is an int for Python, but no number for a user.
         if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
             needs = f"a {_NUMBERS[kind]} {self._range}".rstrip()
             raise ConfigError(f"{self.name} is {value!r}; it must be {needs}")
         self._check_bounds(value)
 
     def _check_bounds(self, value: float) -> None:
-        if not all(_TESTS[name](value, bound) for name, bound in self.bounds.items()):
+        if not all(_COMPARISONS[name](value, bound) for name, bound in self.bounds.items()):
             raise ConfigError(f"{self.name} is {value}; it must be {self._range}")
 
     @property
@@ -223,14 +233,14 @@ class Option:
         return " and ".join(f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in self.bounds.items())
 
     def metavar(self) -> str:
-        """What follows the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
+        """The placeholder after the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
         if self.choices:
             further = ["FILE:NAME"] if self.own else ["FOLDER"] if self.folder else []
             return "{" + ",".join([*self.choices, *further]) + "}"
         return _metavar(self.kinds)
 
     def help_text(self, aliases: Sequence[str]) -> str:
-        """The description with other spellings and the default, escaped for argparse."""
+        """The help with other spellings and the default, escaped for argparse."""
         notes = []
         if aliases:
             spellings = [f"--{alias}" for alias in aliases]
@@ -239,6 +249,7 @@ class Option:
         if isinstance(default, Enum):
             default = default.value
         if default is not None and default not in ("", [], {}):
+            # A default of white space, such as a line break, is shown as Python writes it.
             blank = isinstance(default, str) and (default.strip() != default or not default.isprintable())
             shown = repr(default) if blank else default
             notes.append(f"default: {shown}")
@@ -247,30 +258,31 @@ class Option:
 
 
 def option(default: T, help: str, group: str | None = None, **about: Any) -> T:
-    """A dataclass field that is an option; `about` are further attributes of `Option`."""
+    """Declare a dataclass field that is an option; `about` are further attributes of `Option`."""
     value: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     metadata = {"option": Option(help, group, **about)}
     return dataclasses.field(metadata=metadata, **value)  # type: ignore[no-any-return]
 
 
 def options_of(dataclass: type) -> dict[str, Option]:
-    """The options of a dataclass by name: all its fields that can be set."""
-    if dataclass not in _known:
+    """The options of a dataclass by name: all fields that its constructor takes."""
+    if dataclass not in _options_by_class:
         hints = get_type_hints(dataclass)
         fields = [field for field in dataclasses.fields(cast(Any, dataclass)) if field.init]
-        _known[dataclass] = {field.name: Option.of(field, hints[field.name]) for field in fields}
-    return _known[dataclass]
+        _options_by_class[dataclass] = {field.name: Option.of(field, hints[field.name]) for field in fields}
+    return _options_by_class[dataclass]
 
 
 class Topic:
-    """Base of the dataclasses of one topic. The options of a run are all topics in one."""
+    """Base of the dataclasses of one topic. The options of a run inherit from all topics."""
 
     if TYPE_CHECKING:
-        objective: Any  # of the run, which a check may ask for
+        # Options of the run that the check of another topic may read.
+        objective: Any
         predictors: Any
 
     def fill_in(self) -> None:
-        """Replace what is None by what follows from other options."""
+        """Replace values of None by those that follow from other options."""
 
     def check(self) -> None:
         """Check the options of the topic together.
@@ -281,13 +293,13 @@ class Topic:
 
 
 class Names:
-    """The options of dataclasses as attributes, for messages: ``name.lbd`` is ``"lbd"``, and what is no option fails.
+    """The names of options as attributes, for messages: ``name.lbd`` is ``"lbd"``; a name that is no option fails.
 
-    A test reads the source and tries every name that is used.
+    A test reads the source and tries every name in use.
     """
 
     def __init__(self, *dataclass_types: Any):
-        vars(self).update({one.name: one.name for dtype in dataclass_types for one in dataclasses.fields(dtype)})
+        vars(self).update({field.name: field.name for dtype in dataclass_types for field in dataclasses.fields(dtype)})
 
     if TYPE_CHECKING:
 
@@ -295,24 +307,25 @@ class Names:
 
 
 def check_fields(options: object, dataclass: type | None = None) -> None:
-    """Check every option of `options` (those of `dataclass`, one of its bases, if given) by its type and bounds.
+    """Check every option of `options` (only those of its base `dataclass`, if given) by its type and bounds.
 
     Raises:
         ConfigError: a value that cannot be used; the message names the option.
     """
-    for one in options_of(dataclass or type(options)).values():
-        one.check(getattr(options, one.name))
+    for option in options_of(dataclass or type(options)).values():
+        option.check(getattr(options, option.name))
 
 
 def public_values(options: object) -> dict[str, Any]:
-    """The options by name, without secrets: neither its own, nor those that a class of one's own has brought."""
+    """The values by name, without secrets, neither the dataclass's own nor those of a user's class."""
     known = options_of(type(options)).values()
-    values = {one.name: getattr(options, one.name) for one in known if not one.secret}
-    for one in known:
-        if one.brings is None:
+    values = {option.name: getattr(options, option.name) for option in known if not option.secret}
+    # The options of a user's class are a dict under their carrier; secrets among them are dropped too.
+    for option in known:
+        if option.brings is None:
             continue
-        carrier, dataclass_of = one.brings
-        brought = dataclass_of(values[one.name]) if values.get(carrier) else None
+        carrier, dataclass_of = option.brings
+        brought = dataclass_of(values[option.name]) if values.get(carrier) else None
         if brought is not None:
             secret = {name for name, further in options_of(brought).items() if further.secret}
             values[carrier] = {name: value for name, value in values[carrier].items() if name not in secret}
@@ -330,19 +343,19 @@ class Unread(NamedTuple):
 
 
 def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
-    """Those of the options `given` that lack what they need, in the order of the fields."""
+    """The options, out of the names `given`, that lack what they need, in the order of the fields."""
     given = set(given)
     unread = []
-    for one in options_of(type(options)).values():
-        lacking = [_lack(options, other, wanted) for other, wanted in one.needs.items()]
-        lacking = list(filter(None, lacking))
-        if one.name in given and lacking:
-            unread.append(Unread(one.name, lacking[0]))
+    for option in options_of(type(options)).values():
+        reasons = [_unmet(options, needed, wanted) for needed, wanted in option.needs.items()]
+        reasons = list(filter(None, reasons))
+        if option.name in given and reasons:
+            unread.append(Unread(option.name, reasons[0]))
     return unread
 
 
-def _lack(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
-    """What an option lacks that needs another one, empty where it has it."""
+def _unmet(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
+    """The need for option `name` in words, as in ``without --lora``; empty if it is met."""
     value = getattr(options, name)
     if isinstance(wanted, tuple):
         return "" if value in wanted else f"without --{name} {' or '.join(wanted)}"
@@ -352,6 +365,7 @@ def _lack(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
 
 
 def _metavar(kinds: Iterable[Any]) -> str:
+    # The first kind that fits, the narrowest first: an option of several kinds has one placeholder.
     if bool in kinds:
         return "true|false"
     for kind in kinds:

@@ -1,7 +1,7 @@
 """A strict parser of command lines and YAML files into option dataclasses.
 
-argparse only lays out the help: its parser takes abbreviations, exits the process, and knows no YAML. What a value means is
-decided in `stepjepa.config.values`. Importing this module loads neither torch nor transformers.
+argparse only lays out the help: its parser accepts abbreviations, exits the process, and knows no YAML. The meaning of a
+value is decided in `stepjepa.config.values`. Importing this module loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from stepjepa.config.yaml_file import read_tree, representable
 from stepjepa.errors import ConfigError
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
-_BARE = object()  # the value of a flag that was written without one
+# The value of a flag that was written without one.
+_BARE = object()
+# Words that a true/false flag takes as its value; any other word after it is free, as in `--streaming data.jsonl`.
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 _HELP, _CONFIG = "show this help message and exit", "a YAML file of options; flags win over it"
 _HELP_ALL, _UNTITLED = "show all options and exit", "further options"
@@ -36,9 +38,10 @@ class Answer:
     """The error for a name that stands for no option here.
 
     Attributes:
-        option: the answer is given where this option exists; everywhere if it is empty.
-        text: what to do; ``{option}`` in it is the option's name.
-        idle: values, in lower case, that change nothing: a file of settings may hold every default of another version.
+        option: the answer exists for commands with this option; for all commands if it is empty.
+        text: what to do; ``{option}`` in it stands for the option's name.
+        idle: values, in lower case, that are accepted and ignored: a settings file may hold every default of another
+            version.
     """
 
     option: str
@@ -50,15 +53,15 @@ class Answer:
 
 
 class Share(str):
-    """An option that counts steps, or takes a share of them below 1, under a name that takes the share only."""
+    """The name of an option that takes a number of steps or a share of them, for an alias that takes the share only."""
 
 
-# What another name than an option's own stands for, see `StrictParser`.
+# What an alias stands for, see `StrictParser`.
 Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]", Answer]
 
 
 def alias_settings(target: Alias) -> list[tuple[str, str | None]]:
-    """The fields that an alias leads to, each with the value that it gives it; None where the user gives it."""
+    """The fields that an alias sets, each with its value; None where the user writes the value."""
     if isinstance(target, str):
         return [(target, None)]
     if isinstance(target, Answer):
@@ -73,7 +76,7 @@ class Setting(NamedTuple):
 
     Attributes:
         spelling: as the user wrote it: "--lbd", or "run.yaml:3: lbd".
-        alias: it is another spelling than the field's name.
+        alias: whether the spelling differs from the field's name.
     """
 
     field: str
@@ -83,7 +86,7 @@ class Setting(NamedTuple):
 
 
 class HelpShown(SystemExit):
-    """Ends a command, status 0, that was asked for its help; `parser` has printed it."""
+    """Ends a command with status 0 after `parser` has printed its help."""
 
     def __init__(self, parser: StrictParser):
         super().__init__(0)
@@ -95,21 +98,20 @@ class StrictParser:
 
     Args:
         dataclass_types: a dataclass or several; a field name may occur once among them. See `stepjepa.config.option`.
-        text: of the help, in paragraphs: the command's usage, what it does, an example. The docstring of a command.
-        aliases: other spellings, without leading dashes, for flags and YAML keys alike. One maps to
+        text: the help in paragraphs: the command's usage, what it does, an example. The docstring of a command.
+        aliases: other spellings, without leading dashes, for flags and YAML keys. An alias maps to
 
             - a field's name: `{"batch_size": "per_device_train_batch_size"}`, or a `Share` of it;
-            - a field and the value that the spelling alone gives it: `{"regular": ("objective", "regular")}`.
-              `--regular true` is the same, `--regular false` and `regular: false` set nothing;
-            - a table from the words that it takes to the fields and values that they set; the spelling alone is "true".
-              Where there is a field of this name as well, all that the table lacks is for that one:
-              `{"debug": {"5": (("debug_level", "5"),)}}`;
-            - an `Answer`, which is the error that it raises.
-        positional: fields that free words fill, in this order; those that a flag gives are passed over. One that takes
-            several values takes all free words.
+            - a field and its value: `{"regular": ("objective", "regular")}`. `--regular` and `--regular true` set it,
+              `--regular false` and `regular: false` set nothing;
+            - a table from words to the fields and values that they set; the flag alone means "true". If a field of the same
+              name exists, it takes all words that the table lacks: `{"debug": {"5": (("debug_level", "5"),)}}`;
+            - an `Answer`, the error that it raises.
+        positional: fields that free words fill, in this order; those that a flag sets are skipped. A field with several
+            values takes all free words.
         first: headings of the help, and the options that it shows under each; the others are left to ``--help_all``. Names
-            that are no options here are passed over. By default the help shows all.
-        others: names that `check_names` lets pass: of options in dataclasses that are too slow to load only for names.
+            that are no options here are skipped. By default the help shows all.
+        others: names that `check_names` accepts without their dataclasses, which are too slow to load for a check of names.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class StrictParser:
         others: Collection[str] = (),
     ) -> None:
         self.dataclass_types = tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
+        # The first paragraph is the usage and the last one the example; line breaks of the docstring mean nothing.
         paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
         self.prog, self.description, self.epilog = paragraphs[0], " ".join(paragraphs[1:-1]), paragraphs[-1]
         self.positional, self.first = tuple(positional), dict(first or {})
@@ -139,13 +142,14 @@ class StrictParser:
                     self.aliases.setdefault(spelling, name)
 
     def values(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The values of the fields that a flag or the YAML file sets; `build` makes dataclasses of them.
+        """Parse the flags and the YAML file into values by field; `build` makes dataclasses of them.
 
         Raises:
-            ConfigError: for everything that the user can mend.
+            ConfigError: for every mistake of the user.
             SystemExit: with code 0, after printing the help for `--help` and `--help_all`.
         """
-        self._take_up_written(argv)
+        # First, because the options of a user's class belong in the help and among the known names.
+        self._add_written_options(argv)
         if {"-h", "--help", "--help_all"} & set(argv):
             text = self.format_help(every="--help_all" in argv)
             sys.stdout.write(text)
@@ -154,94 +158,110 @@ class StrictParser:
         self.check_names(argv)
         settings: dict[str, Setting] = {}
         if config is not None:
-            written = read_tree(config).mapping("options")
-            keys = (self.settings(key, node.written, f"{node.where}: {key}") for key, node in written.items())
-            settings = merged(setting for key in keys for setting in key)
+            nodes = read_tree(config).mapping("options")
+            per_key = (self.settings(key, node.written, f"{node.where}: {key}") for key, node in nodes.items())
+            settings = merged(setting for settings_of_key in per_key for setting in settings_of_key)
+        # File and flags are merged apart: a flag overrides the file, but two flags that disagree are an error.
         settings |= merged(setting for flag in flags for setting in self._from_flag(*flag))
         return carried(self.options, {name: setting.value for name, setting in settings.items()})
 
     def check_names(self, argv: Sequence[str]) -> None:
-        """Refuse a flag, or a key of the YAML file, that is no option, without a look at the values.
+        """Refuse a flag or YAML key that is no option; the values are not checked.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: the message names the flag or key.
         """
-        self._take_up_written(argv)
+        self._add_written_options(argv)
         flags = _words_by_flag(argv)
+        # Answers go first: they say more than "unknown flag" does.
         for name, (spelling, word) in flags.items():
             answer = self.aliases.get(name)
-            if isinstance(answer, Answer) and (word or "true").lower() not in answer.idle:
+            value = (word or "true").lower()
+            if isinstance(answer, Answer) and value not in answer.idle:
                 raise ConfigError(f"{spelling}: {answer}")
+        known = self._names()
         for name, (spelling, _) in flags.items():
             switched_off = self._switched_off(name) or name.removeprefix("no_") in self._others
-            if name not in self._names() and not switched_off:
-                raise ConfigError(f"unknown flag {spelling}{self._hint(name) or '; --help lists the options'}")
+            if name not in known and not switched_off:
+                hint = self._hint(name) or "; --help lists the options"
+                raise ConfigError(f"unknown flag {spelling}{hint}")
         _, config = flags.get("config", ("", None))
-        for key, node in read_tree(config).mapping("options").items() if config else ():
-            if key not in self._names() - {"config"}:
-                off = self._switched_off(key)
-                hint = f"; write {off.name}: false" if off else did_you_mean(key, self._names())
-                raise ConfigError(f"{node.where}: unknown key {key!r}{hint}")
+        if not config:
+            return
+        nodes = read_tree(config).mapping("options")
+        for key, node in nodes.items():
+            # A file cannot name another file.
+            if key in known and key != "config":
+                continue
+            off = self._switched_off(key)
+            hint = f"; write {off.name}: false" if off else did_you_mean(key, known)
+            raise ConfigError(f"{node.where}: unknown key {key!r}{hint}")
 
     def take_up(self, name: str, value: object) -> None:
-        """Add the options that a value of option `name` brings, where it is the name of a class of one's own.
+        """Add the options of a user's class, if `value` names one and option `name` accepts it.
 
         Raises:
-            ConfigError: it cannot be loaded, or one of its options has the name of another.
+            ConfigError: the class cannot be loaded, or one of its options has the name of an existing one.
         """
         brings = self.options[name].brings
         if brings is None or not named_by_file(value):
             return
-        for one in _options_brought(brings, value).values():
-            if one.name in self.options and one.name not in self._brought:
-                raise ConfigError(f"{name} {value}: its option {one.name!r} is an option already; choose another name")
-            self._brought.add(one.name)
-            if isinstance(self.aliases.get(one.name), Answer):
-                del self.aliases[one.name]
-            self.options[one.name] = dataclasses.replace(one, group=one.group or f"{name} {value}")
+        for option in _options_brought(brings, value).values():
+            name_exists = option.name in self.options and option.name not in self._brought
+            if name_exists:
+                raise ConfigError(
+                    f"{name} {value}: its option {option.name!r} is an option already; choose another name"
+                )
+            self._brought.add(option.name)
+            # The user's option wins over the note on an option of that name in another version.
+            if isinstance(self.aliases.get(option.name), Answer):
+                del self.aliases[option.name]
+            self.options[option.name] = dataclasses.replace(option, group=option.group or f"{name} {value}")
 
-    def settings(self, name: str, given: object, spelling: str) -> Iterator[Setting]:
-        """The fields that a flag or a YAML key sets.
+    def settings(self, name: str, written: object, spelling: str) -> Iterator[Setting]:
+        """Read a flag or a YAML key into the fields that it sets.
 
         Args:
             name: a field or an alias.
-            given: what was written, in one of the forms that `stepjepa.config.values` describes.
+            written: what was written, in one of the forms that `stepjepa.config.values` describes.
             spelling: for messages.
 
         Raises:
             ConfigError: the value does not fit.
         """
         try:
-            values = self._read(name, given)
+            values = self._read(name, written)
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"{spelling}: {error}") from None
         for field, value in values:
             yield Setting(field, value, spelling, alias=field != name)
 
-    def _read(self, name: str, given: object) -> list[tuple[str, object]]:
-        """The fields that a name sets, with their values; BadValue where what was written does not fit."""
+    def _read(self, name: str, written: object) -> list[tuple[str, object]]:
+        """The fields that a name sets, with their values; BadValue if the written value does not fit."""
         target = self.aliases.get(name, name)
-        word = "true" if given is _BARE else "none" if given is None else given
+        word = "true" if written is _BARE else "none" if written is None else written
         word = word.lower() if isinstance(word, str) else word
+        # The four kinds of an alias, as the class describes them; the last is a field's name.
         if isinstance(target, Answer):
             if word in target.idle:
                 return []
             raise BadValue(str(target))
         if isinstance(target, tuple):
             field, value = target
-            switched_on = given is _BARE or convert(bool, given)
+            switched_on = written is _BARE or convert(bool, written)
             return [(field, self.options[field].read(value))] if switched_on else []
         if isinstance(target, Mapping):
             if isinstance(word, str) and word in target:
                 return [(field, self.options[field].read(value)) for field, value in target[word]]
-            if name not in self.options or given is _BARE:
-                got = "no value" if given is _BARE else show(given)
+            if name not in self.options or written is _BARE:
+                got = "no value" if written is _BARE else show(written)
                 raise BadValue(f"expected one of {', '.join(target)}, got {got}")
             target = name
         option = self.options[target]
-        if given is _BARE and option.bare is MISSING:
+        if written is _BARE and option.bare is MISSING:
             raise BadValue(f"expected {option.expects}, got no value")
-        result: Any = option.bare if given is _BARE else option.read(given)
+        result: Any = option.bare if written is _BARE else option.read(written)
+        # 0.1 is a share under either name, but warmup_ratio=5 would become five steps.
         if isinstance(target, Share) and result >= 1:
             raise BadValue(f"it is a share of the steps, below 1; for a number of steps write --{target}")
         return [(str(target), result)]
@@ -249,27 +269,32 @@ class StrictParser:
     # Help
 
     def groups(self) -> dict[str, list[Option]]:
-        """The headings of the help, each with its options; last those without a heading of their own."""
+        """The headings of the help, each with its options; options without a heading come last."""
         groups: dict[str, list[Option]] = {}
         for option in sorted(self.options.values(), key=lambda option: option.group is None):
             groups.setdefault(option.group or _UNTITLED, []).append(option)
         return groups
 
     def _first_groups(self) -> dict[str, list[Option]]:
-        """The headings of the short help, each with its options: the first ones, and those that a class brought."""
-        left = dict(self.options)
-        groups = {title: [left.pop(name) for name in names if name in left] for title, names in self.first.items()}
+        """The headings of the short help, each with its options: the first ones, and those of a user's class."""
+        remaining = dict(self.options)
+        # An option is shown once, under the first heading that lists it.
+        groups = {
+            title: [remaining.pop(name) for name in names if name in remaining] for title, names in self.first.items()
+        }
         for name in self._brought:
-            groups.setdefault(str(left[name].group), []).append(left[name])
+            groups.setdefault(str(remaining[name].group), []).append(remaining[name])
         return groups
 
     def spellings(self, name: str) -> list[str]:
-        """The other spellings of a field, those that give it a value included; but for tables."""
+        """The other spellings of a field, including those that set a value, except tables."""
         plain = {alias: target for alias, target in self.aliases.items() if isinstance(target, (str, tuple))}
         return [alias for alias, target in plain.items() if alias_settings(target)[0][0] == name]
 
     def format_help(self, every: bool = False) -> str:
         """The help text, with the first options or with all of them."""
+        # argparse's parser holds the actions; the formatter is driven here, because the parser's own usage line would list
+        # every option.
         layout = argparse.ArgumentParser(prog=self.prog, add_help=False)
         formatter = argparse.HelpFormatter(self.prog)
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
@@ -304,16 +329,18 @@ class StrictParser:
     # Reading
 
     def _split(self, argv: Sequence[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
-        """The path after --config, and each other flag as it was spelt with the words that belong to it, of a list all."""
-        given = _words_by_flag(argv)
-        free = {name: list[str]() for name in self.positional if not given.keys() & {name, *self.spellings(name)}}
+        """The path after --config, and every other flag as it is spelled, with its words; a list option has all of its."""
+        written = _words_by_flag(argv)
+        free = {name: list[str]() for name in self.positional if not written.keys() & {name, *self.spellings(name)}}
         flags: list[tuple[str, list[str]]] = []
+        # Each word belongs to the flag before it if that takes the word, or else to the next positional field.
         for word in argv:
             match = _FLAG.fullmatch(word)
             if match:
                 flags.append((f"--{match[1]}", [] if match[2] is None else [match[2]]))
                 continue
             open_names = [name for name, words in free.items() if self.options[name].many or not words]
+            # A lone dash is standard input.
             is_free = bool(open_names) and (word == "-" or not word.startswith("-"))
             if is_free and not (flags and self._takes(*flags[-1], word)):
                 free[open_names[0]].append(word)
@@ -326,7 +353,8 @@ class StrictParser:
         if len(configs) > 1 or any(len(words) != 1 for words in configs):
             raise ConfigError("--config takes the path of one YAML file, and is given once")
         joined: list[tuple[str, list[str]]] = []
-        lists: dict[str, list[str]] = {}  # a flag that takes several words may be given in turns
+        # The flag of a list may be repeated: `--metric a --metric b` is `--metric a b`.
+        lists: dict[str, list[str]] = {}
         for spelling, words in flags:
             _, option = self._meant(spelling)
             if option and option.many and option.name in lists:
@@ -339,7 +367,7 @@ class StrictParser:
         return (configs[0][0] if configs else None), joined
 
     def _takes(self, spelling: str, words: Sequence[str], word: str) -> bool:
-        """Whether `word` is a value of the flag before it, which has taken `words`."""
+        """Whether `word` is a value of the flag before it, which already has `words`."""
         target, option = self._meant(spelling)
         if option and option.many:
             return not words or option.fits([word])
@@ -352,13 +380,14 @@ class StrictParser:
         return word.lower() in _SWITCH_WORDS
 
     def _meant(self, spelling: str) -> tuple[Alias, Option | None]:
-        """What a flag stands for, and the option if it is one."""
+        """The meaning of a flag, and its option if that is a field's name."""
         target = self.aliases.get(_plain(spelling), _plain(spelling))
         return target, self.options.get(target) if isinstance(target, str) else None
 
     def _from_flag(self, spelling: str, words: list[str]) -> Iterator[Setting]:
         name = _plain(spelling)
         target, option = self._meant(name)
+        # --no_NAME of a true/false option, unless that is an option or alias itself.
         off = self._switched_off(name) if target == name and option is None else None
         if off is not None:
             if words:
@@ -367,6 +396,7 @@ class StrictParser:
             return
         if len(words) > 1 and not (option and option.many):
             hint = self._hint(words[1]) if words[1].startswith("-") else "; quote a value that has spaces in it"
+            # A message must not repeat a token.
             start = spelling if option and option.secret else f"{spelling} {words[0]}"
             raise ConfigError(f"unexpected argument {words[1]!r} after '{start}'{hint}")
         if len(words) > 1:
@@ -374,8 +404,8 @@ class StrictParser:
         else:
             yield from self.settings(name, words[0] if words else _BARE, spelling)
 
-    def _take_up_written(self, argv: Sequence[str]) -> None:
-        """Take up what the command line brings, or else its YAML file."""
+    def _add_written_options(self, argv: Sequence[str]) -> None:
+        """Add the options of the user's classes that the command line names, or else its YAML file."""
         flags = _words_by_flag(argv)
         for name in [name for name, option in self.options.items() if option.brings]:
             if name in flags:
@@ -394,8 +424,9 @@ class StrictParser:
         return option if option and option.boolean else None
 
     def _hint(self, word: str) -> str:
-        """The flag that was probably meant; empty where no name is a slip away."""
+        """Suggest the flag that was probably meant; empty if no name is close."""
         name = _plain(word)
+        # A value written as a flag, as in `--semantic_tube` for `--objective semantic_tube`.
         for option in self.options.values():
             if name in option.choices:
                 return f"; did you mean --{option.name} {name}?"
@@ -406,51 +437,53 @@ class StrictParser:
 
 
 def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Instances of dataclasses out of values by name.
+    """Make instances of dataclasses from values by name.
 
     Raises:
-        ConfigError: a name that none of them has, or values that their own checks refuse.
+        ConfigError: a name that no dataclass has, or values that their own checks refuse.
     """
-    known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
+    known = {name: option for dtype in dataclass_types for name, option in options_of(dtype).items()}
     values = carried(known, values)
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}")
     try:
         return tuple(
-            dtype(**{name: one for name, one in values.items() if name in options_of(dtype)})
+            dtype(**{name: value for name, value in values.items() if name in options_of(dtype)})
             for dtype in dataclass_types
         )
+    # `TrainingArguments` checks itself at the end of its constructor.
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
 
 
 def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with those that others of them bring under the option that carries them (`option(brings=...)`).
+    """`values` with the options of a user's class moved under the option that stores them (`option(brings=...)`).
 
     Raises:
-        ConfigError: what brings them cannot be loaded.
+        ConfigError: the class cannot be loaded.
     """
-    rest = dict(values)
+    moved = dict(values)
     for option in known.values():
-        value = rest.get(option.name)
+        value = moved.get(option.name)
         if option.brings is None or not named_by_file(value):
             continue
-        own = {name: rest.pop(name) for name in _options_brought(option.brings, value) if name in values}
-        if own:
+        of_class = {name: moved.pop(name) for name in _options_brought(option.brings, value) if name in values}
+        if of_class:
             carrier = option.brings[0]
-            rest[carrier] = {**(rest.get(carrier) or {}), **own}
-    return rest
+            moved[carrier] = {**(moved.get(carrier) or {}), **of_class}
+    return moved
 
 
 def _options_brought(brings: Brings, value: str) -> dict[str, Option]:
+    """The options of the class that `value` names."""
     dataclass = brings[1](value)
     return {} if dataclass is None else options_of(dataclass)
 
 
 def command_line(command: str, given: Mapping[str, Any], *instances: object) -> str:
-    """The command that sets the options `given` by name to the values that they have in instances of their dataclasses;
-    of secrets, three stars."""
+    """The command that sets the options in `given` to their values in `instances` of their dataclasses; secrets are three
+    stars."""
     known: dict[str, Option] = {}
     public: dict[str, Any] = {}
     for instance in instances:
@@ -465,8 +498,9 @@ def command_line(command: str, given: Mapping[str, Any], *instances: object) -> 
 
 
 def _words_by_flag(argv: Sequence[str]) -> dict[str, tuple[str, str | None]]:
-    """Name of each flag -> how it is spelt, and the word that follows it, None where that is another flag."""
+    """Name of each flag -> its spelling, and the word after it; None where that is another flag."""
     words: dict[str, tuple[str, str | None]] = {}
+    # "--end" stands for the end of the line, so the last flag has a follower, too.
     for word, following in zip(argv, [*argv[1:], "--end"], strict=False):
         match = _FLAG.fullmatch(word)
         if match:
@@ -494,4 +528,5 @@ def merged(settings: Iterable[Setting]) -> dict[str, Setting]:
 
 
 def _plain(spelling: str) -> str:
+    """The option's name for a flag: no dashes in front, underscores inside."""
     return spelling.lstrip("-").replace("-", "_")

@@ -1,7 +1,7 @@
 """The table of other spellings: flags of the method's first scripts, names of transformers 4 and of TRL -> our options.
 
-A name that means the same is an alias; any other has an answer that says what to do instead. Without an entry here, a name
-would be left to a suggestion by its letters, and that may be an option of another meaning.
+A name with the same meaning is an alias; any other has an answer that says what to do instead. A name without an entry here
+would get a suggestion by its letters, which may be an option of another meaning.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ T = TypeVar("T")
 # ``--linear`` chose the semantic tube and its mode in one.
 _TUBE_MODES = {"random_span": "span", "e2e": "e2e", "mean": "mean", "curvature": "curvature"}
 
+# Flags of the method's published scripts.
 _SCRIPTS: dict[str, Alias] = {
     "batch_size": "per_device_train_batch_size",
     "grad_accum": "gradient_accumulation_steps",
@@ -49,16 +50,18 @@ _SCRIPTS: dict[str, Alias] = {
 
 
 def _answers(option: str, text: str, **idle: str) -> dict[str, Alias]:
-    """The same `Answer` for several names, each with its words that change nothing."""
+    """The same `Answer` for several names, each with its idle words (`Answer.idle`): usually the default of TRL."""
     return {name: Answer(option, text, tuple(words.split())) for name, words in idle.items()}
 
 
+# Answers that several names share.
 _PACKED = "leave it out: examples are packed into rows as it is (--{option} packed), and do not see each other"
 _LABELS = "leave it out: the loss is on the assistant's messages as it is, and on every token with --{option} all"
 _ADAPTER = "give JEPATrainer a peft_config with it, from Python; --{option} takes no such adapter"
 _CHUNKS = "leave it out: each row is an example of up to --{option} tokens, and none is joined"
 _END = "leave it out: what ends an answer is read from the chat template (--{option})"
 
+# Options of TRL's SFTConfig, ScriptArguments and ModelConfig that are not called the same here.
 _TRL: dict[str, Alias] = {
     "model": "model_name",
     "model_name_or_path": "model_name",
@@ -134,7 +137,7 @@ _NO_LOOP = "leave it out: there is one loop of evaluation; see --{option}"
 _SPEED = "leave it out: tokens_per_second is in every entry of the log (--{option})"
 _BOARD = "set TENSORBOARD_LOGGING_DIR in the environment, for --{option} tensorboard"
 
-# What transformers 5 no longer has.
+# Options of transformers 4 that version 5 has removed or renamed.
 _TRANSFORMERS_4: dict[str, Alias] = {
     "warmup_ratio": Share("warmup_steps"),
     "evaluation_strategy": "eval_strategy",
@@ -180,6 +183,7 @@ _TRANSFORMERS_4: dict[str, Alias] = {
 PUBLISHED: dict[str, Alias] = {**_SCRIPTS, **_TRL, **_TRANSFORMERS_4}
 
 
+# Answers for the options and commands of earlier versions of this library.
 _NO_ENERGIES = (
     "energies of solutions were removed: they do not tell right solutions from wrong ones (docs/evidence.md); compare "
     "accuracies with stepjepa evaluate"
@@ -194,7 +198,7 @@ _NO_NUMBERS = (
 _AS_TRAINED = "was removed from analyze: every model is read as its own run read it"
 # Flags of the demo of version 0.2 -> where its study has the value.
 _IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
-# What left (flags, commands) -> what replaces it.
+# Removed flags and commands -> what replaces them. The option that an answer names only says which command it belongs to.
 LEFT: dict[str, Answer] = {
     "calculator_marks": Answer("valid_ratio", "was removed: the marks of GSM8K are left out", idle=("drop",)),
     "final_answer": Answer("valid_ratio", "was removed: a final '#### 72' is written as a box", idle=("boxed",)),
@@ -290,40 +294,42 @@ LEFT: dict[str, Answer] = {
 
 
 def published(*dataclass_types: type) -> dict[str, Alias]:
-    """The spellings that lead to options of these dataclasses, to values that they may have; and answers to what left."""
-    known = {name: one for dtype in dataclass_types for name, one in options_of(dtype).items()}
-    left = {name: answer for name, answer in LEFT.items() if answer.option in {"", *known} and name not in known}
-    return left | {
-        name: target
-        for name, target in PUBLISHED.items()
-        if all(
-            field in known and (value is None or known[field].fits(value)) for field, value in alias_settings(target)
-        )
-    }
+    """The spellings that set options of these dataclasses to values that these accept, and the answers for removed names."""
+    known = {name: option for dtype in dataclass_types for name, option in options_of(dtype).items()}
+    removed = {name: answer for name, answer in LEFT.items() if answer.option in {"", *known} and name not in known}
+
+    def applies(target: Alias) -> bool:
+        settings = alias_settings(target)
+        return all(field in known and (value is None or known[field].fits(value)) for field, value in settings)
+
+    # A published spelling wins over the answer of a removed name.
+    return removed | {name: target for name, target in PUBLISHED.items() if applies(target)}
 
 
 def by_our_names(given: Mapping[str, Any], *dataclass_types: type) -> dict[str, Any]:
-    """Values by name as Python code gives them, with our names in place of other spellings.
+    """Values from Python code by name, with our names in place of other spellings.
 
     Raises:
         ConfigError: a spelling that has an answer, or two that disagree.
     """
-    own = {name for dtype in dataclass_types for name in options_of(dtype)}
-    if given.keys() <= own:
+    our_names = {name for dtype in dataclass_types for name in options_of(dtype)}
+    # The usual case: only our own names, which need no parser.
+    if given.keys() <= our_names:
         return dict(given)
     aliases = published(*dataclass_types)
     parser = StrictParser(dataclass_types, aliases=aliases)
     settings: list[Setting] = []
+    # Only aliases go through the parser, which reads text; other values are objects and stay what they are.
     for name, value in given.items():
-        if name in aliases and name not in own:
+        if name in aliases and name not in our_names:
             settings += parser.settings(name, _as_written(value), name)
         else:
             settings.append(Setting(name, value, name, alias=False))
-    return {name: one.value for name, one in merged(settings).items()}
+    return {name: setting.value for name, setting in merged(settings).items()}
 
 
 def checked_options(kind: type[T], given: Mapping[str, Any]) -> T:
-    """An options dataclass out of values by name, checked before anything heavy is imported.
+    """Make an options dataclass from values by name, and check it before anything heavy is imported.
 
     Raises:
         ConfigError: an unknown name, or a value that cannot be used.
@@ -335,7 +341,7 @@ def checked_options(kind: type[T], given: Mapping[str, Any]) -> T:
 
 
 def _as_written(value: object) -> object:
-    """A value as a YAML file would have it, see `stepjepa.config.values`."""
+    """A value in the forms of a YAML file, see `stepjepa.config.values`."""
     plain = representable(value)
     if isinstance(plain, list):
         return [_as_written(item) for item in plain]

@@ -1,4 +1,4 @@
-"""From what the user wrote to the value that it stands for: typed values, and classes and functions of one's own by name.
+"""From what the user wrote to the value that it stands for: typed values, and the user's classes and functions by name.
 
 Flags and YAML go through the one function `convert`, so both accept and refuse the same things. What was
 written arrives in one of these forms:
@@ -35,18 +35,21 @@ from stepjepa.utils.text import lone_surrogate
 _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
+# YAML's spellings of infinity, which Python's float does not know.
 _INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", str: "text"}
-_ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95  # of two names, from 0 to 1
-_LARGEST = 2**63 - 1  # what the machine counts with
+# Least similarity of a slip, from 0 to 1: of words in the same place, and of names with other breaks (`numproc`).
+_ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95
+# Torch and NumPy count in int64; a larger number would fail far from the option.
+_LARGEST = 2**63 - 1
 
 
 class Quoted(str):
-    """Text that stood in quotes."""
+    """Text that was written in quotes."""
 
 
 class BadValue(ValueError):
-    """The value does not fit. The message says what was expected and what was given, not where."""
+    """The value does not fit. The message says what was expected and what was written, not where."""
 
 
 class _Mismatch(Exception):
@@ -57,46 +60,51 @@ class _Mismatch(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The member of `known` that `name` is a slip of; None where there is none. Capitals do not count.
+    """The member of `known` that `name` misspells, or None; letter case is ignored.
 
-    A name with a word more, less or other than `name` has another meaning, however many letters they share:
-    ``warmup_ratio`` is no slip of ``lbd_warmup_ratio``.
+    A name with an additional, missing or different word has another meaning, however many letters they share:
+    ``warmup_ratio`` does not misspell ``lbd_warmup_ratio``.
     """
-    spelt = {one.lower(): one for one in known}
-    matches = difflib.get_close_matches(name.lower(), spelt, n=20, cutoff=_ALIKE)
-    return next((spelt[match] for match in matches if _is_slip(name.lower(), match)), None)
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=20, cutoff=_ALIKE)
+    return next((by_lower[match] for match in matches if _is_slip(name.lower(), match)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
-    """The end of a message about an unknown name: ``; did you mean 'lbd'?``, or nothing where no known name is near."""
+    """The end of a message about an unknown name: ``; did you mean 'lbd'?``, or nothing if no known name is close."""
     near = nearest(name, known)
     return f"; did you mean {form.format(near)}?" if near else ""
 
 
 def _is_slip(name: str, known: str) -> bool:
-    """Whether both have the same words, but for some letters; or the same letters, but for the breaks between words."""
-    words, others = re.split(r"[\W_]+", name), re.split(r"[\W_]+", known)
-    if len(words) == len(others):
-        pairs = zip(words, others, strict=True)
-        return all(_alike(word, other, _ALIKE) or other.startswith(word) for word, other in pairs)
-    return _alike("".join(words), "".join(others), _ALIKE_WITHOUT_BREAKS)
+    """Whether the names have the same words except for some letters, or the same letters except for the word breaks."""
+    words = re.split(r"[\W_]+", name)
+    known_words = re.split(r"[\W_]+", known)
+    if len(words) != len(known_words):
+        return _alike("".join(words), "".join(known_words), _ALIKE_WITHOUT_BREAKS)
+    for word, known_word in zip(words, known_words, strict=True):
+        # A word may also be the start of the known one, however much is missing: `lr_sched` for `lr_scheduler`.
+        if not (known_word.startswith(word) or _alike(word, known_word, _ALIKE)):
+            return False
+    return True
 
 
-def _alike(one: str, other: str, least: float) -> bool:
-    similar = difflib.SequenceMatcher(None, one, other).ratio()
-    return similar >= least and abs(len(one) - len(other)) <= 2
+def _alike(first: str, second: str, least: float) -> bool:
+    similarity = difflib.SequenceMatcher(None, first, second).ratio()
+    return similarity >= least and abs(len(first) - len(second)) <= 2
 
 
 # Types
 
 
 def union_members(hint: object) -> tuple[Any, ...]:
-    """The alternatives of a type: those of a union, with None taken out of a Literal, or the type alone."""
+    """The alternatives of a type: those of a union, or the type alone; None counts as one outside a Literal."""
     arguments = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
         return tuple(member for argument in arguments for member in union_members(argument))
     if get_origin(hint) is not Literal or None not in arguments:
         return (hint,)
+    # Literal["a", None] is Literal["a"] | None to the callers.
     choices = tuple(choice for choice in arguments if choice is not None)
     if not choices:
         return (type(None),)
@@ -110,19 +118,20 @@ def is_class(hint: object, base: type) -> bool:
 
 
 def choices_of(hint: object) -> list[Any] | None:
-    """The named values of a Literal or Enum type, or None if the type is another."""
+    """The named values of a Literal or Enum; None for any other type."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return [member.value for member in hint] if isinstance(hint, type) and issubclass(hint, Enum) else None
 
 
 def describe(hint: object) -> str:
-    """What a type expects, in words: "a whole number", "one of a, b, c or none"."""
+    """Describe what a type expects, in words: "a whole number", "one of a, b, c or none"."""
     members = union_members(hint)
-    unnamed: list[object] = [type(None)]
+    omitted: list[object] = [type(None)]
+    # transformers writes `Enum | str`, where only strings with the Enum's values are accepted.
     if any(is_class(member, Enum) for member in members):
-        unnamed.append(str)
-    words = [_describe_member(member) for member in members if member not in unnamed]
+        omitted.append(str)
+    words = [_describe_member(member) for member in members if member not in omitted]
     if type(None) in members:
         words.append("none")
     return " or ".join(dict.fromkeys(words))
@@ -145,162 +154,174 @@ def _describe_member(hint: Any) -> str:
     return f"{name} (an object that only Python code can give)"
 
 
-def show(given: object) -> str:
-    """What was given, for a message."""
-    if given is None:
+def show(written: object) -> str:
+    """Show what was written, for a message."""
+    if written is None:
         return "no value"
-    if isinstance(given, list):
-        return f"the list [{', '.join(map(str, given))}]"
-    return "a mapping" if isinstance(given, dict) else repr(str(given))
+    if isinstance(written, list):
+        return f"the list [{', '.join(map(str, written))}]"
+    return "a mapping" if isinstance(written, dict) else repr(str(written))
 
 
 # Values
 
 
-def convert(hint: object, given: object, keep: str | None = None) -> object:
-    """The value of type `hint` that `given` stands for.
+def convert(hint: object, written: object, keep: str | None = None) -> object:
+    """Convert what was written into a value of type `hint`.
 
     Args:
         hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For
             `Enum | str` the result is the enumeration's value as a string; other strings are refused.
-        given: what was written, in one of the forms in the module's description.
-        keep: a word that stays text although it is one for None, as "none" for a field whose default is "none".
+        written: in one of the forms in the module's description.
+        keep: a word that stays text although it usually means None, as "none" for a field whose default is "none".
 
     Raises:
         BadValue: if it does not fit.
     """
-    _check_text(given)
-    every = union_members(hint)
-    union = [member for member in every if member is not type(None)]
+    _check_text(written)
+    alternatives = union_members(hint)
+    union = [member for member in alternatives if member is not type(None)]
     members = union
     if any(is_class(member, Enum) for member in union):
         members = [member for member in union if member is not str]
     words = [str(choice) for member in members for choice in choices_of(member) or ()]
-    if type(None) in every:
+    # The word none means None, except in quotes or where it is one of the choices.
+    if type(None) in alternatives:
         none_words = _NONE - {(keep or "").lower()}
-        plain = isinstance(given, str) and not isinstance(given, Quoted)
-        if given is None or (plain and str(given).lower() in none_words and given not in words):
+        plain = isinstance(written, str) and not isinstance(written, Quoted)
+        if written is None or (plain and str(written).lower() in none_words and written not in words):
             return None
+    # The narrowest alternative that accepts the text wins: 1e-5 is a number before it is text.
     for member in sorted(members, key=_precision):
         with suppress(_Mismatch):
-            return _convert_member(member, given, union)
-    near = did_you_mean(given, words) if isinstance(given, str) else ""
-    raise BadValue(f"expected {describe(hint)}, got {show(given)}{near}")
+            return _convert_member(member, written, union)
+    near = did_you_mean(written, words) if isinstance(written, str) else ""
+    raise BadValue(f"expected {describe(hint)}, got {show(written)}{near}")
 
 
-def _check_text(given: object) -> None:
-    half = lone_surrogate(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str))
+def _check_text(written: object) -> None:
+    """Refuse a lone surrogate: it stands for an invalid byte of the command line, and no UTF-8 file can hold it."""
+    text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False, default=str)
+    half = lone_surrogate(text)
     if half is not None:
-        raise BadValue(f"expected UTF-8 text, got {half} in {show(given)[:100]}")
+        raise BadValue(f"expected UTF-8 text, got {half} in {show(written)[:100]}")
 
 
 def _precision(member: Any) -> int:
-    """Order of trial: what accepts few texts before what accepts many."""
+    """The rank of a type in the order of trial: types that accept few texts go first."""
     ranks = [
         rank for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), 1) if is_class(member, kind)
     ]
     return 0 if choices_of(member) is not None else min(ranks, default=9)
 
 
-def _convert_member(hint: Any, given: Any, union: list[Any]) -> Any:
-    """`given` as `hint`, which is one of the alternatives in `union`."""
+def _convert_member(hint: Any, written: Any, union: list[Any]) -> Any:
+    """Convert `written` to `hint`, one of the alternatives in `union`; _Mismatch if it does not fit."""
     if is_class(hint, list):
-        if given is None or isinstance(given, dict):
+        if written is None or isinstance(written, dict):
             raise _Mismatch
-        return [convert(_item_of(hint), one) for one in (given if isinstance(given, list) else [given])]
+        items = written if isinstance(written, list) else [written]
+        return [convert(_item_of(hint), item) for item in items]
     if is_class(hint, dict):
-        return _convert_dict(given, str in union)
-    if not isinstance(given, str):
+        return _convert_dict(written, str in union)
+    if not isinstance(written, str):
         raise _Mismatch
-    plain = str not in union or not isinstance(given, Quoted)
+    # Quotes make "1" or "true" text, but only where the option accepts text.
+    plain = str not in union or not isinstance(written, Quoted)
     choices = choices_of(hint)
     if choices is not None:
-        return _convert_choice(hint, choices, given, plain, text=str in union)
+        return _convert_choice(hint, choices, written, plain, text=str in union)
     if hint is str:
-        return str(given)
+        return str(written)
     if is_class(hint, PurePath):
-        return hint(given)
+        return hint(written)
     if plain and hint is bool:
-        return _convert_switch(given, alone=len(union) == 1)
+        return _convert_switch(written, alone=len(union) == 1)
     if plain and hint in (int, float):
-        return _convert_number(hint, given)
+        return _convert_number(hint, written)
     raise _Mismatch
 
 
-def _convert_choice(hint: Any, choices: list[Any], given: str, plain: bool, text: bool) -> Any:
+def _convert_choice(hint: Any, choices: list[Any], written: str, plain: bool, text: bool) -> Any:
     for choice in choices:
-        is_word = isinstance(choice, bool) and plain and str(choice).lower() == given.lower()
-        if str(choice) == given or is_word:
+        # True among the choices is written true, without regard to case.
+        is_word = isinstance(choice, bool) and plain and str(choice).lower() == written.lower()
+        if str(choice) == written or is_word:
             return hint(choice) if is_class(hint, Enum) and not text else choice
     raise _Mismatch
 
 
-def _convert_switch(given: str, alone: bool) -> bool:
-    word = given.lower()
-    if word == "true" or (alone and word in _TRUE):  # next to other types, "1" and "no" are theirs
+def _convert_switch(written: str, alone: bool) -> bool:
+    word = written.lower()
+    # In a union "1" and "no" belong to the other types.
+    if word == "true" or (alone and word in _TRUE):
         return True
     if word == "false" or (alone and word in _FALSE):
         return False
     raise _Mismatch
 
 
-def _convert_number(kind: Any, given: str) -> Any:
+def _convert_number(kind: Any, written: str) -> Any:
     try:
-        number = kind(_INFINITY.get(given.lower(), given) if kind is float else given)
+        number = kind(_INFINITY.get(written.lower(), written) if kind is float else written)
     except ValueError:
         raise _Mismatch from None
     if kind is int and abs(number) > _LARGEST:
-        raise BadValue(f"expected a whole number below 2**63, got {show(given)}")
+        raise BadValue(f"expected a whole number below 2**63, got {show(written)}")
+    # NaN is a float to Python, but no setting of an option.
     if math.isnan(number):
         raise _Mismatch
     return number
 
 
-def _convert_dict(given: Any, text: bool) -> dict[str, Any]:
-    if isinstance(given, str):
-        if text and not given.lstrip().startswith("{"):
+def _convert_dict(written: Any, text: bool) -> dict[str, Any]:
+    if isinstance(written, str):
+        # In a union with str only what begins like an object is meant as one.
+        if text and not written.lstrip().startswith("{"):
             raise _Mismatch
         try:
-            given = parse_json(given)
+            written = parse_json(written)
         except ValueError as error:
-            raise BadValue(f"expected a JSON object, got {show(given)} ({error})") from None
-    if not isinstance(given, dict):
+            raise BadValue(f"expected a JSON object, got {show(written)} ({error})") from None
+    if not isinstance(written, dict):
         raise _Mismatch
-    _check_text(given)
-    return given
+    _check_text(written)
+    return written
 
 
 def _item_of(hint: Any) -> Any:
     return (get_args(hint) or (str,))[0]
 
 
-# Classes and functions of one's own. Finding one imports its file, which runs its code. So a name is looked up only where a
+# The user's classes and functions. Loading one imports its file, which runs its code. So a name is looked up only where a
 # user gave it: on the command line, in a YAML file or in Python, never because it is recorded in the folder of a run.
 
 Named = type | Callable[..., object]
-_PREFIX = "stepjepa_user_"  # of the modules of files
-_GIVEN: dict[str, object] = {}  # what Python code gave, by its name
+# Prefix of the modules that are loaded from files, so that none hides an installed module.
+_PREFIX = "stepjepa_user_"
+# Classes and functions that Python code passed as objects, by name: those of a notebook have no file to load.
+_PASSED: dict[str, object] = {}
 
 
 def named_by_file(name: object) -> TypeGuard[str]:
-    """Whether a value is the name of a class or function of one's own: ``file.py:Name`` or ``package.module:Name``."""
+    """Whether a value names a user's class or function: ``file.py:Name`` or ``package.module:Name``."""
     return isinstance(name, str) and re.fullmatch(r"(.*\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", name) is not None
 
 
 def load_named(name: str, option: str, known: Sequence[str], again: bool = False) -> object:
-    """What ``file.py:Name`` or ``package.module:Name`` names. Loading it runs that file.
+    """Load the class or function ``file.py:Name`` or ``package.module:Name``; this runs the file.
 
-    A module is looked for where Python looks, then in the current folder.
+    A module is searched on Python's path, then in the current folder.
 
     Args:
-        option: that the name was given with; `known`: what else it takes, for the message.
+        option: the option whose value the name is; `known`: its built-in values. Both are for the message.
         again: run a file again that was loaded before; in a notebook it may have changed.
 
     Raises:
-        ConfigError: it is neither, or cannot be loaded.
+        ConfigError: the name has neither form, or cannot be loaded.
     """
-    if name in _GIVEN:
-        return _GIVEN[name]
+    if name in _PASSED:
+        return _PASSED[name]
     if not named_by_file(name):
         near = did_you_mean(name, known, "{}")
         raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}")
@@ -319,17 +340,18 @@ def load_named(name: str, option: str, known: Sequence[str], again: bool = False
 
 
 def given_name(thing: Named) -> str:
-    """The name under which `load_named` finds a class or a function that Python code gave."""
+    """The name under which `load_named` returns a class or function that Python code passes as an object."""
     module = sys.modules[thing.__module__]
     file = getattr(module, "__file__", None)
+    # Another process cannot import the script by its module's name, but can load its file.
     by_file = file and (thing.__module__.startswith(_PREFIX) or thing.__module__ == "__main__")
     name = f"{file if by_file else thing.__module__}:{thing.__qualname__}"
-    _GIVEN[name] = thing
+    _PASSED[name] = thing
     return name
 
 
 def source_fingerprint(thing: Named) -> str:
-    """A fingerprint of the module that a class or function is in; its name where there is no source."""
+    """A fingerprint of the module of a class or function; its name if there is no source."""
     try:
         return hashlib.sha256(inspect.getsource(sys.modules[thing.__module__]).encode()).hexdigest()[:12]
     except (OSError, TypeError):
@@ -338,7 +360,7 @@ def source_fingerprint(thing: Named) -> str:
 
 @contextmanager
 def _current_folder_too() -> Iterator[None]:
-    """Modules are looked for where Python looks, then in the current folder."""
+    """Search modules on Python's path, then in the current folder."""
     folder = str(Path.cwd())
     added = folder not in sys.path
     sys.path += [folder] * added
@@ -354,15 +376,17 @@ def _file_module(path: Path, again: bool) -> types.ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
-    # By its path: files of one name in several folders are several modules.
+    # By its path: files of the same name in several folders are different modules.
     name = f"{_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
     if name in sys.modules and not again:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
+    # Registered before it runs, as an import does: dataclasses look their module up while the class is built.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+    # Half a module must not answer the next attempt.
     except BaseException:
         del sys.modules[name]
         raise

@@ -1,8 +1,9 @@
 """Reading and writing YAML option files.
 
-Reading keeps each scalar as the text that stands in the file, with its line, so that the option's type decides what it
-means, exactly as for a flag: `learning_rate: 1e-5` is a number, `eval_strategy: no` the word "no". Inside mappings, where
-no type says more, YAML 1.2's core rules hold: null, true/false, numbers, and the rest is text. Studies are read so, too.
+Reading keeps each scalar as the text in the file, with its line, so that the option's type decides what it means, exactly
+as for a flag: `learning_rate: 1e-5` is a number, `eval_strategy: no` the word "no". Inside mappings, which have no type for
+their values, YAML 1.2's core rules hold: null, true/false, numbers, and everything else is text. Studies are read the same
+way.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from stepjepa.config.values import Quoted, show
 from stepjepa.errors import ConfigError, said
 from stepjepa.utils.files import write_whole
 
+# YAML 1.2's core schema. PyYAML's own floats need a point (1e-5 is text to it), and its booleans include yes and no.
 _FLOAT = (
     r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -33,17 +35,18 @@ _SCALARS = {
     "int": "[-+]?(?:0|[1-9][0-9]*)",
     "float": _FLOAT,
 }
-MOST_VALUES = 100_000  # of a file, each as often as aliases repeat it
+# Values of a file, each counted as often as aliases repeat it: a few lines of nested aliases can stand for billions.
+MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows the scalars above only; YAML 1.1's yes/no, dates, octal and base-60 numbers stay text."""
+    """A loader that knows the scalars above only; YAML 1.1's yes/no, dates, octal and base-60 numbers stay text."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that this module, or a YAML 1.1 reader, would take for something else."""
+    """A dumper that quotes text which this module, or a YAML 1.1 reader, would read as something else."""
 
 
 def _add_scalar(loader: Any, kind: str, pattern: str) -> None:
@@ -53,10 +56,12 @@ def _add_scalar(loader: Any, kind: str, pattern: str) -> None:
 for _kind, _pattern in _SCALARS.items():
     _add_scalar(_Loader, _kind, _pattern)
     _add_scalar(_Dumper, _kind, _pattern)
+# `convert` reads the plain words none and null as None, so the text "none" is written in quotes.
 _add_scalar(_Dumper, "null", "(?i:none|null)")
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # Only double quotes have escapes, for line breaks and control characters.
     style = '"' if any(not character.isprintable() for character in text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -68,9 +73,9 @@ class Node(NamedTuple):
     """A value of a file.
 
     Attributes:
-        given: text (`Quoted` where it was in quotes), None, a list of nodes, or a dict of names to nodes.
-        where: ``study.yaml:7``, the line of its key.
-        scalar: the Python value of a scalar where no field says what type it has.
+        given: text (`Quoted` if it is in quotes), None, a list of nodes, or a dict of names to nodes.
+        where: file and line of its key, such as ``study.yaml:7``.
+        scalar: the Python value of a scalar by YAML's own rules, for places without a type.
     """
 
     given: Any
@@ -78,10 +83,10 @@ class Node(NamedTuple):
     scalar: object = None
 
     def mapping(self, what: str) -> dict[str, Node]:
-        """The children by name; none of an empty value.
+        """The children by name; an empty value has no children.
 
         Raises:
-            ConfigError: it is no mapping.
+            ConfigError: the value is no mapping.
         """
         if self.given is None:
             return {}
@@ -93,7 +98,7 @@ class Node(NamedTuple):
         """The items of a list; a single value is a list of one.
 
         Raises:
-            ConfigError: it is a mapping or empty.
+            ConfigError: the value is a mapping or empty.
         """
         if not self.given or isinstance(self.given, dict):
             got = "an empty list" if self.given == [] else show(self.written)
@@ -102,26 +107,27 @@ class Node(NamedTuple):
 
     @property
     def written(self) -> object:
-        """What options convert: scalars as they are written, mappings with built values."""
+        """The value in the form that options convert: scalars as text, mappings with Python values."""
         if isinstance(self.given, list):
             return [child.written for child in self.given]
         return self.value if isinstance(self.given, dict) else self.given
 
     @property
     def value(self) -> object:
-        """The Python value, scalars as an option file has them inside mappings."""
+        """The Python value, by YAML's own rules."""
         if isinstance(self.given, dict):
             return {name: child.value for name, child in self.given.items()}
         return [child.value for child in self.given] if isinstance(self.given, list) else self.scalar
 
 
 def read_tree(path: str | os.PathLike[str]) -> Node:
-    """The tree of a YAML file.
+    """Read a YAML file into its tree.
 
     Raises:
-        ConfigError: it is missing, or not as `parse_tree` takes it.
+        ConfigError: the file is missing, or `parse_tree` refuses it.
     """
     try:
+        # Editors on Windows write a byte order mark, which utf-8-sig drops.
         return parse_tree(Path(path).read_text(encoding="utf-8-sig"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; --config takes the path of a YAML file") from None
@@ -130,14 +136,14 @@ def read_tree(path: str | os.PathLike[str]) -> Node:
 
 
 def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
-    """The tree of a YAML text.
+    """Parse a YAML text into its tree.
 
     Args:
         name: of the file, for messages.
         numbered: whether messages name lines.
 
     Raises:
-        ConfigError: no valid YAML, a key that occurs twice, or more than `MOST_VALUES` values.
+        ConfigError: invalid YAML, a key that occurs twice, or more than `MOST_VALUES` values.
     """
     try:
         loader = _Loader(text)
@@ -145,7 +151,8 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         if root is None:
             return Node(None, f"{name}:1" if numbered else name)
         tree = _Reader(loader, name, numbered).read(root, root.start_mark.line)
-        loader.construct_document(root)  # refuses unknown tags of lists and mappings, too
+        # The values are dropped: this refuses unknown tags of lists and mappings, which the reader does not look at.
+        loader.construct_document(root)
         return tree
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -153,13 +160,14 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # !!int many
+    # ValueError is what `!!int many` raises.
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}: not valid YAML: {said(error, lines=1)}") from None
 
 
 @dataclass
 class _Reader:
-    """Makes a tree of the nodes of a YAML library."""
+    """Converts the nodes of PyYAML into a tree."""
 
     loader: _Loader
     name: str
@@ -170,22 +178,25 @@ class _Reader:
         return f"{self.name}:{line + 1}" if self.numbered else self.name
 
     def read(self, node: yaml.Node, line: int, *above: yaml.Node) -> Node:
-        """The tree of a node inside the nodes `above`; `line` is that of its key."""
+        """Convert a node inside the nodes `above`; `line` is that of its key."""
         where = self.where(line)
         self.values += 1
         if node in above:
             raise ConfigError(f"{where}: not valid YAML: a list or mapping that contains itself")
-        if self.values > MOST_VALUES:  # an alias repeats all that its anchor holds, aliases included
+        # An alias repeats everything under its anchor, including aliases.
+        if self.values > MOST_VALUES:
             raise ConfigError(f"{where}: more than {MOST_VALUES:,} values, aliases (*name) included; write fewer")
         if isinstance(node, yaml.ScalarNode):
             scalar = self.loader.construct_object(node)
             plain = None if scalar is None else node.value
+            # A plain scalar has no style; quotes and block styles do.
             return Node(plain if node.style is None else Quoted(node.value), where, scalar)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.read(child, child.start_mark.line, node, *above) for child in node.value], where)
         children: dict[str, Node] = {}
         for key, value in node.value:
-            line = key.start_mark.line  # says more than the line of the value's first item
+            # The line of the key says more than that of the value's first item.
+            line = key.start_mark.line
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(f"{self.where(line)}: expected a name as the key, got a {key.id}")
             if key.value in children:
@@ -199,7 +210,7 @@ class _Reader:
 def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: str = "") -> None:
     """Write plain values (None, bool, int, float, str, and lists and dicts of them) under their keys.
 
-    The file appears complete or not at all. `header` is put at the top as comment lines.
+    The write is atomic. `header` goes to the top as comment lines.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,8 +222,8 @@ def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: 
 def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:
     """Write the fields of instances of option dataclasses so that `--config path` gives equal values again.
 
-    Left out are None where that is the default, options with ``dumped=False``, secrets, and values that YAML cannot
-    represent. The file is replaced as a whole; its folder is made if need be.
+    It omits None where that is the default, options with ``dumped=False``, secrets, and values that YAML cannot represent.
+    The write is atomic; a missing folder is created.
     """
     values: dict[str, Any] = {}
     for instance in instances:
@@ -225,9 +236,10 @@ def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:
 
 
 def representable(value: object) -> object:
-    """A value as None, bool, int, float, str, and lists and dicts of them; TypeError where it has no such form."""
+    """Convert a value to None, bool, int, float, str, and lists and dicts of them; TypeError if it has no such form."""
     if isinstance(value, Enum):
         return representable(value.value)
+    # By exact type: PyYAML's safe dumper refuses subclasses of these.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, PurePath):

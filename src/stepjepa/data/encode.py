@@ -56,19 +56,22 @@ from stepjepa.utils.parallel import mapped
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# Rows that one process encodes at a time, with one call of the tokenizer.
 CHUNK_ROWS = 1000
-PlacedRow = tuple[str, Any]  # where the row is, for messages; the row
+# The row's place for messages, and the row.
+PlacedRow = tuple[str, Any]
 _NAME = Names(DataOptions, ReadingOptions)
 
 
 class TokenChat(NamedTuple):
-    """A chat as an objective gets it.
+    """A chat as an objective receives it.
 
     Attributes:
-        ids: its tokens, (T,) int32 before any cut; `trunk`: those that are kept.
+        ids: its tokens, (T,) int32 before any cut; `trunk`: the tokens that remain after it.
         tokenizer, renderer: to write and tokenise other texts.
-        target: the text of the target view of the last answer, which alone is in `turns` then; None for views of the chat.
-        labels: what the LM loss is computed on, as spans of `trunk`.
+        target: the target view's text from a column, for the last answer, the only one in `turns` then; None for views of
+            the chat.
+        labels: the tokens of the LM loss, as spans of `trunk`.
     """
 
     ids: np.ndarray
@@ -87,7 +90,7 @@ class TokenChat(NamedTuple):
 
 
 class PairMaker(Protocol):
-    """An objective, as far as rows become examples by it; see `objectives.base.Objective`."""
+    """The part of an objective that turns rows into examples; see `objectives.base.Objective`."""
 
     name: ClassVar[str]
     takes_text: ClassVar[bool]
@@ -95,7 +98,7 @@ class PairMaker(Protocol):
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the steps of the answers are found for it."""
+        """Whether it needs the steps of the answers."""
 
     @property
     def one_pair(self) -> bool:
@@ -106,7 +109,7 @@ class PairMaker(Protocol):
         """The column with the text of the target views, None for views of the chat."""
 
     def cue_of(self, answer: str) -> CharSpan | None:
-        """Where the cue of a final answer stands in the text of an answer, for `Turn.cue`."""
+        """The span of the final answer's cue in the text of an answer, for `Turn.cue`."""
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The pairs of a chat."""
@@ -115,7 +118,7 @@ class PairMaker(Protocol):
         """The pairs of a piece of plain text of (T,) tokens."""
 
     def pairs_between(self, source: Span, target: Span) -> int:
-        """How many pairs are drawn from views on the trunk, in the data report."""
+        """The number of pairs from two views on the trunk, for the data report."""
 
 
 @dataclass
@@ -123,10 +126,10 @@ class EncodeOptions(DataOptions):
     """How rows become examples: the options of data, and what follows from the other options of a run.
 
     Attributes:
-        objective: finds the pairs; None for none.
-        rules: how the steps of the rows are found, for objectives that need them.
-        max_positions: positions that the model has, for learned absolute positions; None for rotary models.
-        vocabulary: rows of the model's embedding; None where no model is known.
+        objective: finds the pairs; None for no pairs.
+        rules: how the rows are split into steps, for objectives that need them.
+        max_positions: the number of learned absolute positions of the model; None for rotary models.
+        vocabulary: rows of the model's embedding; None if no model is known.
     """
 
     objective: PairMaker | None = None
@@ -135,14 +138,14 @@ class EncodeOptions(DataOptions):
     vocabulary: int | None = None
 
     @classmethod
-    def of(cls, options: DataOptions, **more: Any) -> EncodeOptions:
-        """Those of a run, of which only the options of data are kept, and `more` attributes."""
-        kept = {one.name: getattr(options, one.name) for one in fields(DataOptions)}
-        return cls(**kept | more)
+    def of(cls, options: DataOptions, **attributes: Any) -> EncodeOptions:
+        """Take the options of data from those of a run, and add `attributes`."""
+        values = {field.name: getattr(options, field.name) for field in fields(DataOptions)}
+        return cls(**values | attributes)
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the steps of the answers are found."""
+        """Whether the steps of the answers are needed."""
         return self.objective is not None and self.objective.needs_steps
 
 
@@ -151,12 +154,12 @@ class CheckedChat(NamedTuple):
 
     Attributes:
         messages: checked, see `data.chat.check_messages`.
-        answers: the texts of its answers, those of messages that call tools aside; once it is rendered as the template
-            writes them, which may leave out a part.
-        steps: those of the answers, or why there are none; None where they were not asked for.
-        target: the text of the column of target views, or why there is none; None without such a column.
-        template_kwargs: what the chat template gets for this row.
-        rest: what of the row is not trained.
+        answers: the texts of its answers, without messages that call tools; in a rendered chat as the template writes
+            them, which may leave out a part.
+        steps: the steps of the answers, or the reason why there are none; None if they are not needed.
+        target: the text of the column of target views, or the reason why there is none; None without such a column.
+        template_kwargs: the chat template's arguments for this row.
+        rest: the parts of the row that are not trained.
         rendered: the chat as the template writes it; None before.
     """
 
@@ -170,16 +173,17 @@ class CheckedChat(NamedTuple):
 
     @classmethod
     def of(cls, row: object, options: EncodeOptions, steps: bool, renderer: ChatRenderer | None = None) -> CheckedChat:
-        """That of a row, rendered where there is a renderer.
+        """Read the chat of a row, and render it if there is a renderer; RowError for no chat or one that cannot be rendered.
 
-        Of a row that is only to give its steps, which hold the answer, these are the answer. RowError where it holds no
-        chat, or one that the template refuses.
+        In a row with a list of steps and no answer, the steps are the answer.
         """
         rules = options.rules
-        given = row
-        if rules.required and isinstance(row, Mapping) and (answer := answer_column(row)) not in row:
-            given = {**row, answer: join_steps(listed_steps(row, str(rules.column)))}
-        messages = row_to_messages(given, options.system_prompt, options.columns)
+        complete = row
+        if rules.required and isinstance(row, Mapping):
+            column = answer_column(row)
+            if column not in row:
+                complete = {**row, column: join_steps(listed_steps(row, str(rules.column)))}
+        messages = row_to_messages(complete, options.system_prompt, options.columns)
         if options.train_on == "last":
             messages = last_trained(messages)
         if not any(trained_turns(messages)):
@@ -188,43 +192,48 @@ class CheckedChat(NamedTuple):
         answers = [message["content"] for message in answers_in(messages)]
         template_kwargs = template_kwargs_of(row)
         rendered = None
-        if renderer is not None:  # what the model gets, which may be less than the row holds
+        # A template may strip an answer or drop its thinking, so steps are searched in the text that the model gets.
+        if renderer is not None:
             rendered = renderer.using(template_kwargs).render(messages)
             answers = [rendered.text[span.start : span.end] for span in rendered.turns if span.close is None]
-        column = None if options.objective is None else options.objective.target_column
+        target_column = None if options.objective is None else options.objective.target_column
+        # Where the user names the columns of the views, the others are left out on purpose.
+        rest = LeftOver()
+        if options.columns is None:
+            rest = left_over(as_object(row), messages, {rules.column, target_column})
         return cls(
             messages,
             answers,
             steps=attempted(steps_of, row, answers, rules) if steps else None,
-            target=target_text(row, column) if column else None,
+            target=target_text(row, target_column) if target_column else None,
             template_kwargs=template_kwargs,
-            rest=left_over(as_object(row), messages, {rules.column, column}) if options.columns is None else LeftOver(),
+            rest=rest,
             rendered=rendered,
         )
 
     @property
     def shown(self) -> RenderedChat:
-        """`rendered`, of a chat that is."""
+        """`rendered` of a chat that has been rendered."""
         assert self.rendered is not None
         return self.rendered
 
     @property
     def context_spans(self) -> list[MessageSpan]:
-        """Where the messages are that are not trained, results of tools among them; a system message that the template does
-        not show has no span."""
+        """The spans of messages that are not trained, including tool results."""
         shown = self.shown.spans
+        # A system message that the template does not show has no span. It comes first, so it is left out in front.
         messages = self.messages[-len(shown) :]
         pairs = zip(shown, messages, strict=True)
         return [span for span, message in pairs if span.role == TOOL or not is_trained(message)]
 
     @property
     def step_spans(self) -> list[list[CharSpan]] | None:
-        """The steps of each answer, in characters of the answer; None where they are not needed."""
+        """The steps of each answer, in characters of the answer; None if they are not needed."""
         return self.steps.spans if isinstance(self.steps, RowSteps) else None
 
 
 def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> CheckedChat:
-    """A row rendered, with its steps where the objective needs them; RowError where it cannot be."""
+    """Read and render a row, with its steps if the objective needs them; RowError if it cannot be used."""
     chat = CheckedChat.of(row, options, options.needs_steps, renderer)
     if isinstance(chat.steps, RowError):
         raise chat.steps
@@ -235,10 +244,10 @@ class Encoded(NamedTuple):
     """A chunk of rows as examples.
 
     Attributes:
-        counts: examples of each row: 0 for one that is refused, several for a long text.
+        counts: examples of each row: 0 for a skipped row, several for a long text.
         store: the examples, in the rows' order.
         report: on these rows alone.
-        digest: those of the rows, one after the other.
+        digest: the digests of the rows, joined.
     """
 
     counts: list[int]
@@ -249,11 +258,11 @@ class Encoded(NamedTuple):
 
 @dataclass
 class RowEncoder:
-    """Turns chunks of rows into examples; each by itself, so that chunks may be encoded anywhere and in any order.
+    """Turns chunks of rows into examples independently, so that any process can encode them in any order.
 
     Attributes:
-        renderer: None where the tokenizer has no chat template, which plain text does not need.
-        streams: whether the data set is one of plain text, not of chats.
+        renderer: None if the tokenizer has no chat template, which plain text does not need.
+        streams: whether the data set has plain text instead of chats.
 
     Raises:
         ConfigError: a tokenizer that cannot be used.
@@ -268,29 +277,30 @@ class RowEncoder:
     def __post_init__(self) -> None:
         check_tokenizer(self.tokenizer)
         self.marks = turn_marks(self.tokenizer)
-        # Looked up once: a tokenizer finds its special tokens through `__getattr__`, at a cost.
+        # Looked up once: a tokenizer's special tokens go through `__getattr__`, which is slow.
         self.eos: int | None = self.tokenizer.eos_token_id
         self.end_ids = {self.eos, self.tokenizer.pad_token_id} - {None}
 
     @cached_property
     def chats(self) -> ChatRenderer:
-        """The renderer, which plain text does not need."""
+        """The renderer; a ConfigError for the first chat if the tokenizer has no template."""
         return self.renderer or ChatRenderer(self.tokenizer)
 
     @cached_property
     def template_ends_turns(self) -> bool:
-        """Whether the template writes an end-of-turn token after a last answer, or refuses to say."""
+        """Whether the template writes an end-of-turn token after a last answer, or cannot be tried."""
         return attempted(template_turn_end, self.tokenizer, self.chats) is not None
 
     def new_counts(self) -> StepCounts:
-        """Where the steps of the data set come from, nothing counted yet."""
+        """Empty counts of where the steps of the data set come from."""
         return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
 
     def __call__(self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None) -> Encoded:
-        """The examples of a chunk, of which the chats may be there, rendered; an unusable row is an error with
+        """Encode a chunk of rows, whose rendered chats may be in `checked`; DataError for an unusable row with
         `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
         chats = iter(checked or ())
+        # First every row is read: a text, a chat, or the error that skips it.
         items = list[StreamRow | CheckedChat | RowError]()
         for _, row in rows:
             if self.streams and is_stream(row):
@@ -299,7 +309,7 @@ class RowEncoder:
                 items.append(attempted(read_chat, row, self.chats, self.options))
             else:
                 items.append(next(chats))
-        # All texts of a chunk are tokenised in one call.
+        # One call for all texts of a chunk is faster than one for each row.
         texts = [self._text_of(item) for item in items if isinstance(item, CheckedChat)]
         tokens = iter(encode_texts(self.tokenizer, texts))
         counts: list[int] = []
@@ -320,23 +330,25 @@ class RowEncoder:
         report.rows_kept = report.rows_read - report.rows_skipped.total()
         if texts and not self.streams and not report.end_of_turn:
             report.end_of_turn = "none: the template writes no special token after an answer, and there is no EOS"
+        # A fixed number of bytes per row, so the digest of the data set does not depend on the chunks.
         digests = b"".join(hashlib.sha256(repr(row).encode("utf-8", "replace")).digest() for _, row in rows)
         return Encoded(counts, ExampleStore.of(examples), report, digests)
 
     def _text_of(self, chat: CheckedChat) -> str:
-        """What of a chat is tokenised. Where an EOS takes the place of what the template writes after the last answer, that
-        is cut off, or a tokenizer may merge the answer's last character with it (``.`` and a line break)."""
+        """The part of a chat that is tokenised: all of it, or up to the last answer where an EOS is appended."""
+        # The template's text after the answer is cut off, or the tokenizer may merge the answer's last character with it, as
+        # a full stop with a line break.
         rendered = chat.shown
         return rendered.text[: rendered.spans[-1].stop] if self._appends_eos(rendered) else rendered.text
 
     def tokenised(self, chat: CheckedChat) -> TokenisedText:
-        """The tokens of a rendered chat, of which its example holds the first ones, and their last characters."""
+        """Tokenise a rendered chat: its tokens, of which the example has the first ones, and their last characters."""
         (tokens,) = encode_texts(self.tokenizer, [self._text_of(chat)])
         return self._apart(chat, tokens)
 
     def _apart(self, chat: CheckedChat, tokens: TokenisedText) -> TokenisedText:
-        """The tokens of a chat, cut where one of them reaches over a place that divides the chat."""
-        # The prompt that the model is asked with ends where it begins to write, and so does a token.
+        """The tokens of a chat, split at places that no token may span."""
+        # A prompt ends where the model begins to write, so a token must end there in training, too.
         places = list(chat.shown.begins)
         if not self.template_ends_turns:
             # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
@@ -344,15 +356,18 @@ class RowEncoder:
         return encode_apart(self.tokenizer, self._text_of(chat), tokens, places)
 
     def _text(self, row: StreamRow, report: DataReport) -> list[Example]:
-        """Examples of one row of plain text: blocks of at most `max_length` tokens, every one of which is labelled; a last
-        block of one token, which predicts nothing, is left out. A row that says which of its tokens are labelled is cut as a
-        chat is. RowError where nothing is left."""
+        """Make examples of a row of plain text; RowError if nothing remains to train on.
+
+        A text is split into blocks of at most `max_length` tokens, all of them labelled. A row with its own labels is cut
+        like a chat.
+        """
         objective = self.options.objective
         ids = row.ids
         limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
         report.see_left_over(row.rest)
         labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
         if row.labels is None:
+            # The first token of a block has no prediction, so a last block of one token is left out.
             blocks = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             labelled = [(block, (Span(1, len(block)),)) for block in blocks if len(block) > 1]
         else:
@@ -369,7 +384,7 @@ class RowEncoder:
         return examples
 
     def _chat(self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport) -> list[Example]:
-        """The one example of a chat, and what there is to count about it; RowError where nothing of it can be trained on."""
+        """Make the one example of a chat and count it in the report; RowError if nothing of it can be trained on."""
         if self.options.needs_steps and isinstance(chat.steps, RowError):
             raise chat.steps
         ids, last = self._apart(chat, tokens)
@@ -378,15 +393,19 @@ class RowEncoder:
         objective = self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)
+
+        # Labels: the trained answers with their ends of turn. Messages that are not trained are context, never labelled.
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
         starts = [bisect_left(last, begin) for begin in begins]
         written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
         trained = trained_turns(chat.messages)
         context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
         context += [token_span(last, span.start, span.end) for span in chat.context_spans]
+        # Views are of trained answers; a turn that calls tools has none.
         are_answers = [span.close is None for span in chat.shown.turns]
-        viewed = [turn for turn, *shown in zip(turns, trained, are_answers, strict=True) if all(shown)]
+        viewed = [turn for turn, *conditions in zip(turns, trained, are_answers, strict=True) if all(conditions)]
         turns = list(compress(turns, trained))
+        # An answer that begins beyond the limit, or is empty, has nothing to label.
         answers = [
             span
             for span, turn in zip(compress(written, trained), turns, strict=True)
@@ -406,18 +425,23 @@ class RowEncoder:
                 what = f"the chat has {len(ids)} tokens, and the answer would be cut; raise --{_NAME.max_length}"
                 raise RowError("answer_truncated", what)
             report.answers_truncated += 1
+
+        # Pairs: a row whose target column is empty still trains the language model.
         trunk = ids[:limit]
-        view_pairs = PairsFound()
+        pairs = PairsFound()
         if isinstance(chat.target, RowError):
-            view_pairs = PairsFound(reason=chat.target.reason)
+            pairs = PairsFound(reason=chat.target.reason)
             report.first_without_target = report.first_without_target or f"{place}: {chat.target}"
         elif objective is not None:
+            # A target column has one text per row, which belongs to the last answer.
             viewed = viewed if chat.target is None else viewed[-1:]
-            view_pairs = objective.pairs_of(
+            pairs = objective.pairs_of(
                 TokenChat(ids, trunk, viewed, chat.messages, self.tokenizer, self.chats, chat.target, labels)
             )
-            if not viewed and view_pairs.reason:
-                view_pairs = view_pairs._replace(reason="no_answer_in_text")
+            if not viewed and pairs.reason:
+                pairs = pairs._replace(reason="no_answer_in_text")
+
+        # For the data report: steps, prompts, and parts of the row that nothing reads.
         if self.options.needs_steps and isinstance(chat.steps, RowSteps):
             report.steps.count(place, chat.steps)
         report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
@@ -427,14 +451,15 @@ class RowEncoder:
         renderer = self.chats.using(chat.template_kwargs)
         unread = (name for name in chat.template_kwargs if not renderer.reads(name))
         report.unread.update(f"argument {name!r} of the chat template" for name in unread)
-        return [self._paired(Example(trunk, labels, view_pairs.segments), view_pairs, report)]
+        return [self._paired(Example(trunk, labels, pairs.segments), pairs, report)]
 
-    def _paired(self, example: Example, view_pairs: PairsFound, report: DataReport) -> Example:
-        """The example, which has the segments, with those of the pairs that fit into `max_length` and the model's positions;
+    def _paired(self, example: Example, candidates: PairsFound, report: DataReport) -> Example:
+        """Add the pairs that fit into `max_length` and the model's positions to an example with the segments; the report
         counts the others."""
         options = self.options
-        reason = view_pairs.reason
-        pairs, views = list(view_pairs.pairs), list(view_pairs.view_spans)
+        reason = candidates.reason
+        pairs, span_pairs = list(candidates.pairs), list(candidates.view_spans)
+        # An id without an embedding would fail on the GPU, with an error that names neither row nor token.
         largest = int(example.trunk.max())
         if options.vocabulary is not None and largest >= options.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(largest)
@@ -445,10 +470,10 @@ class RowEncoder:
         for why, limit, positions in limits:
             if limit is None:
                 continue
-            before = len(pairs) + len(views)
+            before = len(pairs) + len(span_pairs)
             pairs = [pair for pair in pairs if example.reach(pair, positions) <= limit]
-            views = [both for both in views if max(view.stop for view in both) <= limit]
-            dropped = before - len(pairs) - len(views)
+            span_pairs = [spans for spans in span_pairs if max(span.stop for span in spans) <= limit]
+            dropped = before - len(pairs) - len(span_pairs)
             if dropped:
                 report.pairs_dropped[why] += dropped
                 reason = why
@@ -456,14 +481,14 @@ class RowEncoder:
             if options.objective.one_pair and len(pairs) > 1:
                 report.pairs_dropped["second_pair"] += len(pairs) - 1
                 pairs = pairs[:1]
-            report.pairs += len(pairs) + sum([options.objective.pairs_between(*both) for both in views])
-            if not pairs and not views:
+            report.pairs += len(pairs) + sum([options.objective.pairs_between(*spans) for spans in span_pairs])
+            if not pairs and not span_pairs:
                 report.examples_without_pairs[reason or "empty_view"] += 1
         report.labelled_tokens += sum([stop - start for start, stop in example.labels])
-        return example.with_pairs(pairs)._replace(view_spans=tuple(views))
+        return example.with_pairs(pairs)._replace(view_spans=tuple(span_pairs))
 
     def _refuse_longer(self, ids: np.ndarray) -> None:
-        """RowError for a row of more tokens than `max_length`, where such rows are left out."""
+        """Raise a RowError for a row of more than `max_length` tokens, if `drop_longer` leaves out such rows."""
         limit = self.options.max_length
         if self.options.drop_longer and len(ids) > limit:
             raise RowError(LONGER, f"{len(ids):,} tokens, and {_NAME.max_length} is {limit:,}")
@@ -474,25 +499,28 @@ class RowEncoder:
     def _turns(
         self, row: CheckedChat, ids: np.ndarray, last: list[int], report: DataReport
     ) -> tuple[list[Turn], np.ndarray, int | None]:
-        """The assistant turns in tokens, the ids with an EOS after them where the template writes no end of turn, and the
-        token that ends a turn, which the report names."""
+        """The assistant turns in tokens, the ids (with an EOS appended if the template writes no end of turn), and the token
+        that ends a turn, which the report names."""
         chat, turns, eos, objective = row.shown, list[Turn](), self.eos, self.options.objective
-        steps_found = row.step_spans if self.options.needs_steps else None
+        steps_of_answers = row.step_spans if self.options.needs_steps else None
+        # The last user message before a turn, and the token after its end of turn.
         user: tuple[Span | None, int] = (None, 0)
         answers = 0
         end_id = None
-        what = ""
+        origin = ""
+        # For each message the first token of the next one; the end of turn is searched in between.
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
         for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)
             written = content.stop
             closing = range(written, begins)
-            if span.close is not None:  # what ends the turn is the last token of the calls
+            # A turn with tool calls ends after them, with the last token of the calls.
+            if span.close is not None:
                 written = bisect_left(last, span.close)
                 closing = range(written - 1, written)
             mark = next((place for place in closing if int(ids[place]) in self.marks), None)
             if mark is not None and span.role == "assistant" and not self.template_ends_turns:
-                # A marker that opens the next turn is none that ends this one, unless it is the EOS itself.
+                # The marker opens the next turn and does not end this one, unless it is the EOS itself.
                 mark = mark if ids[mark] == eos else None
             close = written if mark is None else mark + 1
             if span.role == "user":
@@ -503,19 +531,21 @@ class RowEncoder:
                 end_id = int(ids[mark])
             elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
-                close, end_id, what = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
-            spans_of_steps: list[CharSpan] = []
-            place: CharSpan | None = None
+                close, end_id, origin = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
+            step_spans: list[CharSpan] = []
+            cue_span: CharSpan | None = None
+            # Steps and cue are in characters of the answer; a turn that calls tools is no answer and has neither.
             if span.close is None:
-                spans_of_steps = [] if steps_found is None else steps_found[answers]
+                step_spans = [] if steps_of_answers is None else steps_of_answers[answers]
                 answers += 1
-                place = None if objective is None else objective.cue_of(chat.text[span.start : span.end])
-            steps = tuple([token_span(last, span.start + a, span.start + b) for a, b in spans_of_steps])
-            cue = place and token_span(last, span.start + place[0], span.start + place[1])
+                cue_span = None if objective is None else objective.cue_of(chat.text[span.start : span.end])
+            steps = tuple([token_span(last, span.start + start, span.start + end) for start, end in step_spans])
+            cue = cue_span and token_span(last, span.start + cue_span[0], span.start + cue_span[1])
             turns.append(Turn(*user, content, close, steps, cue))
+        # The report names the first end of turn of the data set.
         if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))
-            report.end_of_turn = report.end_token + what
+            report.end_of_turn = report.end_token + origin
         return turns, ids, end_id
 
 
@@ -526,14 +556,14 @@ def encode_dataset(
     options: EncodeOptions,
     processes: int = 1,
 ) -> tuple[ExampleStore, DataReport]:
-    """Read, render, tokenise and pair all of a data set.
+    """Encode a whole data set: read, render, tokenise and pair its rows.
 
     Args:
-        source: what `RowSource` takes.
-        processes: that encode; the examples are the same for any number.
+        source: any source that `RowSource` takes.
+        processes: the number of processes that encode; it does not change the examples.
 
     Raises:
-        DataError: nothing to read, nothing left to train on, or with ``strict`` the first row that cannot be used.
+        DataError: no rows, no example to train on, or with ``strict_data`` the first unusable row.
         ConfigError: a slow tokenizer, or chats without a template.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
@@ -545,6 +575,7 @@ def encode_dataset(
         report.add(encoded.report)
         stores.append(encoded.store)
         digest.update(encoded.digest)
+    # Of the rows, in order: a resumed run compares it.
     report.fingerprint = digest.hexdigest()[:16]
     report.require(report.examples)
     store = ExampleStore.joined(stores)
@@ -558,10 +589,10 @@ def make_encoder(
     renderer: ChatRenderer | None,
     options: EncodeOptions,
 ) -> RowEncoder:
-    """The encoder of a data set, whose first row decides whether it is one of chats or of plain text.
+    """Make the encoder of a data set, whose first row decides between chats and plain text.
 
     Raises:
-        DataError: no row at all, or plain text for an objective that needs chats.
+        DataError: no rows, or plain text for an objective that needs chats.
         ConfigError: a tokenizer that cannot be used.
     """
     number, row = next(iter(rows), (None, {}))

@@ -1,5 +1,5 @@
-"""Options of data: which columns are read, how chats are written and cut, how steps are found, how files are mixed, and how
-raw rows are prepared."""
+"""Options of data: the columns, the form and length of chats, the steps of answers, the mixing of files, and the preparation
+of raw rows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from typing import Any, Literal, NamedTuple
 from stepjepa.config.option import Names, Topic, check_fields, option
 from stepjepa.errors import ConfigError
 
+# Headings of the help.
 VIEWS, DATA = "views", "data"
 PromptFrom = Literal["training", "template"] | None
-STEPS_COLUMN = "steps"  # as `stepjepa prepare` writes it
-SPLITTERS = ("separator", "numbered", "lines")  # those that `choose_splitter` chooses from; of equal ones the first
-STYLES = (*SPLITTERS, "sentence", "regex", "auto")  # all that `make_splitter` knows
+# The column that `stepjepa prepare` writes.
+STEPS_COLUMN = "steps"
+# The splitters that `choose_splitter` chooses from; of equally good ones it takes the first.
+SPLITTERS = ("separator", "numbered", "lines")
+# All splitters that `make_splitter` knows.
+STYLES = (*SPLITTERS, "sentence", "regex", "auto")
 
 
 class PairColumns(NamedTuple):
-    """The columns that hold the two views, where they are named.
+    """The columns of the two views, if the user names them.
 
     Attributes:
         source, target: column names; the source becomes the user's message, the target the answer.
-        choice: a column with the index of the right one, where the target column holds a list (multiple choice).
+        choice: a column with the index of the right answer, if the target column holds a list (multiple choice).
     """
 
     source: str
@@ -30,7 +34,8 @@ class PairColumns(NamedTuple):
 
 
 def text_of(value: object) -> str:
-    """A cell as text: numbers are written out; empty for what is neither, and for NaN."""
+    """A cell as text: numbers are written out; other values and NaN become empty text."""
+    # NaN, the empty cell of a pandas table, is the value that differs from itself.
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
         return ""
     return str(value)
@@ -48,13 +53,14 @@ class ColumnOptions(Topic):
 
     @property
     def columns(self) -> PairColumns | None:
-        """The columns that are named; None for the known names."""
+        """The columns that the user names; None for the columns that the library knows."""
         if not self.source_column or not self.target_column:
             return None
         return PairColumns(self.source_column, self.target_column, self.choice_column)
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
+        # The two views are one pair: a named source has no use without a named target.
         columns = f"{_NAME.source_column} and {_NAME.target_column}"
         if (self.source_column is None) != (self.target_column is None):
             raise ConfigError(f"{columns} go together; give both")
@@ -64,7 +70,7 @@ class ColumnOptions(Topic):
 
 @dataclass
 class TemplateOptions(Topic):
-    """How chats are written."""
+    """How chats become text."""
 
     plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", DATA)
     chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the tokenizer's.", DATA)
@@ -81,7 +87,7 @@ class TemplateOptions(Topic):
 
 @dataclass
 class PromptOptions(Topic):
-    """Which prompt a model is asked with."""
+    """The end of the prompts that a model answers."""
 
     prompt_from: PromptFrom = option(
         None,
@@ -123,7 +129,7 @@ class DataOptions(TemplateOptions, ColumnOptions):
 
 @dataclass
 class StepsOptions(Topic):
-    """How the steps of an answer are found, for objectives that need them."""
+    """How an answer is split into steps, for objectives that need them."""
 
     step_splitter: Literal["auto", "separator", "lines", "numbered", "sentence", "regex", "list"] = option(
         "auto",
@@ -146,14 +152,14 @@ class StepsOptions(Topic):
     )
 
     def fill_in(self) -> None:
-        """See `Topic.fill_in`: who names a separator wants to split there."""
+        """See `Topic.fill_in`: a separator implies the splitter that uses it."""
         if self.step_splitter == "auto" and self.step_separator != StepsOptions.step_separator:
             self.step_splitter = "separator"
 
 
 @dataclass
 class ReadingOptions(Topic):
-    """How the training data is read: mixing, streaming, tokenising."""
+    """How the training data are read: mixing, streaming, tokenising."""
 
     mixing_weights: list[float] | None = option(
         None,
@@ -188,20 +194,22 @@ class ReadingOptions(Topic):
     )
 
 
-# The published data were prepared with it; a generator is asked with it, too.
+# The system message of the published data, which `stepjepa generate` also gives to the model that it asks.
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), but keep it short and put your final "
     "answer (do not include any other text or units) within \\boxed{}."
 )
 RESPONSE_COLUMN = "deepseek_response"
-PUBLISHED_LENGTH = 21  # the published preparation drops pieces of 20 characters or fewer
+# The published preparation drops pieces of 20 characters or fewer.
+PUBLISHED_LENGTH = 21
 
+# Headings of the help of `stepjepa prepare`.
 _FORMAT, _STEPS, _ROWS, _OUTPUT = "input", "steps", "rows", "output"
 
 
 @dataclass
 class PrepareOptions:
-    """What to read, how to find the steps, which rows to keep and where to write them."""
+    """All options of ``stepjepa prepare``: the input, the steps, the rows to keep and the output."""
 
     file: str | None = option(
         None, "The raw rows: a file, or a Hub data set's name; usually written without --file.", _FORMAT
@@ -277,11 +285,12 @@ class PrepareOptions:
         """Check the values.
 
         Raises:
-            ConfigError: one that cannot be used.
+            ConfigError: a value that cannot be used.
         """
         if not self.output_file:
             raise ConfigError(f"--{_NAME.output_file} must be given: the JSONL file to write")
         check_fields(self)
 
 
+# After the classes whose names it has; their checks run later.
 _NAME = Names(DataOptions, StepsOptions, PrepareOptions)

@@ -1,4 +1,4 @@
-"""`check`: read a data set, count what is in it and what a model will see of it, and warn (``stepjepa check``)."""
+"""`check`: read a data set, report its contents and what a model will see of it, and warn (``stepjepa check``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepjepa.data.options import ColumnOptions, PrepareOptions, StepsOptions
 from stepjepa.data.report import DataReport, reason_words
 from stepjepa.data.sources import RowSource
 from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
-from stepjepa.inspect.view import encoder_for, method_from, taken, tokenizer_of
+from stepjepa.inspect.view import encoder_for, method_from, pop_options, tokenizer_of
 from stepjepa.objectives.base import Objective, built_in, find_objective, objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.text import counted, folded, printable, wrapped
@@ -48,22 +48,22 @@ class FileOptions:
 
 @dataclass
 class CheckOptions(ExampleOptions, FileOptions):
-    """All options of ``stepjepa check``; those of training mean what they mean there."""
+    """All options of ``stepjepa check``; those of training have the same meaning there."""
 
 
 _NAME = Names(CheckOptions, PrepareOptions)
-# The options that the text statistics read, without a tokenizer and whatever the objective is.
+# The options that the text statistics read, without a tokenizer and for every objective.
 _READ = {_NAME.objective, _NAME.system_prompt, _NAME.strict_data, *options_of(StepsOptions), *options_of(ColumnOptions)}
 
 
 @dataclass(frozen=True)
 class DataWarning:
-    """A warning.
+    """A data quality warning.
 
     Attributes:
         name: a short key, such as ``one_step``.
-        count, total: how many, and of how many.
-        text: what was found, with the numbers.
+        count, total: the number of rows or examples concerned, out of how many.
+        text: the problem, with the numbers.
         advice: what it means and what to do.
     """
 
@@ -76,13 +76,13 @@ class DataWarning:
 
 @dataclass
 class Truncation:
-    """What `max_length` takes away from chats.
+    """What `max_length` cuts from chats.
 
     Attributes:
         max_length: in tokens.
         answers_cut: examples whose answer is cut.
-        rows_without_room: rows that are skipped, because the prompt alone fills `max_length`.
-        longest: the `max_length` that holds all chats in full.
+        rows_without_room: rows that are skipped because the prompt alone fills `max_length`.
+        longest: the `max_length` that holds every chat without a cut.
     """
 
     max_length: int
@@ -91,7 +91,7 @@ class Truncation:
     longest: int
 
     def line(self) -> str:
-        """What is cut, and which length would hold the chats."""
+        """What is cut, and the length that would hold all chats."""
         start = f"Truncation at {_NAME.max_length} {self.max_length:,}"
         fits = f"all chats fit into {self.longest:,}"
         if not self.answers_cut + self.rows_without_room:
@@ -105,10 +105,10 @@ class TokenStatistics:
     """What a model will see of a data set.
 
     Attributes:
-        tokenizer: its name; `vocabulary`: its entries.
-        method: the objective and its form; `objective`: the objective itself, of which the record has the name.
-        data: training's own report: rows, pairs, lengths, labels.
-        truncation: None for plain text, of which nothing is truncated.
+        tokenizer: its name; `vocabulary`: the number of its entries.
+        method: the objective and its form in words; `objective`: the objective itself, which the record stores by name.
+        data: the data report of training: rows, pairs, lengths, labels.
+        truncation: None for plain text, which is never truncated.
     """
 
     tokenizer: str
@@ -129,7 +129,7 @@ class TokenStatistics:
         }
 
     def lines(self) -> list[str]:
-        """The statistics, one fact a line: first what training prints of the data, made `printable`."""
+        """The statistics, one fact per line: first the data report of training, made `printable`."""
         name = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)"
         lines = [f"What a model will see: tokenizer {name}, {self.method}"]
         lines += [f"  {printable(line)}" for line in self.data.lines(warnings=False)]
@@ -144,9 +144,9 @@ class CheckReport:
 
     Attributes:
         texts: statistics of the text.
-        tokens: statistics as a model will see the data set; None without a tokenizer.
+        tokens: statistics of what a model will see; None without a tokenizer.
         warnings: data quality warnings.
-        notes: what there is to say about the options.
+        notes: remarks on the options.
     """
 
     texts: TextStatistics
@@ -165,6 +165,7 @@ class CheckReport:
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
         record = self.texts.to_dict()
+        # The key is older than the class; readers of the JSON depend on it.
         if self.tokens is not None:
             record["feeding"] = self.tokens.to_dict()
         record["warnings"] = [asdict(warning) for warning in self.warnings]
@@ -189,35 +190,39 @@ def check(
             text is read as for ``split``.
 
     Raises:
-        ConfigError: an option that cannot be used, or a tokenizer or template that cannot.
-        DataError: the data cannot be read, no row can be used, or with ``strict_data`` the first row that cannot.
+        ConfigError: an option, a tokenizer or a template that cannot be used.
+        DataError: the data cannot be read, no row can be used, or with ``strict_data`` the first unusable row.
 
     Examples:
         >>> print(check("train.jsonl", "mini", objective="step_jepa"))
     """
     name = None if tokenizer is None else str(tokenizer)
     of_method: dict[str, Any] = {**options}
-    # The files and the tokenizer are arguments, and the result has both forms.
+    # The files and the tokenizer are arguments of this function, and the result has a text and a JSON form.
     arguments = (_NAME.file, _NAME.eval_file, _NAME.model_name, _NAME.json)
-    own = FileOptions(**taken(FileOptions, of_method, *arguments))
-    check_fields(own)
-    method, asked = method_from(of_method), _NAME.objective in of_method
-    needs_steps = find_objective(method.objective)(method).needs_steps or not asked
-    rows = RowSource(data, own.dataset_split)
-    others = None if eval_file is None else RowSource(eval_file, own.eval_split)
+    file_options = FileOptions(**pop_options(FileOptions, of_method, *arguments))
+    check_fields(file_options)
+    method, names_objective = method_from(of_method), _NAME.objective in of_method
+    # Without an objective the file may be meant for any of them, so missing steps are worth a warning.
+    needs_steps = find_objective(method.objective)(method).needs_steps or not names_objective
+    rows = RowSource(data, file_options.dataset_split)
+    eval_rows = None if eval_file is None else RowSource(eval_file, file_options.eval_split)
     reader, tokens = TextReader(rows, method), None
     if name is None:
-        for _ in reader.read(own.num_proc):
+        # The reader counts as it goes; its chunks are only for the tokenizer.
+        for _ in reader.read(file_options.num_proc):
             pass
         notes = _notes_without_tokenizer(of_method)
     else:
-        if reader.texts.plain_text and not asked:
+        # The default objective needs chats, so plain text is encoded for the first objective that can make pairs of it.
+        if reader.texts.plain_text and not names_objective:
             takes_text = (label for label, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
             method = method_from({**of_method, _NAME.objective: next(takes_text)})
-        tokens = read_tokens(reader, tokenizer_of(rows, name, method), method, name, own.num_proc)
+        tokens = read_tokens(reader, tokenizer_of(rows, name, method), method, name, file_options.num_proc)
         notes = [str(unread) for unread in without_effect(method, set(of_method) - _READ)]
-    if others is not None:
-        reader.compare(others)
+    # Last, because it compares with the questions of all rows.
+    if eval_rows is not None:
+        reader.compare(eval_rows)
     warnings = text_warnings(reader.texts, needs_steps)
     if tokens is not None:
         warnings += token_warnings(tokens)
@@ -225,7 +230,7 @@ def check(
 
 
 def _notes_without_tokenizer(options: dict[str, Any]) -> list[str]:
-    """Which of the options wait for a tokenizer, and what one adds."""
+    """Notes on the options without effect until there is a tokenizer, and on what one adds."""
     unread = [str(Unread(name, f"without --{_NAME.model_name}")) for name in sorted(options) if name not in _READ]
     return [*unread, f"--{_NAME.model_name} NAME adds what a model will see: pairs, lengths, truncation"]
 
@@ -236,25 +241,26 @@ def read_tokens(
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
     Args:
-        reader: reads the rows, and counts what is in their text.
-        method: options of a run, checked.
+        reader: reads the rows and counts their text.
+        method: checked options of a run.
         name: of the tokenizer.
-        processes: that count and tokenise rows.
+        processes: the number of processes that count and tokenise rows.
 
     Raises:
-        DataError: no row can be trained on, or with ``strict_data`` the first one that would be skipped or cut.
+        DataError: no row can be trained on, or with ``strict_data`` the first row that would be skipped or cut.
         ConfigError: the tokenizer or the template cannot be used.
     """
     encoder = encoder_for(reader.rows, tokenizer, method)
     data = DataReport(reader.rows.name)
-    kept, longest = [], 0  # lengths of examples, and of the longest chat before any cut
+    # Lengths of the examples by chunk, and of the longest chat before any cut. The examples themselves are dropped.
+    lengths, longest = [], 0
     for chunk in reader.read(processes, encoder):
         assert chunk.encoded is not None
         data.add(chunk.encoded.report)
-        kept.append(chunk.encoded.store.lengths)
+        lengths.append(chunk.encoded.store.lengths)
         longest = max(longest, chunk.longest)
     data.require(data.examples)
-    data.set_lengths(np.concatenate(kept))
+    data.set_lengths(np.concatenate(lengths))
     truncation = None
     if not encoder.streams:
         truncation = Truncation(
@@ -267,17 +273,18 @@ def read_tokens(
 
 
 def text_warnings(statistics: TextStatistics, steps: bool = True) -> list[DataWarning]:
-    """What the text of a data set gives reason to warn of; with `steps` also of what matters to objectives with steps."""
+    """Warnings about the text of a data set; with `steps` also those that matter to objectives with steps."""
     warnings = list[DataWarning]()
     if steps and statistics.chats and not statistics.plain_text:
-        warnings += _of_steps(statistics)
-    warnings += _of_rows(statistics)
+        warnings += _step_warnings(statistics)
+    warnings += _row_warnings(statistics)
     return warnings
 
 
-def _of_steps(statistics: TextStatistics) -> Iterator[DataWarning]:
-    """What matters to objectives with steps alone."""
+def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
+    """Warnings that matter only to objectives with steps."""
     one_step = statistics.chats - statistics.rows_with_steps
+    # Some rows without steps are normal; over half of them points to the wrong splitter.
     if 2 * one_step > statistics.chats:
         yield DataWarning(
             "one_step",
@@ -286,6 +293,7 @@ def _of_steps(statistics: TextStatistics) -> Iterator[DataWarning]:
             f"{_share(one_step, statistics.chats)} have one step ({statistics.steps.words})",
             f"they make no pair for step_jepa and train as plain language modelling; {FEW_STEPS}",
         )
+    # Rows with a list of steps that does not fit their answer: the list is ignored, which the user should know.
     steps = statistics.steps
     for reason, unread in steps.unread.items():
         where = _first(statistics, steps.first_unread[reason])
@@ -299,8 +307,8 @@ def _of_steps(statistics: TextStatistics) -> Iterator[DataWarning]:
         )
 
 
-def _of_rows(statistics: TextStatistics) -> Iterator[DataWarning]:
-    """Columns and keys that are not read, questions that occur twice, and those of the evaluation file."""
+def _row_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
+    """Warnings about unread columns and keys, repeated questions, and questions of the evaluation file."""
     for name, rows, text, advice in statistics.row_warnings():
         yield DataWarning(name, rows, statistics.rows_read, text, advice)
     repeats, leak = statistics.repeats, statistics.leak
@@ -330,7 +338,7 @@ def _of_rows(statistics: TextStatistics) -> Iterator[DataWarning]:
 
 
 def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
-    """What the tokenizer and the options of the run make of the data set that a user should know."""
+    """Warnings about the data set as the tokenizer and the options of the run see it."""
     data, warnings = statistics.data, list[DataWarning]()
     if statistics.objective.makes_pairs and not data.pairs:
         text = f"no example of {data.examples:,} has a pair for {statistics.objective.label}"
@@ -356,17 +364,17 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
 
 
 def _share(rows: int, total: int) -> str:
-    """As text: ``3 of 12 rows (25.0 %)``."""
+    """A share in words: ``3 of 12 rows (25.0 %)``."""
     return f"{rows:,} of {counted(total, 'row')} ({100 * rows / total:.1f} %)"
 
 
 def _first(statistics: TextStatistics, *places: str) -> str:
-    """Places in the data set, without its name."""
+    """The places of a first case, without the data set's name."""
     return printable(f"first: {' and '.join(place.removeprefix(f'{statistics.source} ') for place in places)}")
 
 
 def warning_lines(warnings: Sequence[DataWarning], width: int = 100) -> list[str]:
-    """The warnings in lines of `width` characters: what was found and what to do about it."""
+    """The warnings in lines of `width` characters: each problem and what to do about it."""
     lines = [f"Warnings: {len(warnings)}" if warnings else "Warnings: none"]
     for number, warning in enumerate(warnings, 1):
         for mark, text in ((f"{number}.", warning.text), ("", warning.advice)):

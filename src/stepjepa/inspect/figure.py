@@ -23,25 +23,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 8.0  # inches
+# Lengths are in inches, sizes of letters in points.
+WIDTH = 8.0
 INK, FAINT, PAPER = "#1b2028", "#5b6472", "#ffffff"
-SOURCE, TARGET = "#0b4a80", "#9a5b00"  # of the two readouts
-_SMALL = 9  # points
-_MASK = 5.5  # inches, side of the mask
-_LABEL = 0.155  # inches between two labels
-_MOST_CELLS = 1600  # of the mask's side; longer rows are thinned
+# Of the labels of the two readouts.
+SOURCE, TARGET = "#0b4a80", "#9a5b00"
+_SMALL = 9
+# The side of the mask, and the distance between two labels next to it.
+_MASK = 5.5
+_LABEL = 0.155
+# Cells along the mask's side; longer rows are sampled evenly.
+_MOST_CELLS = 1600
+# Matplotlib would write its version and the date, and the same figure would differ from run to run.
 _METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 
 
 def row_figure(record: RowRecord, title: str = "") -> Figure:
-    """A figure of who sees whom in a row.
+    """Draw who sees whom in a row.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     kinds = [meaning for name, meaning in KINDS.items() if name in record.kinds]
     heading = escaped(f"{title}: {record.counts}".removeprefix(": "))
-    lines = textwrap.wrap(heading.encode("ascii", "backslashreplace").decode(), 104)  # the font has few other letters
+    # Matplotlib's font has few letters beyond ASCII; the others become escapes.
+    lines = textwrap.wrap(heading.encode("ascii", "backslashreplace").decode(), 104)
     # All places are in inches from the top, until they are divided by the height.
     top = 0.6 + 0.17 * len(lines)
     height = top + _MASK + 0.5 + 0.1 * len(kinds)
@@ -66,10 +72,10 @@ def row_figure(record: RowRecord, title: str = "") -> Figure:
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
     """Write a figure as PNG or SVG, by the file's name, as `write_page` does.
 
-    The same figure gives the same bytes with the same version of matplotlib: there is no date in it and no random name.
+    The same figure gives the same bytes with the same version of matplotlib: it contains no date and no random name.
 
     Args:
-        dpi: pixels an inch of a PNG; 100 makes it 800 wide.
+        dpi: pixels per inch of a PNG; 100 makes it 800 pixels wide.
 
     Raises:
         ConfigError: the name ends in neither .png nor .svg, or the file cannot be written; an earlier one is unchanged.
@@ -78,6 +84,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) ->
     if kind not in _METADATA:
         raise ConfigError(f"{path}: figures are written as .png or .svg")
     matplotlib = library("matplotlib", "analysis")
+    # Drawn in memory first, so that a failure leaves no half file.
     memory = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
         figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
@@ -85,13 +92,15 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) ->
 
 
 def _draw_mask(axes: Axes, record: RowRecord) -> None:
-    """The matrix in the colours of the seen tokens, a band of kinds along two sides, names and readouts next to it."""
+    """Draw the matrix in the colours of the seen tokens, bands of kinds along two sides, and labels next to it."""
     size = len(record)
     to_rgb = library("matplotlib.colors", "analysis").to_rgb
     shown = evenly(size, _MOST_CELLS)
     of_key = np.array([to_rgb(KINDS[record.kinds[index]].light) for index in shown])  # (cells, 3)
     seen = record.visible[np.ix_(shown, shown)]
+    # Where a query sees a key, the cell has the key's colour, and is white otherwise: (cells, cells, 3).
     picture = np.where(seen[..., None], of_key, 1.0)
+    # Extents count tokens, so labels and lines need no scaling in a sampled row.
     band = 0.018 * size
     for image, extent in (
         (picture, (0, size, size, 0)),
@@ -103,6 +112,7 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     axes.set_ylim(size, -band)
     axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
 
+    # Labels on the left are sections, those on the right readouts.
     names = []
     for start, stop in record.sections:
         names.append(((start + stop) / 2, record.names[start].removeprefix("trunk: "), INK))
@@ -119,7 +129,7 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
 
 
 def _side_labels(axes: Axes, labels: list[tuple[float, str, str]], size: int, edge: float, ha: str) -> None:
-    """Labels (row, text, colour) next to the mask; one that would touch the last is left out."""
+    """Write labels (row, text, colour) next to the mask; a label that would touch the one above is left out."""
     distance = _LABEL / _MASK * size
     free = 0.0
     for row, text, colour in labels:
@@ -130,7 +140,7 @@ def _side_labels(axes: Axes, labels: list[tuple[float, str, str]], size: int, ed
             free = row + distance
 
 
-# The series of a figure and of the report's page: their colours differ under deuteranopia too, their lines in the dashes.
+# The series of figures and of the report's page: their colours differ under deuteranopia too, and their lines have dashes.
 
 
 class Colour(NamedTuple):
@@ -149,16 +159,18 @@ COLOURS = (
     Colour("#3d2bff", "#4f7bff"),
     Colour("#8a1c5c", "#6f9a52"),
 )
-SERIES = len(COLOURS)  # and as many dashes and markers, where a figure has them
+# Figures with dashes or markers have this many of them, too.
+SERIES = len(COLOURS)
 
 
 def series_style(index: int) -> tuple[int, int]:
-    """The numbers of the colour and of the dashes of series `index`: 49 of them differ, the first 7 in both."""
+    """The numbers of the colour and of the dashes of series `index`: 49 series differ, the first 7 of them in both."""
+    # The shift after every 7 series gives a colour different dashes each time.
     return index % SERIES, (index + index // SERIES) % SERIES
 
 
 def series_rules() -> str:
     """The colours as rules of a page's style: ``--c`` of the classes ``c0``, ``c1``, ..."""
     return "".join(
-        f".c{number} {{ --c: light-dark({one.light}, {one.dark}); }}\n" for number, one in enumerate(COLOURS)
+        f".c{number} {{ --c: light-dark({colour.light}, {colour.dark}); }}\n" for number, colour in enumerate(COLOURS)
     )

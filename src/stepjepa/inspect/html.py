@@ -1,9 +1,9 @@
-"""A page that explains a row: one file, with its style, its script and its data in it, that needs no network.
+"""A page that explains a row: one file with its style, script and data, which needs no network.
 
-The page has no rule of its own: for each token it is given the runs of tokens that it sees (`RowRecord.visible`), and the
-integer fields that the rule reads, so that it can say why. Text of the data reaches the page as JSON inside a script element
-of a type that no browser runs, and from there the document as text. The page's Content-Security-Policy forbids all
-connections, and every script but its own, known by its hash.
+The page has no visibility rule of its own: for each token it gets the runs of tokens that it sees (`RowRecord.visible`), and
+the integer fields that the rule reads, so that it can explain why. Text of the data reaches the page as JSON inside a script
+element of a type that no browser runs, and from there the document as text. The page's Content-Security-Policy forbids all
+connections, and every script except its own, known by its hash.
 
 Shapes: L positions of a row.
 """
@@ -26,12 +26,13 @@ from stepjepa.utils.files import write_whole
 from stepjepa.utils.text import escaped
 
 _PARTS = files("stepjepa.inspect") / "page"
+# Joined into one script, in this order.
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
 Page = dict[str, Any]
 
 
 def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
-    """All that the page shows of a row, ready for JSON, with control and format characters of the data escaped.
+    """Collect all data that the page shows, ready for JSON, with control and format characters escaped.
 
     Returns:
         ``texts``, labels of tokens, and ``row``: ``tokens`` (L,) numbers into the labels; the integer fields of `RowRecord`,
@@ -39,6 +40,7 @@ def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
         [start, stop) of the tokens with an LM loss, flat; ``seen`` for each token the [start, stop) of what it sees, flat;
         ``pairs``; ``tags``; ``lanes``; ``counts``.
     """
+    # Each distinct label is stored once; tokens are numbers into this table.
     texts: dict[str, int] = {}
     numbers = {kind: number for number, kind in enumerate(KINDS)}
     row = {
@@ -69,7 +71,7 @@ def page_html(data: Mapping[str, Any]) -> str:
     """The page, in ASCII, of what `page_data` returns."""
     style = _colours() + base_style() + _part("page.css")
     script = "".join(_part(name) for name in _SCRIPTS)
-    # The data last: no text in it is taken for a place to fill.
+    # The data go in last, so that no text in them is replaced as a placeholder.
     parts = {"policy": page_policy(style, script), "style": style, "script": script, "data": script_json(data)}
     page = _part("page.html")
     for name, text in parts.items():
@@ -78,16 +80,17 @@ def page_html(data: Mapping[str, Any]) -> str:
 
 
 def script_json(data: object) -> str:
-    """JSON for the inside of a script element: ASCII, without any character that HTML reads."""
+    """JSON for the inside of a script element: ASCII, without characters that HTML interprets."""
+    # Without the escapes a text such as </script> would end the element.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
 
 
 def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
-    """Write a page or a picture with an atomic write, its folder too.
+    """Write a page or a picture with an atomic write; a missing folder is created.
 
     Raises:
-        ConfigError: it could not be written; an earlier file is unchanged.
+        ConfigError: it cannot be written; an earlier file is unchanged.
     """
     path = Path(path)
     try:
@@ -98,10 +101,10 @@ def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
 
 
 def page_policy(style: str, script: str, images: str = "") -> str:
-    """The Content-Security-Policy of a page: its own style and script, known by their hashes, and nothing that is fetched.
+    """The Content-Security-Policy of a page: it allows the page's style and script, by their hashes, and no connection.
 
     Args:
-        images: where pictures may come from, such as ``data:``; none without it.
+        images: where pictures may come from, such as ``data:``; by default no pictures are allowed.
     """
     allowed = f"img-src {images}; " if images else ""
     for kind, text in (("script-src", script), ("style-src", style)):

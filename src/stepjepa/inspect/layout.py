@@ -1,6 +1,6 @@
-"""From an example to the record of the row into which training lays it.
+"""From an example to the record of its row in training.
 
-Rows are laid out by `forest`; here their tokens, segments and pairs get names.
+`forest` lays the row out; this module names its tokens, segments and pairs.
 
 Shapes: L positions of a row, T tokens of the trunk, K predictors.
 """
@@ -23,11 +23,12 @@ from stepjepa.training.options import JEPAOptions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MASK = "<|mask|>"  # what a masked token is shown as
+# The text shown for a masked token.
+MASK = "<|mask|>"
 
 
 class NamedSpan(NamedTuple):
-    """A named stretch [start, stop) of the trunk's tokens."""
+    """A named span [start, stop) of the trunk's tokens."""
 
     name: str
     start: int
@@ -36,13 +37,13 @@ class NamedSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class RowForm:
-    """How a run lays an example out.
+    """How a run lays out an example.
 
     Attributes:
-        predictor_ids: of the K predictors of every group, in the order in which they stand.
-        predictors: their names, by id.
+        predictor_ids: ids of the K predictors of every group, in the order of the row.
+        predictors: the texts of learned tokens, by id.
         inline: whether they are inserted into the chat.
-        vector_names: of the objective.
+        vector_names: the objective's names for the two sides of a pair.
     """
 
     predictor_ids: tuple[int, ...] = ()
@@ -52,9 +53,10 @@ class RowForm:
 
     @classmethod
     def of(cls, method: JEPAOptions, tokenizer: PreTrainedTokenizerBase) -> RowForm:
-        """That of a run with checked options; loads torch."""
+        """The form of a run with checked options; loads torch."""
         from stepjepa.modeling.extras import placed_predictors, predictor_names
 
+        # Ids of learned tokens follow the tokenizer's. The masked token's is the last of them.
         objective, size = objective_of(method), len(tokenizer)
         names = dict(enumerate(predictor_names(objective.learned_tokens, objective.groups), size))
         if objective.mask_ratio:
@@ -67,11 +69,11 @@ class RowForm:
 def row_record(
     example: Example, form: RowForm, text_of: Callable[[int], str], spans: Sequence[NamedSpan] = ()
 ) -> RowRecord:
-    """The row into which training lays an example; loads torch.
+    """The record of an example's row in training; loads torch.
 
     Args:
         example: as training samples it.
-        text_of: text of a token id below the vocabulary's end.
+        text_of: the text of a token id of the tokenizer.
         spans: names for the trunk; without them labelled tokens are called "answer", the others "prompt".
     """
     from stepjepa.forest.collate import ForestCollator
@@ -79,6 +81,7 @@ def row_record(
     build = build_inline if form.inline else build_forest
     forest = build(example, form.predictor_ids)
     packed, _ = ForestCollator(form.predictor_ids, 0, 1, inline=form.inline).pack([forest], [[0]])
+    # The collator's tensors are (1, L); fields that the layout does not need are None, and 0 for every token here.
     fields = {}
     for name, of_record in FIELDS.items():
         values = getattr(packed, name)
@@ -88,6 +91,7 @@ def row_record(
         _row_pair(number, example, pair, forest, placed, form)
         for number, (pair, placed) in enumerate(zip(example.pairs, forest.example.pairs, strict=False), 1)
     ]
+    # A label position is that of the state that predicts; the token it predicts is the next one.
     labelled = np.zeros(len(forest), bool)
     labelled[forest.label_positions + 1] = True
     return RowRecord(
@@ -101,13 +105,14 @@ def row_record(
 
 
 def _inserted(forest: Forest, form: RowForm) -> np.ndarray:
-    """(L,) bool, the predictor tokens."""
+    """(L,) bool, True for predictor tokens."""
+    # A mask has a learned id too, but stands for a token of the chat.
     masks = [token for token, name in form.predictors.items() if name == MASK]
     return np.isin(forest.input_ids, form.predictor_ids) & ~np.isin(forest.input_ids, masks)
 
 
 def _names(forest: Forest, form: RowForm, of_trunk: Sequence[str]) -> tuple[str, ...]:
-    """The segment of each token; `of_trunk` are the names of the chat's own."""
+    """The segment name of each token; `of_trunk` are the names of the chat's tokens."""
     names = np.full(len(forest), "predictors", object)
     trunk = names[: forest.trunk_length]
     trunk[~_inserted(forest, form)[: forest.trunk_length]] = of_trunk
@@ -117,7 +122,7 @@ def _names(forest: Forest, form: RowForm, of_trunk: Sequence[str]) -> tuple[str,
 
 
 def _kinds(forest: Forest, form: RowForm, labelled: np.ndarray, pairs: Sequence[RowPair]) -> tuple[str, ...]:
-    """The kind of each token."""
+    """The kind of each token; where several apply, the last assignment wins."""
     kinds = np.where(labelled, "answer", "prompt").astype(object)
     for part in forest.parts:
         kinds[part.start : part.stop] = "source" if part.kind == "branch" else part.kind
@@ -134,10 +139,12 @@ def _kinds(forest: Forest, form: RowForm, labelled: np.ndarray, pairs: Sequence[
 
 
 def _row_pair(number: int, example: Example, pair: Pair, forest: Forest, placed: Pair, form: RowForm) -> RowPair:
-    """A pair of the example; `placed` is the same pair on the forest's segments."""
+    """The record of a pair; `placed` is the same pair on the forest's segments."""
     source, target = _states(forest, placed.source), _states(forest, placed.target)
-    on_trunk = np.flatnonzero(~_inserted(forest, form)[: forest.trunk_length]).tolist()  # where the chat's tokens are
+    # Index of a chat token -> index in the row, which differ behind inserted predictors.
+    on_trunk = np.flatnonzero(~_inserted(forest, form)[: forest.trunk_length]).tolist()
     copy = example.segment(pair.target)
+    # Sums of states on the trunk, as of the semantic tube, have no views.
     if not copy or len(pair.source.terms) > 1 or len(pair.target.terms) > 1:
         return RowPair(number, source, target, form.vector_names, weight=pair.weight)
 
@@ -145,7 +152,8 @@ def _row_pair(number: int, example: Example, pair: Pair, forest: Forest, placed:
     source_segment = None
     if segment is None or not len(segment.ids):
         source_end = on_trunk[example.sees(pair.source)]
-    else:  # the source is not on the trunk
+    else:
+        # The source view has a segment of its own.
         begin = forest.starts[pair.source.terms[0].segment]
         source_segment = begin, begin + segment.length
         source_end = source_segment[1] - 1
@@ -153,13 +161,14 @@ def _row_pair(number: int, example: Example, pair: Pair, forest: Forest, placed:
     view = example.view_on_trunk(pair.target)
     if view:
         original = on_trunk[view.start], on_trunk[view.stop - 1] + 1
+    # The copy's first token, from the token that is read and its index in the segment.
     begin = target[0].token - pair.target.terms[0].token
     views = Views(source_end, source_segment, original, (begin, begin + copy.length))
     return RowPair(number, source, target, views=views, weight=pair.weight)
 
 
 def _states(forest: Forest, read: Read) -> tuple[Readout, ...]:
-    """The states that are summed for one side of a pair, by token, equal ones put together."""
+    """The states whose sum is one side of a pair, by token; terms of the same token are added up."""
     total = defaultdict[int, float](float)
     for term in read.terms:
         first = forest.starts[term.segment] + term.token
@@ -169,8 +178,9 @@ def _states(forest: Forest, read: Read) -> tuple[Readout, ...]:
 
 
 def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
-    """A name for each of the T tokens of the trunk; see `row_record`. Tokens in no span are the template's."""
+    """A name for each of the T tokens of the trunk; see `row_record`. Tokens outside all spans are the template's."""
     length = len(example.trunk)
+    # From general to specific: each loop overwrites the names of the one before.
     names = ["trunk: template" if spans else "trunk: prompt"] * length
     for start, stop in example.labels:
         if not spans:
@@ -178,7 +188,7 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
             continue
         inside = [span for span in spans if start <= span.start < stop]
         if inside and all(span.name.startswith(("answer", "step")) for span in inside):
-            # Labels of an answer, which reach to the end of its turn.
+            # Labels of an answer reach to the end of its turn.
             first = inside[0].start
             names[first:stop] = ["trunk: end of turn"] * (stop - first)
     for name, start, stop in spans:
@@ -188,7 +198,7 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
-    """A function from a token id to its text; of bytes that are no complete character, as the vocabulary writes them."""
+    """A function from a token id to its text; bytes that form no complete character are shown as the vocabulary has them."""
 
     def text(index: int) -> str:
         piece = tokenizer.convert_ids_to_tokens(index)
@@ -197,8 +207,9 @@ def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
         decoded = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
         if decoded == "" or "\ufffd" in decoded:
             return str(piece)
+        # SentencePiece's decoder drops the first space of a text.
         if str(piece).startswith("\u2581") and not decoded.startswith(" "):
-            return f" {decoded}"  # SentencePiece's decoder drops the first space of a text
+            return f" {decoded}"
         return decoded
 
     return text

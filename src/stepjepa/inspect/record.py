@@ -1,7 +1,7 @@
-"""The record of a row: what every token is, what is read where, and who sees whom.
+"""The record of a row: the kind of every token, the states that are read, and who sees whom.
 
-Terminal, picture and page are readers of this record, which `layout` makes of an example; the table of the kinds of tokens
-(`KINDS`) is theirs too. It holds no rule of its own: `forest.visibility.visible` says who sees whom.
+`layout` makes the record of an example; terminal, picture and page show it and share the table of token kinds (`KINDS`). The
+record has no visibility rule of its own: `forest.visibility.visible` decides who sees whom.
 
 Colours differ under deuteranopia too: blue against yellow, and light against dark. No colour is the only mark of anything:
 kinds have letters, segments have names. Text from the data is written only through `token_label` or `utils.text.escaped`.
@@ -33,7 +33,7 @@ FIELDS = {
 
 
 class Kind(NamedTuple):
-    """A kind of token: its letter, what it is, its style in a terminal, its colours on light and dark paper."""
+    """A kind of token: its letter, its meaning, its style in a terminal, its colours on light and dark paper."""
 
     letter: str
     meaning: str
@@ -42,7 +42,8 @@ class Kind(NamedTuple):
     dark: str
 
 
-KINDS = {  # in the order of the legend
+# In the order of the legend.
+KINDS = {
     "prompt": Kind(".", "trunk, no label", "", "#b9c0cc", "#5c6573"),
     "answer": Kind("a", "trunk, labelled", "green", "#6cb2e6", "#2f74a8"),
     "source_end": Kind("s", "end of a source view on the trunk", "bold yellow", "#0b4a80", "#b4dcff"),
@@ -54,6 +55,7 @@ KINDS = {  # in the order of the legend
 }
 
 
+# A middle dot and arrows, as editors show white space.
 _WHITE_SPACE = str.maketrans({" ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5"})
 
 
@@ -65,18 +67,20 @@ def token_label(text: str) -> str:
 def luminance(colour: str) -> float:
     """Relative luminance of ``#rrggbb``, 0 for black to 1 for white (WCAG 2.2)."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    # From sRGB's gamma to linear light, then the weights of red, green and blue for the eye.
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def letter_colour(ground: str) -> str:
-    """Black or white, whichever is read better on a colour ``#rrggbb``."""
+    """Black or white, the one with the higher contrast on a colour ``#rrggbb``."""
     light = luminance(ground)
+    # WCAG's contrast ratio is (lighter + 0.05) / (darker + 0.05).
     return "#000000" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "#ffffff"
 
 
 class Readout(NamedTuple):
-    """A token of the row whose state is read, with the coefficient of the state in its vector."""
+    """A token whose state is read, with the coefficient of the state in the vector of its side."""
 
     token: int
     coefficient: float = 1.0
@@ -87,10 +91,10 @@ class Views:
     """The views of a pair whose sides are one state each, or the mean of several.
 
     Attributes:
-        source_end: last token of the source view: on the trunk, or in its own segment.
-        source_segment: [start, stop) of a source view that is not on the trunk.
-        original: [start, stop) of the target view on the trunk; None where its tokens are not on the trunk.
-        copy: [start, stop) of the tokens that are isolated; `original` itself in the `inline` form.
+        source_end: last token of the source view, on the trunk or in its own segment.
+        source_segment: [start, stop) of a source view with its own segment; None for one on the trunk.
+        original: [start, stop) of the target view on the trunk; None if its tokens are not there.
+        copy: [start, stop) of the isolated tokens; the same as `original` in the `inline` form.
     """
 
     source_end: int
@@ -105,9 +109,9 @@ class RowPair:
 
     Attributes:
         number: from 1.
-        source, target: the weighted states that are summed for either side, by token.
+        source, target: the weighted states, by token, whose sum is the vector of a side.
         names: of the two sides.
-        views: None where the sides are sums of states of the trunk.
+        views: None if the sides are sums of states of the trunk.
         weight: of the pair in the loss.
     """
 
@@ -120,7 +124,7 @@ class RowPair:
 
     @property
     def arrow(self) -> tuple[int, int] | None:
-        """From the state of which token to which the pair leads; None where it compares sums of states."""
+        """The tokens (source, target) whose states the pair compares; None if it compares sums of states."""
         single = len(self.source) == len(self.target) == 1
         return (self.source[-1].token, self.target[-1].token) if single or self.views else None
 
@@ -133,7 +137,7 @@ class RowPair:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The sections of a row above each other: the trunk on top, below it the branches, then what is isolated.
+    """The sections of a row in lanes by position: the trunk on top, below it the branches, then the isolated targets.
 
         ```
         trunk      [user      ][step 1   ][step 2   ][end]
@@ -144,8 +148,8 @@ class Lanes:
 
     Attributes:
         of_section: (S,) lane of each section.
-        names: of the lanes, from the top; the same name for several lanes of one group.
-        width: positions in all.
+        names: of the lanes, from the top; the lanes of one group have the same name.
+        width: the number of positions.
     """
 
     of_section: tuple[int, ...]
@@ -159,10 +163,10 @@ class RowRecord:
 
     Attributes:
         texts: L token texts.
-        ids, positions, segments, orders, attaches, floors: (L,) int64, as `ForestCollator` hands them to the model.
-        names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment that serves
-            several pairs has the number of the first. "predictors" are those within the trunk (`inline`).
-        kinds: L of the keys of `KINDS`.
+        ids, positions, segments, orders, attaches, floors: (L,) int64, as `ForestCollator` passes them to the model.
+        names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment of several
+            pairs has the number of the first. "predictors" are those within the trunk (`inline`).
+        kinds: L keys of `KINDS`.
         labelled: (L,) bool, tokens that the LM loss predicts.
         pairs: in the order of the losses.
     """
@@ -186,7 +190,8 @@ class RowRecord:
     def visible(self) -> np.ndarray:
         """(L, L) bool, True where the token of the row sees the token of the column."""
         fields = self.segments, self.orders, self.attaches, self.floors
-        segment, order, attach, floor = (field[:, None] for field in fields)  # of who looks
+        # Queries go down (L, 1), keys across (L,). The row has one example, so all numbers of examples are equal.
+        segment, order, attach, floor = (field[:, None] for field in fields)
         example = np.zeros_like(self.ids)
         return visible(example[:, None], example, segment, self.segments, order, self.orders, attach, floor)
 
@@ -202,7 +207,8 @@ class RowRecord:
 
     @cached_property
     def tags(self) -> dict[int, list[str]]:
-        """Index of a token -> what is there: where a source view ends, and what is read."""
+        """Index of a token -> notes on it: which source views end there, and which pairs read its state."""
+        # Pairs by token and role, so that pairs which share a token share a note: "source 1, 2".
         marks: dict[tuple[int, str], list[str]] = {}
         for pair in self.pairs:
             if not pair.views or not pair.arrow:
@@ -219,7 +225,7 @@ class RowRecord:
 
     @cached_property
     def counts(self) -> str:
-        """How many tokens of which kind the row has, and how many pairs."""
+        """The numbers of tokens by place and of pairs, in words."""
         trunk = [name for name in self.names if name.startswith("trunk: ")]
         labelled = int(self.labelled.sum())
         parts = [f"{len(trunk)} on the trunk ({labelled} labelled)"]
@@ -234,11 +240,12 @@ class RowRecord:
 
     @cached_property
     def lanes(self) -> Lanes:
-        """Sections of one group share a lane as far as they do not overlap."""
+        """The lanes of the sections; those of one group share a lane if they do not overlap."""
         names: list[str] = []
         of_section = [0] * len(self.sections)
         for title, words in (("trunk", "trunk: predictors"), ("sources", "branch source"), ("targets", "target")):
-            free: list[int] = []  # of each lane of the group, the first free position
+            # The first free position of each lane. A section goes into the first lane that is free where it begins.
+            free: list[int] = []
             for number, (start, stop) in enumerate(self.sections):
                 kind = self.names[start].split()[0]
                 if kind not in words.split():
@@ -247,13 +254,14 @@ class RowRecord:
                 end = int(self.positions[stop - 1]) + 1
                 open_lanes = (lane for lane, position in enumerate(free) if position <= begin)
                 lane = next(open_lanes, len(free))
+                # This replaces the lane's entry, or adds one for a new lane.
                 free[lane : lane + 1] = [end]
                 of_section[number] = len(names) + lane
             names += [title] * len(free)
         return Lanes(tuple(of_section), tuple(names), int(self.positions.max()) + 1)
 
     def sides(self, pair: RowPair) -> tuple[str, str]:
-        """The source and the target of a pair in words: where they are, and which states stand for them."""
+        """The source and the target of a pair in words: where they are, and where their states are read."""
         source, target = self._states(pair.source), self._states(pair.target)
         views = pair.views
         if views is None:
@@ -269,11 +277,11 @@ class RowRecord:
         return f"source {where}, read at {source}", f"target {copy}, read at {target}"
 
     def _states(self, terms: tuple[Readout, ...]) -> str:
-        """A single state by its token; a sum as ``- h[20] + h[39]``, with the mean of neighbours that weigh the same."""
+        """The states in words: one by its token, a sum as ``- h[20] + h[39]``; neighbours of equal weight are a mean."""
         if len(terms) == 1 and terms[0].coefficient == 1:
             return self._token(terms[0].token)
         parts = []
-        # Neighbours have the same distance between token and rank.
+        # Neighbouring tokens have the same difference between token and rank.
         for (_, coefficient), run in groupby(
             enumerate(terms), lambda item: (item[1].token - item[0], item[1].coefficient)
         ):

@@ -1,4 +1,4 @@
-"""The record of a row drawn in a terminal: tokens by segment, pairs with their readouts, and the mask in half blocks.
+"""Draw the record of a row in a terminal: tokens by segment, pairs with their readouts, and the mask in half blocks.
 
 ```
 segment   index  position  tokens
@@ -25,14 +25,18 @@ from stepjepa.inspect.record import KINDS, RowRecord, edges_of, evenly, stretch,
 from stepjepa.utils.text import counted, escaped
 
 _FAINT = "dim"
-_BAR = "\u2502"  # between tokens
-_BLOCKS = " \u2580\u2584\u2588"  # nothing, upper half, lower half, both
-_NARROWEST = 20  # columns for the mask at least
-_MOST_PAIRS = 12  # that are written out
+# Between tokens.
+_BAR = "\u2502"
+# Two rows of the mask in one character, by upper + 2 * lower: empty, upper half, lower half, full.
+_BLOCKS = " \u2580\u2584\u2588"
+# Columns of the mask at least, even in a narrower terminal.
+_NARROWEST = 20
+# Pairs with lines of their own; of the others the number is shown.
+_MOST_PAIRS = 12
 
 
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
-    """A console that writes colour to terminals only, and none where NO_COLOR is set."""
+    """Make a console that uses colour in terminals only, and never if NO_COLOR is set."""
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(file=file, width=width, highlight=False, markup=False, emoji=False, color_system=colours)
 
@@ -62,6 +66,7 @@ def _tokens(record: RowRecord) -> Table:
     table.add_column("index", justify="right", no_wrap=True, style=_FAINT)
     table.add_column("position", justify="right", no_wrap=True, style=_FAINT)
     table.add_column("tokens", overflow="fold")
+    # A line for each section; spaces and line breaks inside tokens are visible characters there.
     for start, stop in record.sections:
         line = Text()
         for index in range(start, stop):
@@ -98,7 +103,8 @@ def _pair_lines(record: RowRecord) -> Iterator[Text]:
 
 
 def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:
-    """Who sees whom, two query rows a line; of a row wider than `width` every so many positions, as the first line says."""
+    """Who sees whom, two query rows per line; a row wider than `width` is sampled evenly, which the first line states."""
+    # Ten columns on the left hold the query's position and the letters of both queries.
     room = max(width - 10, _NARROWEST)
     shown = evenly(len(record), room)
     where = "" if len(shown) == len(record) else f"; {len(shown)} of {len(record)} positions"

@@ -1,4 +1,4 @@
-"""`inspect`: a row of a data set as a model sees it in training, in the terminal, as a picture and as a page."""
+"""`inspect`: show a row of a data set as a model sees it in training, in the terminal, as a picture and as a page."""
 
 from __future__ import annotations
 
@@ -53,12 +53,14 @@ class RowOptions:
 
 @dataclass
 class InspectOptions(ExampleOptions, RowOptions):
-    """All options of ``stepjepa inspect``; those of training mean what they mean there."""
+    """All options of ``stepjepa inspect``; those of training have the same meaning there."""
 
 
 _NAME = Names(InspectOptions)
-_PAGE_HEIGHT = 640  # pixels, in a notebook
-_PICTURE, _PAGE = (".png",), (".html", ".htm")  # suffixes
+# Pixels, in a notebook.
+_PAGE_HEIGHT = 640
+# Suffixes of the files.
+_PICTURE, _PAGE = (".png",), (".html", ".htm")
 
 
 @dataclass
@@ -68,8 +70,8 @@ class RowView:
     Attributes:
         title: the row and the method.
         record: the row.
-        notes: what there is to say about it.
-        written: what was written to files, a line each.
+        notes: remarks on the row and the options.
+        written: a line for each file that was written.
     """
 
     title: str
@@ -78,6 +80,7 @@ class RowView:
     written: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        # A row that went to a file is not drawn in the terminal as well.
         if self.written:
             return printable("\n".join([self.title, *self.notes, *self.written]))
         from stepjepa.inspect.terminal import draw, make_console
@@ -95,7 +98,7 @@ class RowView:
         """Write the picture (``.png``) or the page (``.html``).
 
         Raises:
-            ConfigError: another suffix, a file that exists, or one that cannot be written.
+            ConfigError: another suffix, or a file that exists or cannot be written.
         """
         _check_output(file, overwrite, (*_PICTURE, *_PAGE))
         if Path(file).suffix.lower() in _PAGE:
@@ -108,6 +111,7 @@ class RowView:
 
     def _repr_html_(self) -> str:
         page, title = html.escape(self.html(), quote=True), html.escape(self.title)
+        # A frame keeps the page's styles and scripts apart from the notebook's.
         return f'<iframe srcdoc="{page}" title="{title}" width="100%" height="{_PAGE_HEIGHT}"></iframe>'
 
 
@@ -117,19 +121,19 @@ def inspect(
     row: int = 0,
     **options: Unpack[InspectKeywords],
 ) -> RowView:
-    """A row as the model sees it in training, under the options of a run, as it is sampled in the first epoch.
+    """Show a row as the model sees it in the first epoch of training, under the options of a run.
 
     Args:
         data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows.
         tokenizer: a tokenizer, the Hub id or folder of one, or a preset, whose tokenizer is trained on `data`.
         row: counted from 0.
         options: those of ``stepjepa inspect`` by name (`RowOptions`; with ``png`` or ``html``, printing the result lists
-            what was written), and the method's, as for `JEPAConfig` (``objective``, ``predictors``, ``labels``, ``forward``,
-            ``max_length``, ...); those that do not change what the model sees change nothing here.
+            the written files), and the method's, as for `JEPAConfig` (``objective``, ``predictors``, ``labels``,
+            ``forward``, ``max_length``, ...); those that do not change what the model sees have no effect here.
 
     Raises:
-        ConfigError: an unknown option or a value that cannot be used, no such row, no such tokenizer, or a file that cannot
-            be written.
+        ConfigError: an unknown option, a value that cannot be used, no such row or tokenizer, or a file that cannot be
+            written.
         DataError: the data cannot be read, or training would skip the row.
 
     Examples:
@@ -138,43 +142,48 @@ def inspect(
         >>> view.save("row.html")
     """
     of_method: dict[str, Any] = {**options}
-    own = taken(RowOptions, of_method, _NAME.file, _NAME.model_name)  # which are arguments
-    given = RowOptions(row=row, **own)
-    check_fields(given)
+    # The file and the tokenizer are arguments of this function.
+    keywords = pop_options(RowOptions, of_method, _NAME.file, _NAME.model_name)
+    row_options = RowOptions(row=row, **keywords)
+    check_fields(row_options)
     method = method_from(of_method)
-    files = _outputs(given)
+    files = _outputs(row_options)
 
+    # The rows are read several times, an iterator only once.
     source = list(data) if isinstance(data, Iterator) else data
+    # Before a tokenizer is loaded or trained, which takes longer than a look for the row.
     place, _ = row_at(source, row)
     loaded: Any = tokenizer
     if isinstance(tokenizer, (str, os.PathLike)):
         loaded = tokenizer_of(source, str(tokenizer), method)
     encoder = encoder_for(RowSource(source), loaded, method)
-    record, row_notes = shown_row(source, row, encoder, method, given.seed)
+    record, row_notes = shown_row(source, row, encoder, method, row_options.seed)
 
     notes = [str(unread) for unread in without_effect(method, of_method)]
     view = RowView(f"row {row} ({place}), {summary(method)}", record, [*notes, *row_notes])
     for file in files:
-        view.save(file, given.overwrite)
+        view.save(file, row_options.overwrite)
     return view
 
 
+# The same function under a name that does not hide the standard library's `inspect`.
 show_row = inspect
 
 
-def _outputs(given: RowOptions) -> list[str]:
-    """The files to write, the page first; ConfigError, before anything is written, for one that cannot be."""
-    outputs = ((_NAME.html, given.html, _PAGE), (_NAME.png, given.png, _PICTURE))
+def _outputs(options: RowOptions) -> list[str]:
+    """The files to write, the page first; ConfigError if one of them cannot be, before anything is written."""
+    outputs = ((_NAME.html, options.html, _PAGE), (_NAME.png, options.png, _PICTURE))
     for name, file, suffixes in outputs:
         if file is not None:
-            _check_output(file, given.overwrite, suffixes, f"--{name} ")
-    if given.png is not None:
+            _check_output(file, options.overwrite, suffixes, f"--{name} ")
+    # Missing matplotlib is an error now, not after the page has been written.
+    if options.png is not None:
         library("matplotlib", "analysis")
     return [file for _, file, _ in outputs if file is not None]
 
 
 def _check_output(file: str | os.PathLike[str], overwrite: bool, suffixes: Sequence[str], flag: str = "") -> None:
-    """Refuse an output (ConfigError) that has another suffix, is a folder or exists already."""
+    """Refuse an output (ConfigError) with another suffix, or one that exists already."""
     path = Path(file)
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{flag}{file}: the file's name must end in {' or '.join(suffixes)}")
@@ -183,33 +192,34 @@ def _check_output(file: str | os.PathLike[str], overwrite: bool, suffixes: Seque
         raise ConfigError(f"{flag}{file}: exists; choose another name, or {remedy}")
 
 
-# The example that is shown: that of a row, as training samples it in epoch 0
+# The example that is shown: that of a row, as training samples it in epoch 0. `check` shares some of these functions.
 
 
 def method_from(options: Mapping[str, Any]) -> JEPAOptions:
-    """The method's options by name, checked; raises ConfigError."""
+    """Make the method's options from values by name, and check them; raises ConfigError."""
     (method,) = build((JEPAOptions,), options)
     method.check()
     return method
 
 
-def taken(kind: type, options: dict[str, Any], *others: str) -> dict[str, Any]:
-    """The options of a dataclass by name, but for `others`, taken out of `options`."""
-    return {name: options.pop(name) for name in options_of(kind) if name in options and name not in others}
+def pop_options(kind: type, options: dict[str, Any], *excluded: str) -> dict[str, Any]:
+    """Remove the options of a dataclass, except `excluded`, from `options`, and return them by name."""
+    return {name: options.pop(name) for name in options_of(kind) if name in options and name not in excluded}
 
 
 def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
+    """Load the tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
     from stepjepa.modeling.load import load_tokenizer
 
     return load_tokenizer(name, texts_of([source], method.columns))
 
 
 def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions) -> RowEncoder:
-    """Training's encoder of a data set; raises ConfigError for a tokenizer with ids beyond the model's embedding."""
+    """Make training's encoder of a data set; ConfigError if the tokenizer has ids beyond the model's embedding."""
     from stepjepa.modeling.load import check_vocabulary, configured_rows
 
     tokenizer = chat_tokenizer(tokenizer, method)
+    # The model itself is not loaded: its configuration says how many embeddings it has.
     name = str(tokenizer.name_or_path)
     vocabulary = configured_rows(name) if name else None
     if vocabulary is not None:
@@ -219,7 +229,7 @@ def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEP
 
 
 def row_at(source: object, number: int) -> tuple[str, Any]:
-    """Row `number` of a data set, counted from 0: its place as users know it, and the row.
+    """Read row `number` of a data set, counted from 0: its place in the source, and the row.
 
     Raises:
         ConfigError: no such row.
@@ -239,10 +249,10 @@ def row_at(source: object, number: int) -> tuple[str, Any]:
 def shown_row(
     source: object, number: int, encoder: RowEncoder, method: JEPAOptions, seed: int
 ) -> tuple[RowRecord, list[str]]:
-    """The first example of row `number`, as training samples it in epoch 0, and what there is to say about it.
+    """The record of the first example of row `number`, as training samples it in epoch 0, and notes on it.
 
     Args:
-        encoder: of the run; `method`: its options, checked.
+        encoder: of the run; `method`: its checked options.
 
     Raises:
         ConfigError: no such row.
@@ -255,30 +265,34 @@ def shown_row(
     for skipped in encoded.report.first_skipped.values():
         raise DataError(f"{skipped}; training skips this row")
     objective, example = objective_of(method), encoded.store[0]
+    # Sampling is seeded by the example's number, so the same pairs are shown that training would draw.
     index = _examples_before(source, number, encoder, method)
     sampled = ExampleDraw(objective, seed, method.jepa_ratio)(example, 0, index)
     form = RowForm.of(method, encoder.tokenizer)
     record = row_record(sampled, form, token_text(encoder.tokenizer), row_spans(row, sampled, encoder))
 
-    notes = [line.strip() for line in encoded.report.lines()[1:]]  # also why there is no pair
+    # The data report of this row alone; it also says why there is no pair. Its first line only counts rows.
+    notes = [line.strip() for line in encoded.report.lines()[1:]]
     if "fewer_than_two_steps" in encoded.report.examples_without_pairs:
         notes.append(f"(stepjepa check {source} says which step splitter finds steps)")
     return record, [*notes, *_notes(method, example, sampled, seed, index)]
 
 
 def _examples_before(source: object, number: int, encoder: RowEncoder, method: JEPAOptions) -> int:
-    """How many examples training makes of the rows before row `number`; what is sampled of a row depends on it."""
+    """The number of examples that training makes of the rows before row `number`; the sampling of a row depends on it."""
+    # Encoding all earlier rows takes long, so it is skipped where nothing is sampled.
     if number == 0 or not (objective_of(method).sampled or method.jepa_ratio < 1):
         return 0
     before = [row for _, row in islice(RowSource(source), number)]
     try:
         return len(encode_dataset(before, encoder.tokenizer, encoder.renderer, encoder.options)[0])
+    # Training keeps no example of them.
     except DataError:
-        return 0  # training keeps none of them
+        return 0
 
 
 def _notes(method: JEPAOptions, example: Example, sampled: Example, seed: int, index: int) -> Iterator[str]:
-    """What training does with an example and its picture does not show; `sampled` is the example as training samples it."""
+    """Notes on what training does with an example and its picture does not show; `sampled` is the example of epoch 0."""
     from stepjepa.training.sampling import keeps_pairs
 
     objective, pairs = objective_of(method), example.view_pairs
@@ -300,21 +314,20 @@ def _notes(method: JEPAOptions, example: Example, sampled: Example, seed: int, i
 
 
 def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[NamedSpan, ...]:
-    """Names for the trunk of a row's example."""
+    """The named spans of the trunk of a row's example."""
     if encoder.streams and is_stream(row):
         return (NamedSpan("text", 0, len(example.trunk)),)
     return trunk_spans(encoder, read_chat(row, encoder.chats, encoder.options))
 
 
 def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]:
-    """Where a chat's messages, and the answers' steps, are among its tokens; the template's own tokens have no span.
+    """The spans of a chat's messages and of the answers' steps among its tokens; the template's tokens have no span.
 
-    Names are the roles, "tool call" and "tool result", and "step 1" .. for an answer's steps ("answer 2, step 1" where there
-    are several answers).
-    Empty stretches are left out.
+    Names are the roles, "tool call" and "tool result", and "step 1" .. for an answer's steps ("answer 2, step 1" if there
+    are several answers). Empty spans are left out.
 
     Args:
-        encoder: that makes the chat's example.
+        encoder: the encoder that makes the chat's example.
         chat: rendered, with its steps; without steps the answers are named.
     """
     ids, last = encoder.tokenised(chat)
@@ -322,6 +335,7 @@ def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]
     answers = 0
     spans: list[NamedSpan] = []
     for message in chat.shown.spans:
+        # Names with [start, end) in characters from the message's start.
         length = message.end - message.start
         named = {RESULT if message.role == TOOL else message.role: (0, length)}
         if message.close is not None:
@@ -336,8 +350,9 @@ def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]
                 named = {f"{before}step {number}": (step[0], step[1]) for number, step in steps}
         for name, (start, end) in named.items():
             first, stop = token_span(last, message.start + start, message.start + end)
+            # A call reaches over its end of turn, which has no name after answers either.
             if name == CALL and int(ids[stop - 1]) in encoder.marks:
-                stop -= 1  # the end of turn, which has no name after answers either
+                stop -= 1
             if first < stop:
                 spans.append(NamedSpan(name, first, stop))
     return tuple(spans)

@@ -1,1 +1,1 @@
-"""Other trainers with a JEPA objective, on the functions of `stepjepa.parts`. Each module imports the library it is for."""
+"""Other trainers with a JEPA objective, built on `stepjepa.parts`. Each module imports the library that it is for."""

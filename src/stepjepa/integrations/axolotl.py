@@ -1,4 +1,4 @@
-"""A plugin for Axolotl, which trains what its configuration says with a JEPA objective next to the LM loss.
+"""A plugin for Axolotl that adds a JEPA objective to the LM loss.
 
     plugins: [stepjepa.integrations.axolotl.JEPAPlugin]
     jepa: {objective: step_jepa, predictors: 2, lbd: 0.1}
@@ -56,7 +56,7 @@ from stepjepa.training.sampling import Draw
 from stepjepa.utils.terminal import say
 
 _NAME = Names(LoopOptions)
-# What of Axolotl's configuration cannot be combined with the objective, and the values that can.
+# Keys of Axolotl's configuration that cannot be combined with the objective at any value that is true.
 _REFUSED = (
     "activation_offloading batch_flattening chunked_cross_entropy cut_cross_entropy dataset_exact_deduplication "
     "dataset_shard_num deepspeed do_bench_eval do_causal_lm_eval eot_tokens eval_sample_packing eval_sequence_len "
@@ -65,6 +65,7 @@ _REFUSED = (
     "pretraining_dataset process_reward_model push_dataset_to_hub qat relora reward_model rl sample_packing streaming "
     "tiled_mlp torch_compile train_on_inputs trainer_cls use_eaft use_pose"
 ).split()
+# Keys that can be combined with the objective if they have one of these values.
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "attn_implementation": ("sdpa", "eager", "flex_attention"),
     "context_parallel_size": (1,),
@@ -81,7 +82,7 @@ class JEPAArgs(BaseModel):
 
 @contextmanager
 def _or_exit() -> Iterator[None]:
-    """End the process with one line in place of a traceback where the user can mend an error."""
+    """End the process with one line instead of a traceback for the user's mistakes."""
     try:
         yield
     except StepJepaError as error:
@@ -95,11 +96,12 @@ class EpochExamples(torch.utils.data.Dataset[Example]):
     """The examples of an epoch in the order of the rows.
 
     Attributes:
-        encoder: that has read them.
+        encoder: the encoder that has read them.
         epoch: from 0; the trainer sets it.
     """
 
-    column_names = None  # that Axolotl would drop
+    # Axolotl asks every data set for its columns and drops those that the model does not read.
+    column_names = None
 
     def __init__(self, encoder: parts.Encoder, rows: Dataset):
         self.encoder, self.epoch = encoder, 0
@@ -115,7 +117,7 @@ class EpochExamples(torch.utils.data.Dataset[Example]):
 
 
 def check_config(cfg: DictDefault) -> None:
-    """Refuse what a JEPA objective cannot be combined with.
+    """Refuse keys that cannot be combined with a JEPA objective.
 
     Raises:
         ConfigError: the message names the key.
@@ -131,11 +133,12 @@ def check_config(cfg: DictDefault) -> None:
 
 
 def make_encoder(cfg: DictDefault, tokenizer: PreTrainedTokenizerBase) -> parts.Encoder:
-    """The encoder with the options under ``jepa``; some that are not there follow from Axolotl's own keys.
+    """Make the encoder with the options under ``jepa``; defaults for some of them follow from Axolotl's own keys.
 
     Raises:
         ConfigError: an option that cannot be used.
     """
+    # An option under `jepa` wins over these.
     derived = {
         _NAME.max_length: cfg.sequence_len,
         _NAME.drop_longer: cfg.excess_length_strategy != "truncate",
@@ -143,7 +146,8 @@ def make_encoder(cfg: DictDefault, tokenizer: PreTrainedTokenizerBase) -> parts.
         _NAME.dataset_num_proc: cfg.dataset_num_proc,
         _NAME.chat_template_kwargs: cfg.chat_template_kwargs,
     }
-    with torch.device("meta"):  # for the number of its positions
+    # A model without memory for its weights: the encoder asks only for its positions and vocabulary.
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(load_model_config(cfg), trust_remote_code=cfg.trust_remote_code)
     try:
         return parts.Encoder(tokenizer, model, **{**remove_none_values(derived), **(cfg.jepa or {})})
@@ -152,11 +156,12 @@ def make_encoder(cfg: DictDefault, tokenizer: PreTrainedTokenizerBase) -> parts.
 
 
 def read_chats(cfg: DictDefault, entries: list[DictDefault], split: str, encoder: parts.Encoder) -> Dataset:
-    """The rows of some data sets of the configuration, as chats with the roles and fields that their entries name.
+    """Read data sets of the configuration as chats, with the roles and fields that their entries name.
 
     Raises:
-        ConfigError: an entry asks for what the plugin cannot do.
+        ConfigError: the plugin does not support an entry.
     """
+    # Axolotl's own functions load and map the rows, so every form that it reads works here, too.
     data_sets = []
     for entry in datasets_with_name_generator(entries):
         strategy = load_strategy(encoder.tokenizer, cfg, entry)
@@ -171,11 +176,12 @@ def read_chats(cfg: DictDefault, entries: list[DictDefault], split: str, encoder
 
 
 def check_entry(entry: DictDefault, strategy: ChatTemplateStrategy, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse an entry of ``datasets`` that asks for other labels or another template than the encoder's.
+    """Refuse an entry of ``datasets`` whose labels or template differ from the encoder's.
 
     Raises:
         ConfigError: the message names the key.
     """
+    # Key -> whether its value is the one that the encoder trains with.
     fits = {
         "type": entry.type == "chat_template",
         "chat_template": strategy.prompter.chat_template == tokenizer.chat_template,
@@ -194,12 +200,10 @@ def check_entry(entry: DictDefault, strategy: ChatTemplateStrategy, tokenizer: P
 
 
 def chat_row(row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Iterable[Any]) -> dict[str, Any]:
-    """A row with the columns that the encoder reads: the chat as Axolotl maps it, tools, and those that are `kept`.
-
-    Chats are text of JSON, because a table would fill up the keys that a message does not have.
+    """A row with the columns that the encoder reads: the chat as Axolotl maps it, tools, and the columns in `kept`.
 
     Raises:
-        ConfigError: a message switches on what is not the assistant's.
+        ConfigError: a message of another role, or a part of a message, is to be trained.
     """
     row = remove_none_values(row)
     turns = strategy.get_conversation_thread(row)
@@ -208,18 +212,19 @@ def chat_row(row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Itera
         if foreign or turn.get("training_detail"):
             raise ConfigError("message_field_training: a message of another role, or a part of one, cannot be trained")
     tools = row.get(strategy.prompter.field_tools, [])
-    read = {name: row[name] for name in kept if name in row}
-    read[CHAT_COLUMNS[0]] = json.dumps(turns)
-    read[TOOLS] = tools if isinstance(tools, str) else json.dumps(tools)
-    return read
+    columns = {name: row[name] for name in kept if name in row}
+    # As JSON texts: a table gives every message the keys of all others, with None.
+    columns[CHAT_COLUMNS[0]] = json.dumps(turns)
+    columns[TOOLS] = tools if isinstance(tools, str) else json.dumps(tools)
+    return columns
 
 
 # Training
 
 
 class JEPAEvents(TrainerCallback):
-    """What happens around an optimizer step: the examples of a new epoch, the average of the target encoder, and the
-    predictor rows and head that a checkpoint lacks."""
+    """Events of the training: set the epoch of the examples, update the target encoder, and save the predictor rows and head
+    with a checkpoint."""
 
     def __init__(self, examples: EpochExamples):
         self.examples = examples
@@ -230,6 +235,7 @@ class JEPAEvents(TrainerCallback):
 
     def on_optimizer_step(self, args, state, control, model=None, **kwargs):
         """See `TrainerCallback`."""
+        # The Trainer counts the step after this event.
         parts.move_target_encoder(model, (state.global_step + 1) / state.max_steps)
 
     def on_save(self, args, state, control, model=None, **kwargs):
@@ -238,56 +244,60 @@ class JEPAEvents(TrainerCallback):
 
 
 class AxolotlJEPATrainer(AxolotlTrainer):
-    """Axolotl's trainer with ``gamma * LM + lbd * JEPA``, which is divided by the counts of the whole optimizer step.
+    """Axolotl's trainer with the loss ``gamma * LM + lbd * JEPA``, divided by the counts of the whole optimizer step.
 
     Args:
         model: Axolotl's, with its adapter; it is attached here.
         train_dataset: `EpochExamples`.
-        others: as Axolotl gives them. Its collators are replaced.
+        arguments: those of Axolotl's trainer. The collators are replaced.
     """
 
-    def __init__(self, model: PreTrainedModel | PeftModel, train_dataset: EpochExamples, **others: Any):
+    def __init__(self, model: PreTrainedModel | PeftModel, train_dataset: EpochExamples, **arguments: Any):
         encoder = self.encoder = train_dataset.encoder
+        # Before the Trainer wraps the model or makes an optimizer.
         with _or_exit():
             model = parts.attach(model, encoder)
         collate = parts.Collator(encoder, model)
-        others |= {"data_collator": collate, "eval_data_collator": collate}
-        super().__init__(model=model, train_dataset=train_dataset, **others)
-        self.model_accepts_loss_kwargs = True  # so the Trainer does not divide the loss again
+        arguments |= {"data_collator": collate, "eval_data_collator": collate}
+        super().__init__(model=model, train_dataset=train_dataset, **arguments)
+        # So the Trainer does not divide the loss by the number of micro-batches again.
+        self.model_accepts_loss_kwargs = True
         self.objective = objective_of(encoder.options)
         self.meter = LossMeter((LM, *self.objective.part_names))
         if self.objective.makes_pairs:
             begin_targets(model, encoder.options.target_encoder)
         self.add_callback(JEPAEvents(train_dataset))
 
-    def train(self, resume_from_checkpoint: str | None = None, **others: Any) -> TrainOutput:
-        """As `Trainer.train`; a checkpoint gives back the predictor rows, the head and the target encoder too."""
+    def train(self, resume_from_checkpoint: str | None = None, **arguments: Any) -> TrainOutput:
+        """As `Trainer.train`; a checkpoint also restores the predictor rows, the head and the target encoder."""
         self.add_callback(LoadedCheckpoints(Path(resume_from_checkpoint) if resume_from_checkpoint else None))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **others)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **arguments)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], dict[str, torch.Tensor]]:
-        """The micro-batches of one optimizer step, and what the parts of their loss are divided by, scalars by name."""
+        """The micro-batches of one optimizer step, and the divisors of the parts of their loss, scalars by name."""
+        # The Trainer passes the second value on as `num_items_in_batch`; its own is one number, the count of labels.
         batches = list(islice(epoch_iterator, num_batches))
         return batches, self.accelerator.reduce(parts.counts(self.encoder, batches))
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, num_items_in_batch: dict[str, torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """The loss of one micro-batch, a scalar, by the counts of `get_batch_samples`, or by its own in an evaluation."""
+        """The loss of one micro-batch, a scalar, divided by the counts of the step, or by its own in an evaluation."""
         step = self.state.global_step
         output = parts.forward(model, inputs, step)
         loss = parts.loss(output, self.encoder.lbd(step, self.state.max_steps), num_items_in_batch)
         if num_items_in_batch is None:
             return loss
         self.meter.add(output, inputs)
-        return loss * self.accelerator.num_processes  # whose gradients are averaged
+        # DDP averages the gradients of the processes, but the counts are already those of all.
+        return loss * self.accelerator.num_processes
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
-        """The loss of one batch, a scalar; nothing is predicted."""
+        """The loss of one batch, a scalar, without predictions."""
         with torch.no_grad():
             return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 
@@ -303,6 +313,7 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         return 0.0
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
+        # The Trainer moves dicts and lists of tensors, and a `Batch` is neither.
         return inputs.to(self.args.device)
 
 
@@ -322,6 +333,7 @@ class JEPAPlugin(BasePlugin):
             if cfg.test_datasets:
                 held_out = read_chats(cfg, cfg.test_datasets, "test", encoder)
             elif cfg.val_set_size:
+                # A number above 1 is a number of rows, any other a share of them.
                 size = int(cfg.val_set_size) if cfg.val_set_size > 1 else cfg.val_set_size
                 rows, held_out = create_train_validation_split(rows, cfg, size)
             evaluated = held_out and EpochExamples(encoder, held_out)
@@ -334,7 +346,7 @@ class JEPAPlugin(BasePlugin):
         return AxolotlJEPATrainer
 
     def post_train(self, cfg: DictDefault, model: nn.Module) -> None:
-        """Write the predictor rows and the head next to the model, and leave a plain one for Axolotl to write."""
+        """Write the predictor rows and the head next to the model, and detach it, so that Axolotl writes a plain model."""
         if is_main_process():
             save_predictors(causal_lm(model), cfg.output_dir)
         parts.detach(model)
