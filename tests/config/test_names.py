@@ -23,7 +23,9 @@ def used(path: Path) -> list[tuple[str, str]]:
 
 
 def test_every_name_in_a_message_is_an_option():
-    modules = {path: names for path in sorted(SOURCE.rglob("*.py")) if (names := used(path))}
+    # A plugin needs the package that it is for.
+    files = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "integrations"]
+    modules = {path: names for path in files if (names := used(path))}
     assert len(modules) > 5
     for path, names in modules.items():
         module = importlib.import_module(".".join(path.relative_to(SOURCE).with_suffix("").parts))

@@ -42,6 +42,10 @@ _NUMBERS: dict[Any, str] = {int: "whole number", float: "finite number"}
 _COMPARISONS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
 
 
+# Characters of the values in a placeholder; a terminal has 80 columns.
+_LONGEST_CHOICES = 100
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """What the library knows about one field of an option dataclass; fields of transformers' dataclasses included.
@@ -236,7 +240,11 @@ class Option:
         """The placeholder after the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
         if self.choices:
             further = ["FILE:NAME"] if self.own else ["FOLDER"] if self.folder else []
-            return "{" + ",".join([*self.choices, *further]) + "}"
+            names = ",".join(self.choices)
+            # The help of an option with many values explains each of them.
+            if len(names) > _LONGEST_CHOICES:
+                names = "NAME"
+            return "{" + ",".join([names, *further]) + "}"
         return _metavar(self.kinds)
 
     def help_text(self, aliases: Sequence[str]) -> str:
