@@ -152,8 +152,9 @@ class PredictorRows(nn.Module):
             # Indexing by a boolean mask would wait for the device. Instead every token looks up a row: those of the
             # vocabulary an additional one, which gets no gradient.
             rows_KD = torch.cat([rows_KD, rows_KD.new_zeros(1, rows_KD.shape[1])])
-            chosen = torch.where(is_predictor, ids_RT - self.first, len(self.weight))
-            rows_RTD = F.embedding(chosen, rows_KD, padding_idx=len(self.weight))
+            additional = len(self.weight)
+            numbers_RT = torch.where(is_predictor, ids_RT - self.first, additional)
+            rows_RTD = F.embedding(numbers_RT, rows_KD, padding_idx=additional)
             return torch.where(is_predictor[..., None], rows_RTD.to(output_RTD.dtype), output_RTD)
 
         with embedding.register_forward_hook(put_in):

@@ -115,7 +115,7 @@ class ModelCost:
             return PassCost((four - two - 12 * key) / 2 - read, read, key)
 
         def label(rows: int) -> float:
-            return count(lambda: head.loss_sum(inner, given.requires_grad_(needed), ids[:4], rows)) / 4
+            return count(lambda: head.loss_sum(inner, last_states.requires_grad_(needed), ids[:4], rows)) / 4
 
         def count(run: Callable[[], torch.Tensor]) -> float:
             with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
@@ -126,13 +126,15 @@ class ModelCost:
 
         with _measured(inner), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             with torch.no_grad():
-                forward, given = backbone(), states(4, 4)
+                forward, last_states = backbone(), states(4, 4)
             with torch.enable_grad():
                 needed = states(2, 2).requires_grad
                 train, whole = backbone(), label(4)
                 # Not below 0, since a fused kernel that the counter does not see repeats nothing.
                 again = max(label(2) - whole, 0.0)
-                source = 0.0 if predictor is None else count(lambda: predictor(given.detach().requires_grad_())) / 4
+                source = 0.0
+                if predictor is not None:
+                    source = count(lambda: predictor(last_states.detach().requires_grad_())) / 4
             encoder = target_encoder(inner)
             if isinstance(encoder, OtherEncoder):
                 with _measured(encoder.other), torch.no_grad():
@@ -140,7 +142,7 @@ class ModelCost:
         cost = cls(train, forward, whole, again, chunk_rows(vocabulary), source)
         if objective is None:
             return cost
-        flops = partial(objective.flops, width=given.shape[1], vocabulary=head.vocabulary)
+        flops = partial(objective.flops, width=last_states.shape[1], vocabulary=head.vocabulary)
         return replace(cost, objective=flops)
 
     def heads(self, labels: int, sources: int) -> float:

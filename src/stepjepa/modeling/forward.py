@@ -337,7 +337,7 @@ def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
         hidden_LD = hidden_RTD.flatten(0, 1)
         read_1ND = hidden_LD.index_select(0, read_N)[None]
         output = original(read_1ND, *args, **kwargs)
-        # Some mixtures of experts return more than the states; these run on all positions.
+        # A mixture of experts may return more than states; it runs again, on all positions.
         if not isinstance(output, torch.Tensor):
             return original(hidden_RTD, *args, **kwargs)
         zeros_LD = output.new_zeros(len(hidden_LD), output.shape[-1])

@@ -329,12 +329,14 @@ def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
             except Exception:
                 candidates = []
             try:
-                own = own_logits(model, states_ND, source)[:, :rows]
+                expected = own_logits(model, states_ND, source)[:, :rows]
             # Another width, or not the source of the head's states. If nothing fits, the start-up trial reports it.
             except Exception:
                 continue
-            equal = (head for head in candidates if difference(head.logits(model, states_ND), own) <= tolerance(model))
-            return next(equal, replace(heads[0], own=source))
+            for head in candidates:
+                if difference(head.logits(model, states_ND), expected) <= tolerance(model):
+                    return head
+            return replace(heads[0], own=source)
     return heads[0]
 
 

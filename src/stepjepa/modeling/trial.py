@@ -120,9 +120,9 @@ def choose_forward(
     """
     inner = causal_lm(model)
     name = type(inner).__name__
-    own = text_config(inner.config)._attn_implementation
-    if asked != "two_pass" and forward_only(own, device):
-        raise ConfigError(f"--{_NAME.attn_implementation} {own} has no backward on {device.upper()}; use sdpa")
+    original = text_config(inner.config)._attn_implementation
+    if asked != "two_pass" and forward_only(original, device):
+        raise ConfigError(f"--{_NAME.attn_implementation} {original} has no backward on {device.upper()}; use sdpa")
     # FSDP may load the weights only in the first process; the others have nothing to test until it shards them.
     has_no_weights = embedding_rows(inner).is_meta
     choices = [None if has_no_weights else _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)]
@@ -210,18 +210,18 @@ def _choice(
     inner = causal_lm(model)
     reason = "" if asked == "two_pass" else masks_unsupported(inner) or ""
     best = "inline" if asked == "inline" else "packed"
-    own = text_config(inner.config)._attn_implementation
+    original = text_config(inner.config)._attn_implementation
     # Attentions to try in order; an empty name keeps the model's own.
-    wanted = [FLEX] if is_flex(own) else [""]
-    if own == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
+    attentions = [FLEX] if is_flex(original) else [""]
+    if original == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
         faster = SEGMENTS if device == "cpu" and best == "packed" else ""
         faster = FLEX if device == "cuda" and not forward_only(FLEX, embedding_rows(inner).device.type) else faster
-        wanted = [faster, ""] if faster else wanted
+        attentions = [faster, ""] if faster else attentions
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
         trial = _Trial(model, vocabulary, predictor_ids)
         if fault := trial.plain_fault():
             return Choice("", reason=fault)
-        for attention in [] if reason or asked == "two_pass" else wanted:
+        for attention in [] if reason or asked == "two_pass" else attentions:
             if attention == FLEX and device == "cuda":
                 logger.warning("FlexAttention is compiled, up to a minute; --%s sdpa is not", _NAME.attn_implementation)
             # `inline` differs from the model's own numbers by design, so the mask is tested with `packed` first.
@@ -229,7 +229,7 @@ def _choice(
             reason = reason or (trial.verdict("inline", attention).fault if best == "inline" else "")
             if not reason:
                 return Choice(best, attention)
-    return Choice("two_pass", FLEX if is_flex(own) else "", reason)
+    return Choice("two_pass", FLEX if is_flex(original) else "", reason)
 
 
 class _Trial:
@@ -251,8 +251,8 @@ class _Trial:
     def plain_fault(self) -> str:
         """The fault of the model's own forward or of `two_pass`, the references of all other tests; empty for none."""
         # FlexAttention would be compiled for these passes.
-        own = text_config(self._inner.config)._attn_implementation
-        with attention_of(self._inner, "eager" if is_flex(own) else own):
+        original = text_config(self._inner.config)._attn_implementation
+        with attention_of(self._inner, "eager" if is_flex(original) else original):
             return self._own_fault() or self.verdict("two_pass").fault
 
     def _own_fault(self) -> str:
@@ -376,10 +376,15 @@ def _synthetic_examples(
         return Example(ids, (labels,), views.segments, views.pairs)
 
     size = min(vocabulary, vocabulary_size(inner))
-    settings = vars(inner.config)
-    special = {value for name, value in settings.items() if "token" in name and isinstance(value, int)}
+    # Such as `image_token_id`, at which a multimodal model would expect an image.
+    special = set[int]()
+    for name, value in vars(inner.config).items():
+        if "token" in name and isinstance(value, int):
+            special.add(value)
     plain = [index for index in range(size) if index not in special] or [0]
     places = (7 * np.arange(length) + 5) % len(plain)
     ids = np.array(plain, dtype=np.int32)[places]
     backwards = ids[-4:0:-1].copy()
-    return [example(ids, 4, 5, Span(6, 11)), example(backwards, 2, 3, Span(4, 8))]
+    first = example(ids, 4, 5, Span(6, 11))
+    second = example(backwards, 2, 3, Span(4, 8))
+    return [first, second]
