@@ -1,4 +1,4 @@
-"""Collation: a batch of examples to tensors, in the data loader's workers; masks are built from them on the batch's device.
+"""Collation turns a batch of examples into tensors, in the data loader's workers. The masks are built later, on the device.
 
 Shapes: B examples, R rows, T tokens a row, S view rows, T' tokens a view row, N labelled positions, P pairs, M terms.
 """
@@ -32,22 +32,22 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class ForestCollator:
-    """Packs the forests of a batch into rows (the `packed` forward, and `inline`). Called with examples it gives a `Batch`.
+    """Packs the forests of a batch into rows, for the `packed` and `inline` forwards; a call returns the `Batch`.
 
     Attributes:
         predictor_ids: see `layout.build_forest`.
-        pad_token_id: fills the rows; padding sees itself only and nothing sees it.
-        pad_to_multiple_of: row lengths are rounded up to this.
-        segmented: the model can attend by segments (`modeling.masks`), so a batch for which that is cheaper comes as
-            one row without padding, with `forests`.
+        pad_token_id: fills the rows; a padding token sees only itself, and no token sees it.
+        pad_to_multiple_of: row lengths are rounded up to a multiple of this.
+        segmented: the model can attend by segments (`modeling.masks`); a batch for which this is cheaper becomes one row
+            without padding, with `forests`.
         attention_length, max_row_length: see `layout.plan_rows`.
-        inline: predictors and isolated view stand in the sequence itself (`layout.build_inline`).
-        separate_targets: the targets, which need no gradient, come as `target_rows`.
-        shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs that find none are left
-            out.
-        aligned_targets: that target is the one at the same place in the other example.
-        every_pass: a batch without pairs has all calls of the backbone as well, over one token: processes that share the
-            weights must make the same ones.
+        inline: put the predictors and the isolated view into the sequence itself (`layout.build_inline`).
+        separate_targets: the targets need no gradient and get rows of their own, `target_rows`.
+        shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs are dropped if there is
+            no other example.
+        aligned_targets: choose the target at the same place in the other example.
+        every_pass: call the backbone for the targets of a batch without pairs too, on one token: processes that share
+            weights must make the same calls.
     """
 
     predictor_ids: tuple[int, ...]
@@ -67,11 +67,12 @@ class ForestCollator:
         return self._batch(examples, self.lay_out)
 
     def in_one_row(self, examples: Sequence[Example]) -> Batch:
-        """A batch for attention by segments, whatever it costs."""
+        """Collate for attention by segments, whatever the cost."""
         return self._batch(examples, self.pack_one_row)
 
     def _batch(self, examples: Sequence[Example], lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]]) -> Batch:
         examples, replayed = with_replayed(examples, self.shuffle_targets, whole=self.inline)
+        # An inline sequence has room for the views of one pair.
         if self.inline:
             examples = [example.with_pairs(example.pairs[:1]) for example in examples]
         separate = self.separate_targets and any(target_segments(example) for example in examples)
@@ -80,20 +81,21 @@ class ForestCollator:
         rows, starts = lay_out(forests)
         sources = targets = places(forests, starts)
 
-        # Targets without gradient have a forward pass, and so rows, of their own.
+        # Targets without a gradient have a separate forward pass, and therefore separate rows.
         target_rows = None
         if separate:
-            alone = [build_forest(example, self.predictor_ids, trunk=False) for example in examples if example.pairs]
-            target_rows, target_starts = lay_out(alone)
-            targets = places(alone, target_starts)
+            with_pairs = [example for example in examples if example.pairs]
+            target_forests = [build_forest(example, self.predictor_ids, trunk=False) for example in with_pairs]
+            target_rows, target_starts = lay_out(target_forests)
+            targets = places(target_forests, target_starts)
 
         source_reads, target_reads, weights, groups, replayed_pairs = compared(
             sources, targets, self.shuffle_targets, self.aligned_targets, replayed
         )
-        labels = [forest.label_positions + at[TRUNK] for forest, (_, at) in zip(forests, sources, strict=True)]
+        labels = [forest.label_positions + begins[TRUNK] for forest, (_, begins) in zip(forests, sources, strict=True)]
         label_positions = flat(labels)
 
-        # The states of all other positions need not be kept.
+        # The forward computes the last MLP at these positions only.
         read = [label_positions, source_reads.positions]
         if target_rows is None:
             read.append(target_reads.positions)
@@ -101,6 +103,7 @@ class ForestCollator:
             target_rows = replace(target_rows, read_positions=target_reads.positions.unique())
         rows = replace(rows, read_positions=torch.cat(read).unique())
 
+        # One padding token stands in for the missing targets, so that this process makes the same calls as the others.
         idle = self.every_pass and self.separate_targets and not separate
         if idle:
             token = Example(np.array([self.pad_token_id], np.int32), ())
@@ -119,7 +122,7 @@ class ForestCollator:
         )
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """Choose the rows (R, T) and lay the forests into them, as `pack`; in one where attention by segments is cheaper."""
+        """Choose the rows (R, T) and `pack` the forests into them, into one row if attention by segments is cheaper."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
         if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
@@ -127,25 +130,26 @@ class ForestCollator:
         return self.pack(forests, rows)
 
     def pack_one_row(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """The batch in one row (1, T) without padding, with the places (B, 2) of its forests for attention by segments."""
+        """Pack the batch into one row (1, T) without padding; `Rows.forests` (B, 2) has the forests' spans."""
         packed, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
         ends = starts + [len(forest) for forest in forests]
         return replace(packed, forests=torch.from_numpy(np.stack([starts, ends], axis=1))), starts
 
     def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> tuple[Rows, np.ndarray]:
-        """Lay the forests into the given rows; `rows` holds indices into `forests`, each once.
+        """Lay the forests into the given rows; `rows` holds every index into `forests` once.
 
         Returns:
-            The rows, and where each forest begins in their flattened states, (B,).
+            The rows, and the start of each forest in their flattened states, (B,).
         """
         width = max(sum(len(forests[index]) for index in row) for row in rows)
         width += -width % self.pad_to_multiple_of
         shape = (len(rows), width)
         fills = {"input_ids": self.pad_token_id, "position_ids": 0, "order": 0, "attach": ISOLATED}
-        if self.inline:  # padding is alone in its segment, so its floor of 0 hides nothing from it
+        # A padding token is the only one of its segment, so a floor of 0 hides nothing from it.
+        if self.inline:
             fills["floor"] = 0
         fields = {name: np.full(shape, fill, np.int64) for name, fill in fills.items()}
-        # Each padding token is a segment of its own in an example that does not exist, so it sees itself only.
+        # Each padding token is a separate segment of an example that does not exist, so it sees only itself.
         example = np.full(shape, PADDING, np.int64)
         segment = np.broadcast_to(np.arange(1, width + 1), shape).copy()
         starts = np.zeros(len(forests), np.int64)
@@ -156,8 +160,9 @@ class ForestCollator:
                 span = slice(start, start + len(forest))
                 example[row, span], segment[row, span] = index, forest.segment
                 for name, field in fields.items():
-                    own = getattr(forest, name)
-                    field[row, span] = 0 if own is None else own
+                    values = getattr(forest, name)
+                    # A forest without an isolated view has no floor.
+                    field[row, span] = 0 if values is None else values
                 starts[index] = row * width + start
                 start += len(forest)
         fields |= {"example": example, "segment": segment}
@@ -166,11 +171,11 @@ class ForestCollator:
 
 @dataclass(frozen=True)
 class TwoPassCollator:
-    """Lays a batch out for the `two_pass` forward: plain padded rows for the LM loss, and one row a segment for the states
-    of the views. No mask beyond ordinary right padding is needed, so this form serves every causal architecture.
+    """Lays a batch out for the `two_pass` forward: plain padded rows for the LM loss, and one row per segment for the states
+    of the views. It needs only an ordinary right-padding mask, so it works for every causal architecture.
 
-    `rows` are the chats, (B, T); `views` (S, T') has one row a segment: what it sees of the trunk, then its own tokens.
-    Those of the sources come first. The fields are those of `ForestCollator`.
+    `rows` (B, T) are the chats. `views` (S, T') has one row per segment, sources first: the part of the trunk that it
+    sees, then its own tokens. The fields are those of `ForestCollator`.
     """
 
     predictor_ids: tuple[int, ...]
@@ -187,20 +192,22 @@ class TwoPassCollator:
         width = rows.input_ids.shape[1]
         labels = [label_indices(example) for example in examples]
 
-        # Segments as (example, number): those that sources are read from, and those of the targets.
+        # The segments of sources and of targets, as (example, number).
         sources, targets = [], []
         for number, example in enumerate(examples):
-            aims = target_segments(example)
-            read = {term.segment for pair in example.pairs for term in pair.source.terms} - {TRUNK, *aims}
-            sources += [(number, segment) for segment in sorted(read)]
-            targets += [(number, segment) for segment in aims]
+            of_targets = target_segments(example)
+            of_sources = {term.segment for pair in example.pairs for term in pair.source.terms}
+            sources += [(number, segment) for segment in sorted(of_sources - {TRUNK, *of_targets})]
+            targets += [(number, segment) for segment in of_targets]
 
-        # Where the segments begin: the trunks in `rows`, the views in the rows behind these, or in rows of their own.
+        # Starts of the segments in the flattened states: first the trunks in `rows`, then the views in `view_rows`. The
+        # states of separate targets are counted from 0.
         starts = [{TRUNK: row * width} for row in range(len(examples))]
         target_rows, target_starts = None, starts
         together = sources + targets
         if self.separate_targets:
-            target_starts = [{} for _ in examples] if targets else starts  # targets on the trunk are read there
+            # Without segments the targets are states of the trunk, which are read in `rows`.
+            target_starts = [{} for _ in examples] if targets else starts
             target_rows = self._rows(examples, targets, target_starts, 0)
             together = sources
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
@@ -230,21 +237,23 @@ class TwoPassCollator:
     def _rows(
         self, examples: Sequence[Example], segments: Sequence[tuple[int, int]], starts: list[dict[int, int]], first: int
     ) -> Rows | None:
-        """The rows of segments, given as (example, number), None (or one token) for none; `starts` gets where their own
-        tokens begin, counted from `first`."""
+        """The rows of the given segments (example, number); without any, None, or one token if `every_pass` is set.
+
+        Writes the start of each segment's own tokens, counted from `first`, into `starts`."""
         if not segments:
             token = np.array([self.pad_token_id])
             return self._pad([(token, 0)]) if self.every_pass else None
-        padded = self._pad([segment_row(examples[i], number, self.predictor_ids) for i, number in segments])
+        padded = self._pad([segment_row(examples[index], number, self.predictor_ids) for index, number in segments])
         width = padded.input_ids.shape[1]
-        for row, (i, number) in enumerate(segments):
-            segment = examples[i].segments[number - 1]
+        for row, (index, number) in enumerate(segments):
+            segment = examples[index].segments[number - 1]
+            # The row repeats the part of the trunk that the segment sees; an isolated one has attach -1 and repeats none.
             seen_of_trunk = segment.attach + 1
-            starts[i][number] = first + row * width + seen_of_trunk
+            starts[index][number] = first + row * width + seen_of_trunk
         return padded
 
     def _pad(self, rows: Sequence[tuple[np.ndarray, int]]) -> Rows:
-        """Rows of token ids, each with its first position, padded on the right."""
+        """Pad rows of (token ids, first position) on the right."""
         longest = max(len(ids) for ids, _ in rows)
         shape = (len(rows), longest)
         input_ids = np.full(shape, self.pad_token_id, np.int64)
@@ -273,10 +282,10 @@ def collator_for(
     shuffle_targets: bool = False,
     aligned_targets: bool = False,
 ) -> Collator:
-    """What lays out batches for a forward, ``packed``, ``inline`` or ``two_pass``.
+    """The collator for a forward: ``packed``, ``inline`` or ``two_pass``.
 
     Args:
-        row_multiple: `ForestCollator.pad_to_multiple_of`; the others are fields of `ForestCollator` too.
+        row_multiple: `ForestCollator.pad_to_multiple_of`; all others are fields of `ForestCollator`.
     """
     ids = tuple(predictor_ids)
     if forward == "two_pass":
@@ -295,21 +304,22 @@ def collator_for(
 
 
 def segmented_cost(forest: Forest) -> float:
-    """Cost of a forest under attention by segments, in tokens, comparable to that of `layout.plan_rows`."""
+    """Cost of a forest under attention by segments, in tokens, comparable to `layout.rows_cost`."""
+    # Indices at which the segment number changes, with both ends: the differences are the segments' lengths.
     edges = np.flatnonzero(np.diff(forest.segment, prepend=-1, append=-1))
     return len(forest) + min(attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist()))
 
 
 def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray | None:
-    """For each pair of a batch, the pair whose target it gets: always one of another example (``--control shuffled``).
+    """For each pair of a batch, the pair of another example whose target it gets (``--control shuffled``).
 
-    The targets are moved on by as many places as the example with most pairs has, so each is used once, whatever the order
-    of the batch (which is another one every epoch). Where one example has more than half of all pairs that cannot be, and
-    targets of the others are used more than once. `aligned`, each pair gets the target at its own place in the next example
-    that has pairs, counted round where that one has fewer.
+    The targets are shifted by the largest number of pairs of an example, so each is used once, in any order of the batch
+    (the order changes with the epoch). If one example has more than half of all pairs, this is impossible, and targets of
+    the other examples are used more than once. With `aligned`, each pair gets the target at its own place in the next
+    example that has pairs, modulo its number of pairs.
 
     Returns:
-        (P,) int64; None where fewer than two examples have a pair, so that there is no other target.
+        (P,) int64; None if fewer than two examples have a pair.
     """
     owner_P = np.repeat(np.arange(len(counts)), counts)
     with_pairs = np.flatnonzero(counts)
@@ -319,10 +329,12 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
     if aligned:
         first_pair = np.cumsum([0, *counts])
         pieces = []
-        for example, other in zip(with_pairs, np.roll(with_pairs, -1), strict=True):
-            place = np.arange(counts[example]) % counts[other]
-            pieces.append(first_pair[other] + place)
+        for example, following in zip(with_pairs, np.roll(with_pairs, -1), strict=True):
+            place = np.arange(counts[example]) % counts[following]
+            pieces.append(first_pair[following] + place)
         return np.concatenate(pieces)
+    # The pairs of an example are consecutive, so a shift by `most` leaves the example. Up to half of all pairs, it does
+    # not reach the same example again from the other end.
     most = max(counts)
     if 2 * most <= total:
         return (np.arange(total) + most) % total
@@ -334,24 +346,24 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
     return order_P
 
 
-# Examples of a batch, with the place among all states where each segment that is laid out begins.
+# Examples of a batch, each with the starts of its segments (by number) among all states.
 Placed = Sequence[tuple[Example, Mapping[int, int]]]
 
 
 def places(forests: Sequence[Forest], starts: np.ndarray) -> Placed:
-    """What is laid out in forests that begin at `starts` (B,)."""
+    """The examples of forests that begin at `starts` (B,), with the starts of their segments."""
     return [
-        (forest.example, {number: start + own for number, own in forest.starts.items()})
+        (forest.example, {number: start + inside for number, inside in forest.starts.items()})
         for forest, start in zip(forests, starts.tolist(), strict=True)
     ]
 
 
 def with_replayed(examples: Sequence[Example], shuffled: bool, whole: bool = False) -> tuple[list[Example], int]:
-    """The examples of a batch and, after them, those whose pairs they replay; and how many of these there are.
+    """The examples of a batch followed by the examples that they replay, and the number of the latter.
 
     Args:
-        shuffled: sources get the targets of other examples, so a single replayed one is left out.
-        whole: keep the trunks of the replayed ones, instead of the part that their pairs need.
+        shuffled: sources get the targets of other examples, so a single replayed example is dropped.
+        whole: keep the complete trunks of replayed examples, instead of the part that their pairs need.
     """
     replayed = [example.replayed for example in examples if example.replayed is not None]
     if shuffled and len(replayed) < 2:
@@ -361,8 +373,8 @@ def with_replayed(examples: Sequence[Example], shuffled: bool, whole: bool = Fal
 
 
 class Compared(NamedTuple):
-    """What is compared in a batch: both sides of all P pairs, the pairs' weights and groups, (P,) each, and how many of
-    the pairs, the last ones, are replayed."""
+    """Both sides of all P pairs of a batch, their weights and groups (P,), and the number of replayed pairs, which come
+    last."""
 
     sources: StateReads
     targets: StateReads
@@ -372,13 +384,13 @@ class Compared(NamedTuple):
 
 
 def compared(sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int = 0) -> Compared:
-    """What is compared in a batch.
+    """Collect the pairs of a batch.
 
     Args:
-        sources, targets: the examples, where each side is read; of the targets alone, those that have pairs.
-        shuffle: whether each source gets the target of another example; without another there are no pairs.
+        sources, targets: the examples of each side; separate targets list only examples with pairs.
+        shuffle: give each source the target of another example; without another example, drop all pairs.
         aligned: see `shuffled_order`.
-        replayed: how many of the examples, the last ones, are replayed. They are shuffled among themselves.
+        replayed: number of replayed examples, which come last and are shuffled among themselves.
     """
     counts = [len(example.pairs) for example, _ in sources]
     current = len(counts) - replayed
@@ -390,11 +402,12 @@ def compared(sources: Placed, targets: Placed, shuffle: bool, aligned: bool, rep
         if order is None:
             sources, targets, replayed_pairs = (), (), 0
         elif replayed:
-            last = shuffled_order(replayed_counts, aligned)
-            assert last is not None, "two or more are replayed"
-            order = np.concatenate([order, len(order) + last])
-    source_reads = [(pair.source, at) for example, at in sources for pair in example.pairs]
-    target_reads = [(pair.target, at) for example, at in targets for pair in example.pairs]
+            order_replayed = shuffled_order(replayed_counts, aligned)
+            assert order_replayed is not None, "two or more are replayed"
+            order = np.concatenate([order, len(order) + order_replayed])
+    source_reads = [(pair.source, begins) for example, begins in sources for pair in example.pairs]
+    target_reads = [(pair.target, begins) for example, begins in targets for pair in example.pairs]
+    # Weights of 1 and a single group, the usual case, need no tensors.
     pairs = [pair for example, _ in sources for pair in example.pairs]
     weights = groups = None
     if any(pair.weight != 1.0 for pair in pairs):
@@ -405,34 +418,36 @@ def compared(sources: Placed, targets: Placed, shuffle: bool, aligned: bool, rep
 
 
 def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarray | None = None) -> StateReads:
-    """The vectors (P, D) of one side of a batch, in another `order` (P,) where one is given.
+    """Where to read the vectors (P, D) of one side of a batch, optionally in another `order` (P,).
 
     Args:
-        reads: P, each with where the segments of its example begin.
+        reads: P reads, each with the starts of the segments of its example.
     """
     layers = tuple(dict.fromkeys(read.layer for read, _ in reads)) or (None,)
+    # One entry per token and vector: its position among all states, the vector that it adds to, its coefficient.
     terms = [
         (at[segment] + token, vector, coefficient)
         for vector, (read, at) in enumerate(reads)
         for segment, first, coefficient, tokens in read.terms
         for token in range(first, first + tokens)
     ]
-    chosen = None if order is None else torch.from_numpy(order)
+    order_P = None if order is None else torch.from_numpy(order)
     positions = torch.tensor([position for position, _, _ in terms], dtype=torch.int64)
     vectors = torch.tensor([vector for _, vector, _ in terms], dtype=torch.int64)
     layer_of = None
     if len(layers) > 1:
         layer_P = torch.tensor([layers.index(read.layer) for read, _ in reads])
         layer_of = layer_P[vectors]
+    # If every vector is a single state, they are gathered and not summed, and the order goes into the gather.
     if all(read.is_state for read, _ in reads):
-        if chosen is not None:
-            positions = positions[chosen]
-            layer_of = None if layer_of is None else layer_of[chosen]
+        if order_P is not None:
+            positions = positions[order_P]
+            layer_of = None if layer_of is None else layer_of[order_P]
         return StateReads(positions, count=len(reads), layers=layers, layer_of=layer_of)
     coefficients = torch.tensor([coefficient for _, _, coefficient in terms], dtype=torch.float32)
-    return StateReads(positions, vectors, coefficients, chosen, len(reads), layers, layer_of)
+    return StateReads(positions, vectors, coefficients, order_P, len(reads), layers, layer_of)
 
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
-    """Integer arrays (N,) of any lengths one after the other, int64."""
+    """Concatenate integer arrays (N,) of any lengths, as int64."""
     return torch.from_numpy(np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64))

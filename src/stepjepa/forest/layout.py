@@ -1,5 +1,5 @@
-"""From one example to its forest: trunk, predictor branches and isolated views in one line of tokens; and which forests
-share a row.
+"""Lays an example out as a forest, a line of tokens with its trunk, predictor branches and isolated views, and chooses the
+forests that share a row.
 
     ```
                  trunk                             branch     target
@@ -11,11 +11,10 @@ share a row.
     read                                                source      target
     ```
 
-What hangs where, and at which positions, is decided by the example's `Segment`s; a layout only puts them in a row.
+The example's `Segment`s decide what is attached where, and at which positions; a layout only puts them in a row.
 
-Packing never changes a forest; only how many rows a batch takes and how long these are. Attention over a row of T tokens
-costs T x T whoever sees whom (with a dense mask), so a longer row saves padding and costs attention: `plan_rows` weighs the
-two.
+Packing changes the number and the length of the rows, but never a forest. Under a dense mask, attention over a row of T
+tokens costs T x T whichever pairs are visible. Longer rows save padding but cost attention: `plan_rows` weighs the two.
 
 Shapes: L tokens of the forest, P pairs, M terms, N labelled positions.
 """
@@ -32,22 +31,22 @@ import numpy as np
 
 from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read, Segment, Span
 
-# Tokens at which a row's attention costs as much as everything else of it, and what a call of the attention kernel costs
-# beside its scores, forward and backward in every layer, in tokens. Measured on CPU for widths of 96 to 256
-# (docs/performance.md); larger models favour longer rows, and then more padding is saved by them.
+# Length of a row whose attention costs as much as all its other computation. Measured on CPU for widths of 96 to 256
+# (docs/performance.md); for larger models it is greater, so longer rows, which save padding, become cheaper.
 DEFAULT_ATTENTION_LENGTH = 1024
+# Overhead of a call of the attention kernel, forward and backward in every layer, in tokens.
 CALL_COST = 5
 
-# Room beyond an even split that is tried, as shares of the longest forest.
+# Capacities to try above an even split of the tokens, as shares of the longest forest.
 _SLACKS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.25)
 
 
 class Part(NamedTuple):
-    """A segment behind the trunk: tokens [start, stop) of the forest.
+    """A segment after the trunk: tokens [start, stop) of the forest.
 
     Attributes:
-        kind: ``branch``, ``source`` (a source view of its own) or ``target``.
-        pair: number of the first pair that it serves, from 0.
+        kind: ``branch``, ``source`` (an isolated source view) or ``target``.
+        pair: index of the first pair that reads it.
     """
 
     kind: str
@@ -61,12 +60,12 @@ class Forest:
     """One example laid out for one forward pass; see the drawing at the top of this file.
 
     Attributes:
-        example: what is laid out; of the inline form, with what is inserted on its trunk.
+        example: the example; of the inline form, with the predictors inserted into its trunk.
         input_ids, position_ids, segment, order, attach: (L,) int32.
         label_positions: (N,) int32, the positions whose *next* token on the trunk is labelled.
         label_ids: (N,) int32, those next tokens.
-        starts: where each segment of the example that is laid out begins, by its number.
-        floor: (L,) int32, see `visibility.visible`; None where it is 0 everywhere.
+        starts: start of each segment in the forest, by its number.
+        floor: (L,) int32, see `visibility.visible`; None if it is 0 everywhere.
     """
 
     example: Example
@@ -85,12 +84,12 @@ class Forest:
 
     @property
     def trunk_length(self) -> int:
-        """Tokens of the trunk, with those that are inserted into it."""
+        """Number of tokens of the trunk, inserted ones included."""
         return len(self.example.trunk)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What follows the trunk, in order."""
+        """The segments after the trunk, in order."""
         return tuple(
             Part(*segment_use(self.example, number), start, start + self.example.segments[number - 1].length)
             for number, start in self.starts.items()
@@ -99,24 +98,26 @@ class Forest:
 
 
 def segment_use(example: Example, number: int) -> tuple[str, int]:
-    """What a segment of an example is (a kind of `Part`), and the first pair that it serves."""
+    """The kind of a segment (see `Part`) and the index of the first pair that reads it."""
     sides = (
         (kind, pair)
-        for pair, one in enumerate(example.pairs)
-        for kind, read in (("source", one.source), ("target", one.target))
+        for pair, views in enumerate(example.pairs)
+        for kind, read in (("source", views.source), ("target", views.target))
         if any(term.segment == number for term in read.terms)
     )
     kind, pair = next(sides, ("target", 0))
+    # Segment numbers count from 1; 0 is the trunk.
     return "branch" if example.segments[number - 1].attach != ISOLATED else kind, pair
 
 
 def target_segments(example: Example) -> list[int]:
-    """Numbers of the segments that targets are read from, ascending."""
+    """Numbers of the segments that targets are read from, in ascending order."""
     return sorted({term.segment for pair in example.pairs for term in pair.target.terms} - {TRUNK})
 
 
 def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """(positions that predict, ids to predict), each (N,) int32: the labelled tokens shifted by one."""
+    # Nothing predicts the first token.
     spans = [np.arange(max(start, 1), stop) for start, stop in example.labels]
     labelled = np.concatenate(spans) if spans else np.zeros(0, np.int64)
     return (labelled - 1).astype(np.int32), np.asarray(example.trunk)[labelled].astype(np.int32)
@@ -128,15 +129,15 @@ def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool =
     Args:
         predictor_ids: token ids of the K predictors of every group, group by group, in the order in which they follow a
             source.
-        targets: False leaves out the segments of the targets.
-        trunk: False lays out these alone, for a forward pass that needs no gradient. The example must have a pair.
+        targets: if False, omit the segments of the targets.
+        trunk: if False, lay out only these, for a forward pass without a gradient. The example must have a pair.
     """
-    aims = target_segments(example)
+    of_targets = target_segments(example)
     numbers = list(range(TRUNK, 1 + len(example.segments)))
     if not trunk:
-        numbers = aims
+        numbers = of_targets
     elif not targets:
-        numbers = [number for number in numbers if number not in aims]
+        numbers = [number for number in numbers if number not in of_targets]
 
     chat = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
     segments = [chat if number == TRUNK else example.segments[number - 1] for number in numbers]
@@ -144,7 +145,7 @@ def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool =
     lengths = [len(piece) for piece in pieces]
     starts = np.cumsum([0, *lengths]).tolist()
 
-    # Of every token: its index in its segment, and its segment's number, first position and place on the trunk.
+    # Each token gets its index in its segment, and the number, first position and attach position of the segment.
     order = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
     first = TRUNK if trunk else TRUNK + 1
     segment_number = np.arange(first, first + len(lengths), dtype=np.int32)
@@ -166,25 +167,26 @@ def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool =
 
 
 def segment_row(example: Example, number: int, predictor_ids: Sequence[int]) -> tuple[np.ndarray, int]:
-    """A segment with what it sees of the trunk before it, as a row of the two-pass form: ids (T',), the first position."""
+    """A row of the two-pass form: ids (T',) of the trunk that a segment sees and of the segment, and the first position."""
     segment = example.segments[number - 1]
     ids = np.concatenate([np.asarray(example.trunk[: segment.attach + 1], np.int32), segment.tokens(predictor_ids)])
     return ids, segment.position if segment.attach == ISOLATED else 0
 
 
 def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
-    """One sequence with the predictors behind the first pair's source and its target isolated in place (`inline`).
+    """Lay out the `inline` form: predictors inserted after the first pair's source, and its target isolated in place.
 
-    Labels move with their tokens: the first token behind the predictors is predicted from the last of them, the predictors
-    themselves are no labels. Tokens of the target see the target alone, what stands behind it sees everything.
+    Labels move with their tokens: the last predictor predicts the first token after it; no predictor is a label. Tokens of
+    the target see only the target; tokens after it see everything.
 
     Raises:
-        ValueError: a pair that is no branch or state of the trunk and a copy of the trunk's tokens.
+        ValueError: the source is no branch or state of the trunk, or the target is no copy of the trunk's tokens.
     """
     trunk = np.asarray(example.trunk, dtype=np.int32)
     inserted = np.zeros(0, np.int32)
-    stop = len(trunk)  # where the predictors are inserted
-    begin = end = 0  # of the isolated target
+    # The predictors are inserted at `stop`; the isolated target is at [begin, end).
+    stop = len(trunk)
+    begin = end = 0
     pairs: tuple[Pair, ...] = ()
 
     def place(token: int) -> int:
@@ -197,6 +199,7 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
     for pair in example.pairs[:1]:
         branch = example.segment(pair.source)
         copy = example.segment(pair.target)
+        # A branch with ids holds tokens besides the predictors, which the sequence does not have.
         on_the_chat = branch is None or (branch.attach != ISOLATED and not len(branch.ids))
         single_states = len(pair.source.terms) == len(pair.target.terms) == 1
         if copy is None or copy.origin is None or not on_the_chat or not single_states:
@@ -205,13 +208,14 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
         if branch is not None:
             inserted = branch.tokens(predictor_ids)
             source_start = stop = branch.attach + 1
+        # The last token is moved instead of the end: predictors right after the target do not belong to it.
         begin = place(copy.origin)
         end = place(copy.origin + len(copy.ids) - 1) + 1
         source = on_trunk(pair.source, source_start)
         target = on_trunk(pair.target, begin)
         pairs = (pair._replace(source=source, target=target),)
 
-    # A label span that the predictors part becomes two.
+    # A label span that contains the insertion point becomes two.
     around = [Span(first, min(last, stop)) for first, last in example.labels]
     around += [Span(place(max(first, stop)), place(last - 1) + 1) for first, last in example.labels]
     moved = Example(
@@ -228,15 +232,15 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best-fit decreasing bin packing of forests, by their tokens, into rows of `capacity` tokens; a longer one gets a
-    row of its own.
+    """Best-fit decreasing bin packing of forests into rows of `capacity` tokens; a longer forest gets a separate row.
 
     Returns:
-        For each row the indices into `lengths`; every index once, longest first.
+        The indices into `lengths` of each row; every index once, longest forest first.
     """
     rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # (room left, row), ascending
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    # (room left, row) in ascending order, so that a binary search finds the fullest row that has enough room.
+    free: list[tuple[int, int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
         slot = bisect.bisect_left(free, (lengths[index], -1))
         if slot < len(free):
             room, row = free.pop(slot)
@@ -249,12 +253,12 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def row_lengths(rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[int]:
-    """Tokens in each row."""
+    """Number of tokens in each row."""
     return [sum(lengths[index] for index in row) for row in rows]
 
 
 def rows_cost(rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_length: float) -> float:
-    """Cost of R rows padded to the longest of T tokens: ``R * T * (1 + T / attention_length)``, in tokens."""
+    """Cost of R rows padded to the longest one, T tokens: ``R * T * (1 + T / attention_length)``, in tokens."""
     width = max(row_lengths(rows, lengths))
     return len(rows) * width * (1 + width / attention_length)
 
@@ -262,24 +266,25 @@ def rows_cost(rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_l
 def plan_rows(
     lengths: Sequence[int], attention_length: float = DEFAULT_ATTENTION_LENGTH, max_row_length: int | None = None
 ) -> list[list[int]]:
-    """Choose the row length that makes a batch cheapest (`rows_cost`), and pack it as `best_fit`.
+    """Choose the row length that makes a batch cheapest (`rows_cost`), and pack the batch with `best_fit`.
 
     Args:
-        attention_length: row length at which attention costs as much as all the rest.
-        max_row_length: longest row to try; a longer forest still gets its own row.
+        attention_length: row length at which attention costs as much as all other computation.
+        max_row_length: longest row to try; a longer forest still gets a row.
     """
     longest, total = max(lengths), sum(lengths)
     limit = max(longest, min(total, max_row_length or total))
     capacities: set[int] = set()
     for count in range(1, len(lengths) + 1):
         even = min(max(longest, -(-total // count)), limit)
-        # A perfect split is rarely to be had, and a little more room often saves a whole row.
+        # Forests rarely fill an even split exactly, and a little more room often saves a row.
         capacities.update(min(limit, even + int(slack * longest)) for slack in _SLACKS)
+        # No more rows help once a row is as short as the longest forest.
         if even == longest:
             break
     cheapest, best = float("inf"), list[list[int]]()
     for capacity in sorted(capacities):
-        # No row is shorter than the longest forest, and of two rows one is more than half full.
+        # A lower bound: no row is shorter than the longest forest, and of any two rows one is more than half full.
         least = total * (1 + max(longest, capacity / 2) / attention_length)
         if cheapest <= least:
             break
@@ -291,13 +296,14 @@ def plan_rows(
 
 
 def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[float, float]:
-    """What the attention of one forest costs, in tokens: segment by segment, and in one call under a mask.
+    """Costs of the attention of one forest, in tokens: segment by segment, and in one call under a mask.
 
     Args:
         lengths: tokens of its segments, the trunk first.
-        attached: of each segment, up to which trunk token it sees (-1: none).
+        attached: index of the last trunk token that each segment sees (-1: none).
     """
+    # The causal kernel skips the upper triangle, half of an isolated segment's scores; under a mask a branch pays for all.
     seen = (length / 2 if at == ISOLATED else lengths[0] + length for length, at in zip(lengths, attached, strict=True))
-    apart = sum(length * keys for length, keys in zip(lengths, seen, strict=True)) / DEFAULT_ATTENTION_LENGTH
-    whole = sum(lengths) ** 2 / DEFAULT_ATTENTION_LENGTH
-    return apart + CALL_COST * len(lengths), whole + CALL_COST
+    by_segment = sum(length * keys for length, keys in zip(lengths, seen, strict=True)) / DEFAULT_ATTENTION_LENGTH
+    together = sum(lengths) ** 2 / DEFAULT_ATTENTION_LENGTH
+    return by_segment + CALL_COST * len(lengths), together + CALL_COST

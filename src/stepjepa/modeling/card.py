@@ -1,6 +1,6 @@
-"""The model card: the README.md of every final model, made of the records of its run by the template ``card.md``.
+"""The model card: the README.md of every final model, written from the records of its run with the template ``card.md``.
 
-A card has a marker line. A README.md without it is the user's own, and is never written to.
+A card has a marker line. A README.md without it belongs to the user and is never changed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ CARD = "README.md"
 _MARKER = "<!-- Written by stepjepa with the model. Take this line out, and the file is yours and stays as it is. -->"
 _TEMPLATE = Path(__file__).with_name("card.md")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-NO_RESULT = ("_runtime", "_per_second", "_num_pairs")  # how names in an evaluation's log end that are no results
+# Endings of names in an evaluation's log that are not results.
+NO_RESULT = ("_runtime", "_per_second", "_num_pairs")
 
 
 class Records(NamedTuple):
-    """What is known of a model's training: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log,
-    the step that the weights are of, and the model's name where that of its folder is another."""
+    """Records of a model's training: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log, the
+    step of the weights, and the model's name if it differs from its folder's."""
 
     run: Mapping[str, Any] = {}
     data: Mapping[str, Any] = {}
@@ -43,18 +44,18 @@ class Records(NamedTuple):
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is one of the Hub, and of nothing here."""
+    """Whether a name has the form of a Hub id and is no local file or folder."""
     path = Path(os.path.expanduser(name))
     return bool(_HUB_ID.fullmatch(name)) and path.suffix.lower() not in FILE_SUFFIXES and not path.exists()
 
 
 def public_name(name: str) -> str:
-    """A name as others may read it: a Hub id as it is, and of a path its last part."""
+    """A name for readers elsewhere: a complete Hub id, or the last part of a path."""
     return escaped(name if is_hub_id(name) else Path(name).name)
 
 
 def base_model(name: str) -> dict[str, str]:
-    """What a card says of the Hub id or folder of a base model: its ``name`` and, on the Hub, its ``id``; empty for none."""
+    """The entry of a base model in a card: its ``name`` and, if it is on the Hub, its ``id``; empty without a base."""
     if not name:
         return {}
     base = {"name": public_name(name)}
@@ -64,7 +65,7 @@ def base_model(name: str) -> dict[str, str]:
 
 
 def is_card(folder: Path) -> bool:
-    """Whether the README.md of a folder is a card of this library."""
+    """Whether the README.md of a folder is a card that this library wrote."""
     try:
         return _MARKER in (folder / CARD).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -79,17 +80,19 @@ def write_card(
     kept: Sequence[str],
     end: int | None = None,
 ) -> None:
-    """Write the card of the model in a folder; the predictor tokens `kept` are in its vocabulary, the token `end` ends an
+    """Write the card of the model in a folder, with the predictor tokens `kept` in its vocabulary and the token `end` of an
     answer."""
     from huggingface_hub import ModelCard, ModelCardData
 
     run, adapter = records.run, read_object(folder / "adapter_config.json")
     settings, base, name = run.get("settings", {}), run.get("base_model", {}), escaped(records.name or name)
-    objective = escaped(str(settings.get("objective", "")).rpartition(":")[2])  # of one's own no path
+    # Only the class name of a user's objective, since its path belongs to the machine.
+    objective = escaped(str(settings.get("objective", "")).rpartition(":")[2])
     pairs = trained_pairs(settings)
     kwargs = settings.get("chat_template_kwargs") or {}
-    data = {split: {**one, "source": public_name(one["source"])} for split, one in records.data.items()}
-    logged = [one for one in records.history if "eval_loss" in one and one["step"] == records.step]
+    data = {split: {**report, "source": public_name(report["source"])} for split, report in records.data.items()}
+    # Only evaluations of the exported weights are results, while the last training values may be of another step.
+    evaluations = [entry for entry in records.history if "eval_loss" in entry and entry["step"] == records.step]
     last = {key: value for entry in records.history for key, value in entry.items() if _is_number(value)}
     head = ModelCardData(
         library_name="peft" if adapter else "transformers",
@@ -110,9 +113,9 @@ def write_card(
         base=base,
         objective=objective,
         pairs=pairs,
-        data={split: DataReport.from_dict(one).lines()[0] for split, one in data.items()},
+        data={split: DataReport.from_dict(report).lines()[0] for split, report in data.items()},
         step=records.step,
-        results=_results(logged[-1]) if logged else {},
+        results=_results(evaluations[-1]) if evaluations else {},
         last=last,
         signs=logged_collapse(last)[0],
         adapter=adapter,
@@ -126,7 +129,7 @@ def write_card(
 
 
 def _results(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """The results in the log entry of an evaluation, by their names."""
+    """The results in the log entry of an evaluation, by name."""
     names = [name for name in evaluation if name.startswith("eval_") and not name.endswith(NO_RESULT)]
     return {name.removeprefix("eval_"): evaluation[name] for name in names if _is_number(evaluation[name])}
 
@@ -136,23 +139,26 @@ def _is_number(value: object) -> bool:
 
 
 def _markdown(value: object) -> str:
-    """A text of others inside Markdown: on one line, and none of it is markup."""
+    """Foreign text for Markdown: on one line, with all markup escaped."""
     return re.sub(r"([\\`*_\[\]<>|&#~$])", r"\\\1", escaped(str(value)))
 
 
-# What counts as collapse, for the training log, the card, `stepjepa analyze` and the report. Plain language models have
-# cone-shaped states: two unrelated views have a cosine of .76 to .96, and the effective rank is well above 1. Collapsed ones
-# reach .995 and rank 1.0.
+# The definition of collapse for the training log, the card, `stepjepa analyze` and the report. The states of plain language
+# models form a cone: two unrelated views have a cosine of .76 to .96, and the effective rank is well above 1. Collapsed
+# models reach a cosine of .995 and rank 1.0.
 
-CONE_COSINE = 0.98  # mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995)
-LOW_RANK = 2.0  # effective rank of unit rows
-RANK_ROWS = 8  # rows and dimensions below which a rank says nothing
+# Mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995).
+CONE_COSINE = 0.98
+# Effective rank of unit-length rows.
+LOW_RANK = 2.0
+# With fewer rows or dimensions, even healthy states have a low rank.
+RANK_ROWS = 8
 
 
 def effective_rank(singular_K: np.ndarray) -> float:
     """``exp(-sum_k p_k log p_k)``, ``p_k = s_k / sum(s) + 1e-7`` (RankMe, Garrido et al. 2023, arXiv:2210.02885, Eq. 1).
 
-    Of singular values (K,): 1 for a single direction, K for equal values, 0 for states that are all zero.
+    For singular values (K,): 1 for a single direction, K for equal values, 0 if all states are zero.
     """
     total = singular_K.sum()
     if total == 0:
@@ -162,9 +168,9 @@ def effective_rank(singular_K: np.ndarray) -> float:
 
 
 def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
-    """The signs of collapse in the last values of a log, and whether a low rank, which is collapse by itself, is one.
+    """The signs of collapse in the last values of a log, and whether one of them is a low rank, which is collapse by itself.
 
-    The log knows the targets of training batches alone. Their spread gives the mean cosine of two targets:
+    The log only has the targets of training batches. Their spread gives the mean cosine of two targets:
     ``target_std ** 2 = 1 - mean cosine`` for unit-length states.
     """
     rank = last.get("effective_rank", LOW_RANK)
@@ -180,7 +186,7 @@ def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
 
 
 def collapse_words(collapse: bool, signs: bool) -> str:
-    """What signs of collapse amount to, in the words that `stepjepa analyze` and the report share."""
+    """The verdict on signs of collapse, in the words that `stepjepa analyze` and the report share."""
     if collapse:
         return "collapse"
     return "signs, but no collapse by themselves" if signs else "no sign of collapse"

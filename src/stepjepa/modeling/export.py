@@ -1,6 +1,6 @@
-"""The final model: the vocabulary and tokenizer as they came, LoRA merged or as an adapter, plain Hugging Face form.
+"""Writes the final model in plain Hugging Face form: original vocabulary and tokenizer, LoRA merged or as an adapter.
 
-`export_model` decides what it is: `JEPATrainer.save_model`, uploads and ``stepjepa export`` call it.
+`JEPATrainer.save_model`, uploads and ``stepjepa export`` all call `export_model`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ from stepjepa.utils.files import (
 )
 
 logger = logging.getLogger("stepjepa")
-_UNFINISHED = ".export"  # where the files are written before they are moved in
+# The folder inside the output folder where files are written before they are moved.
+_UNFINISHED = ".export"
 _ADAPTER = "adapter_config.json"
 _NAME, _UNKNOWN = Names(ExportOptions), Records()
+# Files of a model that an export replaces, whether they come from an export or not.
 _MODEL = {_ADAPTER, "adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"}
 
 
@@ -66,20 +68,20 @@ def export_model(
     keep_predictors: bool = False,
     records: Records = _UNKNOWN,
 ) -> list[str]:
-    """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it; names of the files.
+    """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it; returns the file names.
 
-    The model in memory is not changed. Predictor rows and head are no part of it and are written to `PREDICTORS_FILE`.
+    The model in memory is not changed. Predictor rows and head are not part of it and are written to `PREDICTORS_FILE`.
 
     Args:
-        merge_lora: add the adapter to the weights; otherwise an adapter folder is written.
-        keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer knows get
-            their trained rows in any case, but in an adapter.
-        records: of its training, for the model card. A README.md of the user's own stays as it is.
+        merge_lora: merge the adapter into the weights; otherwise write an adapter folder.
+        keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Tokens that the tokenizer already
+            has always get their trained rows, except in an adapter.
+        records: records of the training, for the model card. A README.md that the user wrote is not changed.
 
     Raises:
         ConfigError: predictors are to be kept in an adapter.
     """
-    # Written in a folder of its own and moved file by file, so that a reader never meets a part of a file.
+    # Written to a separate folder and moved file by file, so that a reader never sees an incomplete file.
     target = Path(output_dir)
     folder = target / _UNFINISHED
     remove_tree(folder)
@@ -90,23 +92,27 @@ def export_model(
             kept = list(kept_predictors(tokenizer))
             try:
                 write_card(folder, target.resolve().name, records, tokenizer, kept, end)
-            except Exception as error:  # damaged records must not cost a model
+            # Damaged records must not prevent the export of a model.
+            except Exception as error:
                 logger.warning("the model card lacks what is recorded of the training: %s", said(error, lines=1))
                 write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept, end)
         share(folder)
         written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        # What an earlier export has left would be read together with, or in place of, what is written now.
+        # Files of an earlier export would be read together with, or instead of, the new ones.
         stale = {PREDICTORS_FILE, *(listed_files(target) or ())}
         stale |= _MODEL if "config.json" in written else set()
+        # Without a manifest, an export that is interrupted here counts as incomplete.
         (target / MANIFEST).unlink(missing_ok=True)
         for name in written:
-            (target / name).parent.mkdir(exist_ok=True)  # several chat templates are a folder
+            # A tokenizer with several chat templates writes a folder.
+            (target / name).parent.mkdir(exist_ok=True)
             os.replace(folder / name, target / name)
         for name in stale.difference(written):
+            # Through a linked folder, this would delete files outside the output folder.
             parent = (target / name).parent
             if parent == target or not parent.is_symlink():
                 (target / name).unlink(missing_ok=True)
-        # Without what is no part of the model: whoever wants to read without the predictors removes them.
+        # Only files of the model: users may remove the predictors and edit the card.
         write_manifest(target, [name for name in written if name not in (PREDICTORS_FILE, CARD)])
     finally:
         with suppress(OSError):
@@ -115,7 +121,7 @@ def export_model(
 
 
 def export_problem(folder: Path) -> str | None:
-    """Why the model in a folder is not one that `export_model` wrote to its end, as far as that shows without reading it."""
+    """Why an export in a folder is incomplete, as far as visible without reading the weights; None if it seems complete."""
     if (folder / MANIFEST).exists():
         return mismatch(folder, only_weights=True, checksums=False)
     return "its writing was cut off" if (folder / _UNFINISHED).exists() else None
@@ -129,7 +135,7 @@ def _write(
     keep_predictors: bool,
     records: Records,
 ) -> tuple[PreTrainedTokenizerBase, int | None]:
-    """Write model, predictors and tokenizer; the tokenizer as it was written, and the token that ends an answer."""
+    """Write model, predictors and tokenizer; return the written tokenizer and the token that ends an answer."""
     inner = causal_lm(model)
     if inner is not model and not merge_lora:
         if keep_predictors:
@@ -143,8 +149,9 @@ def _write(
             tokenizer, kept, new = _kept_predictors(tokenizer, inner, keep_predictors)
             if kept:
                 _write_rows(inner, weights, kept, rows.weight.detach(), new)
-        bare = _bare(inner, weights)
+        bare = _bare_model(inner, weights)
         bare.tie_weights()
+        # `_bare_model` creates parameters without values; each must have got its weight.
         missing = [name for name, value in bare.named_parameters() if value.is_meta]
         if missing:
             raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
@@ -155,9 +162,9 @@ def _write(
     save_predictors(inner, folder)
     file = folder / SAFE_WEIGHTS_NAME
     if file.is_file() and (folder / PREDICTORS_FILE).is_file():
-        # Without an index vLLM and SGLang load every .safetensors, the predictors as well.
-        with safe_open(file, "pt") as opened:
-            names = dict.fromkeys(opened.keys(), file.name)
+        # Without an index, vLLM and SGLang load every .safetensors file, including the predictors.
+        with safe_open(file, "pt") as weights_file:
+            names = dict.fromkeys(weights_file.keys(), file.name)
         write_json(folder / SAFE_WEIGHTS_INDEX_NAME, {"metadata": {}, "weight_map": names})
     tokenizer.save_pretrained(folder)
     return tokenizer, end
@@ -166,52 +173,55 @@ def _write(
 def write_generation_config(
     inner: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, template_kwargs: object
 ) -> int | None:
-    """Write a causal LM's generation config, in which the token that ends an answer in training also ends generation; that
-    token, None where nothing ends an answer.
+    """Write a causal LM's generation config, so that the token that ends an answer in training also ends generation. Returns
+    that token, or None.
 
-    transformers, vLLM and others stop at the ids in this file, not at what a chat template writes. `save_pretrained` would
-    refuse some configs that models are published with (a temperature without sampling).
+    transformers, vLLM and others stop at the ids in this file, and do not read the chat template.
     """
     end = answer_end(tokenizer, template_kwargs if isinstance(template_kwargs, dict) else None)
     config = copy.deepcopy(inner.generation_config) or GenerationConfig()
-    own = config.eos_token_id
-    if own is None:  # which `generate` would then take from the model's configuration
-        own = getattr(text_config(inner.config), "eos_token_id", None)
-    ids = stop_ids(own, tokenizer, end)
+    original = config.eos_token_id
+    # `generate` falls back to the model's configuration.
+    if original is None:
+        original = getattr(text_config(inner.config), "eos_token_id", None)
+    ids = stop_ids(original, tokenizer, end)
     if ids:
         config.eos_token_id = ids[0] if len(ids) == 1 else ids
+    # `save_pretrained` refuses some published configs, such as a temperature without sampling.
     config.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
     return end
 
 
 def _kept_predictors(tokenizer: Any, inner: PreTrainedModel, keep: bool) -> tuple[Any, list[int], bool]:
-    """The tokenizer of the export, the ids that predictor tokens get in its vocabulary (none where they are left out), and
-    whether they are new there."""
+    """The tokenizer to export, the ids of the predictor tokens in its vocabulary (empty if they are omitted), and whether
+    they are new."""
     names = trained_names(inner)
     known = known_predictors(tokenizer, vocabulary_size(inner), names)
     if known or not keep:
         return tokenizer, known, False
+    # The caller's tokenizer is not changed.
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_tokens(names, special_tokens=True)
     return tokenizer, tokenizer.convert_tokens_to_ids(names), True
 
 
 def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Find out before training whether the export can write the predictor tokens into the vocabulary.
+    """Check before training that the export can write the predictor tokens into the vocabulary.
 
     Raises:
-        ConfigError: another part of the model has the vocabulary's size and cannot grow with it.
+        ConfigError: another part of the model has the vocabulary's size and cannot grow.
     """
     inner = causal_lm(model)
     rows = trained_extras(inner).predictors
     if rows is None:
         return
-    own = _plain_weights(model, merge_lora=False)
-    weights = {name: torch.empty_like(value, device="meta") for name, value in own.items()}
+    # On the meta device, shapes are checked without memory for the values.
+    plain = _plain_weights(model, merge_lora=False)
+    weights = {name: torch.empty_like(value, device="meta") for name, value in plain.items()}
     _, kept, new = _kept_predictors(tokenizer, inner, True)
     try:
         _write_rows(inner, weights, kept, rows.weight.detach().to("meta"), new)
-        _bare(inner, weights)
+        _bare_model(inner, weights)
     except RuntimeError as error:
         what = f"the vocabulary of {type(inner).__name__} cannot grow ({said(error)})"
         raise ConfigError(f"predictor tokens cannot be kept: {what}") from None
@@ -220,31 +230,32 @@ def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase)
 def _write_rows(
     inner: PreTrainedModel, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool
 ) -> None:
-    """Put predictor rows (K, D) into the vocabulary of `weights` (of any shape), which grows where an id of `kept` needs it.
+    """Write predictor rows (K, D) into the vocabulary of `weights` (any shape), which grows if an id in `kept` needs it.
 
-    `new` tokens get zeros in an output embedding of its own: they never entered a softmax.
+    In an untied output embedding, `new` tokens get zeros, since they never entered a softmax.
     """
     module, output = inner.get_input_embeddings(), inner.get_output_embeddings()
     embedding, head = (f"{name_of(inner, part)}.weight" for part in (module, output))
     size = max(len(weights[embedding]), max(kept) + 1)
-    own = output is not None and plain_module(output).weight is not plain_module(module).weight
-    for name in (embedding, *((head, head.replace(".weight", ".bias")) if own else ())):
+    untied = output is not None and plain_module(output).weight is not plain_module(module).weight
+    for name in (embedding, *((head, head.replace(".weight", ".bias")) if untied else ())):
         if name not in weights:
             continue
         value = weights[name].detach()
         value = value if value.is_meta else value.cpu()
+        # New rows, also those between the vocabulary and the predictors, start as copies of the last one.
         value = torch.cat([value, value[-1:].expand(size - len(value), *value.shape[1:])])
         if name == embedding:
             value[kept] = rows_KD.to(value)
         elif new:
             value[kept] = 0
         weights[name] = value
-    if not own and head in weights:
+    if not untied and head in weights:
         weights[head] = weights[embedding]
 
 
 def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch.Tensor]:
-    """The causal LM's own weights (any shape) under the names of the bare model, with or without what LoRA adds to them."""
+    """The weights of the causal LM (any shape) under the names of the plain model, with LoRA merged or left out."""
     inner = causal_lm(model)
     weights = {name: value for name, value in inner.state_dict().items() if not is_extra(name)}
     if inner is model:
@@ -252,7 +263,8 @@ def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch
     from peft.tuners.lora import LoraLayer
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-    # PEFT merges a copy of one layer at a time, whatever kind of LoRA it is (DoRA, with biases, trained token rows).
+    # PEFT itself merges, so all kinds of LoRA work (DoRA, biases, trained token rows); in a copy of one layer at a time, so
+    # that the model does not change and little memory is needed.
     for name, module in inner.named_modules():
         if not isinstance(module, (LoraLayer, TrainableTokensLayer)):
             continue
@@ -266,12 +278,13 @@ def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch
     return weights
 
 
-def _bare(inner: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """A model of the same class that holds `weights` (by name, any shape), without a copy of them."""
+def _bare_model(inner: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """A model of the same class with `weights` (by name, any shape), which are not copied."""
     config = copy.deepcopy(inner.config)
     text, embedding = text_config(config), name_of(inner, inner.get_input_embeddings())
-    # By how much it grew: some models embed more tokens than they predict.
+    # Only the growth is added, since some models embed more tokens than they predict.
     text.vocab_size += len(weights[f"{embedding}.weight"]) - vocabulary_size(inner)
+    # An attention of this library is unknown where the export is loaded.
     if text._attn_implementation in OWN:
         text._attn_implementation = "sdpa"
     with torch.device("meta"):
@@ -281,11 +294,11 @@ def _bare(inner: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTraine
 
 
 def _save_adapter(model: Any, folder: Path) -> None:
-    """The LoRA weights alone, for the base model as it came."""
+    """Write only the LoRA weights, for the unchanged base model."""
     from peft.utils import get_peft_model_state_dict
 
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-    # PEFT reads DoRA's magnitudes under both names, `AutoModelForCausalLM.from_pretrained` under the longer one alone.
+    # PEFT reads DoRA's magnitudes under two names, `AutoModelForCausalLM.from_pretrained` only under the longer one.
     names = {name: f"{name}.weight" for name in weights if name.endswith("lora_magnitude_vector")}
     weights = {names.get(name, name): value.detach().cpu().contiguous() for name, value in weights.items()}
     config = copy.deepcopy(model.peft_config[model.active_adapter])
@@ -299,11 +312,11 @@ def _save_adapter(model: Any, folder: Path) -> None:
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-# A checkpoint, which holds what training needs, as the final model of its run
+# Export of a checkpoint, which has the files of training, as the final model of its run
 
 
 class Export(NamedTuple):
-    """A model that was exported: the folder, and the names of its files."""
+    """An exported model: the folder and its file names."""
 
     folder: str
     files: list[str]
@@ -313,20 +326,21 @@ class Export(NamedTuple):
 
 
 def export_checkpoint(options: ExportOptions) -> Export:
-    """Write what `JEPATrainer.save_model` writes with the weights of a checkpoint, and the records of its run.
+    """Write the files of `JEPATrainer.save_model` with the weights of a checkpoint, and the records of its run.
 
-    The checkpoint is ``checkpoint-N`` of a run, or any folder with a model or an adapter; without a base that is named an
-    adapter gets the one that it names, or that its run has initialised.
+    The checkpoint is ``checkpoint-N`` of a run, or any folder with a model or an adapter. The default base of an adapter is
+    the one that it names, or that its run initialised.
 
     Raises:
-        ConfigError: the checkpoint cannot be read, or the folder not be written.
+        ConfigError: the checkpoint cannot be read, or the output folder cannot be written.
     """
     folder, target, trusted = Path(str(options.checkpoint)), Path(str(options.output_dir)), options.trust_remote_code
     adapter = (folder / _ADAPTER).is_file()
     if not (folder / "config.json").is_file() and not adapter:
         raise ConfigError(f"{folder}: no checkpoint (neither config.json nor {_ADAPTER})")
+    # The records are next to the model, or in the run's folder above its checkpoint.
     place = folder.resolve()
-    run = next((one for one in (place, place.parent) if (one / "run.json").is_file()), place)
+    run = next((candidate for candidate in (place, place.parent) if (candidate / "run.json").is_file()), place)
     is_checkpoint = any((folder / name).is_file() for name in ("resume_record.json", "trainer_state.json"))
     if is_checkpoint or (folder / MANIFEST).exists():
         problem = mismatch(folder, only_weights=not is_checkpoint)
@@ -341,6 +355,8 @@ def export_checkpoint(options: ExportOptions) -> Export:
         raise ConfigError(
             f"{folder}: was trained on quantised weights, into which no adapter is merged; leave out --{_NAME.merge_lora}"
         )
+
+    # The model is restored as at the end of training: base, adapter, predictors.
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trusted)
     model: nn.Module
     if adapter:
@@ -353,12 +369,14 @@ def export_checkpoint(options: ExportOptions) -> Export:
     else:
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trusted)
     attach_saved(causal_lm(model), folder)
+
+    # A checkpoint has the Trainer's state, a final model the metrics; both hold the log.
     log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
     steps = log.get("global_step", log.get("steps", 0))
     records = Records(record, read_object(run / "data_report.json"), log.get("log_history", ()), steps)
     keep = options.keep_predictors
     written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep, records=records)
-    # How the weights were trained: `evaluate`, for one, asks for the system prompts.
+    # `evaluate` and other commands read how the weights were trained, such as the system prompts.
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in copied:
         write_whole(target / name, [(run / name).read_bytes()])
@@ -378,10 +396,10 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
 def _load_base(
     folder: Path, tokenizer: PreTrainedTokenizerBase, run: dict[str, Any], name: str | None, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """The base of an adapter, with its weights; random ones as its run has drawn them where the run began with such.
+    """Load the base of an adapter. If its run started from random weights, they are drawn again from the same seed.
 
     Raises:
-        ConfigError: it is not known or cannot be loaded.
+        ConfigError: the base is unknown or cannot be loaded.
     """
     named = name or run.get("model_name") or read_object(folder / _ADAPTER).get("base_model_name_or_path")
     if not named:

@@ -2,14 +2,14 @@
 target encoder.
 
 The ids of the K predictor tokens are V .. V+K-1, where V is the number of rows of the model's input embedding. Their rows
-are a module of their own; the embedding is never resized. In a batch's forward, a hook on the embedding puts them in where
-those ids are. Rows, head and modules are one submodule of the model, so that optimizer, DDP, FSDP and autocast treat them
-as they treat any weight. The model's state dict leaves them out: `save_pretrained` writes what the plain model has.
-Checkpoints and the export write them next to it, to `PREDICTORS_FILE`.
+are a separate module; the embedding is never resized. In the forward of a batch, a hook on the embedding inserts them at
+those ids. Rows, head and modules are one submodule of the model, so that optimizer, DDP, FSDP and autocast treat them like
+any weight. The model's state dict omits them, so `save_pretrained` writes the plain model. Checkpoints and the export write
+them next to it, to `PREDICTORS_FILE`.
 
 The EMA target encoder is ``shadow <- m * shadow + (1 - m) * weight`` after every optimizer step, with m along half a cosine
-over the training (BYOL, arXiv:2006.07733, Section 3.2; I-JEPA, arXiv:2301.08243). The frozen one keeps the weights of the
-start. A model of its own may encode the targets instead.
+over the training (BYOL, arXiv:2006.07733, Section 3.2; I-JEPA, arXiv:2301.08243). The frozen one keeps the initial weights.
+A separate model may encode the targets instead.
 
 Shapes: R rows of a batch, T tokens, K predictors, G groups, D width, P pairs.
 """
@@ -50,36 +50,40 @@ from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
 EMA_FILE = "target_encoder.safetensors"
-ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."  # the names in it, or how they begin
-_GROUPS = "groups"  # in its metadata; a file of earlier versions has one group
-_EXTRAS = "jepa"  # the submodule
+# The names in `PREDICTORS_FILE`, or their prefixes.
+ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."
+# The key in its metadata; a file of earlier versions has none, and one group.
+_GROUPS = "groups"
+# The attributes of a model for the submodule and for its target encoder.
+_EXTRAS = "jepa"
 _ENCODER = "_stepjepa_target_encoder"
 
 
 def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
-    """``<|predictor_1|>`` .. ``<|predictor_K|>``; of several groups ``<|predictor_g_k|>``, one group after the other."""
+    """``<|predictor_1|>`` .. ``<|predictor_K|>``; with several groups ``<|predictor_g_k|>``, group by group."""
     parts = [""] if len(groups) == 1 else [f"{group}_" for group in groups]
     return [f"<|predictor_{part}{number}|>" for part in parts for number in range(1, count + 1)]
 
 
 def placed_predictors(ids: Sequence[int], options: PredictorOptions, groups: int) -> tuple[int, ...]:
-    """The ids of the K predictors of every group in the order in which they stand after a source, and those that follow
-    them (the mask token's)."""
+    """The ids of the K predictors of every group in their order after a source, followed by any further ids (that of the
+    mask token)."""
     predictors = options.predictors or 0
+    # The same predictor has one id, which occurs K times.
     size = min(predictors, 1) if options.same_predictor else predictors
     times = predictors if options.same_predictor else 1
     placed: list[int] = []
     for group in range(groups):
-        own = list(ids[group * size : (group + 1) * size]) * times
+        in_group = list(ids[group * size : (group + 1) * size]) * times
         if options.predictor_order == "descending":
-            own.reverse()
-        placed += own
+            in_group.reverse()
+        placed += in_group
     return (*placed, *ids[groups * size :])
 
 
 def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, names: Sequence[str]) -> list[int]:
-    """Ids of the predictor tokens `names` that a tokenizer already knows and that have a row in the model's embedding; none
-    where one is missing."""
+    """Ids of the predictor tokens `names` if the tokenizer has all of them, with rows in the model's embedding; else an
+    empty list."""
     known = {} if tokenizer is None else kept_predictors(tokenizer)
     ids = [known.get(name, vocabulary) for name in names]
     return ids if all(index < vocabulary for index in ids) else []
@@ -89,8 +93,8 @@ class PredictorRows(nn.Module):
     """The rows of the predictor tokens.
 
     Args:
-        weight_KD: (K, D), those of all groups one after the other: their first values; trained in their dtype.
-        first: V, the id of the first one.
+        weight_KD: (K, D), the initial rows, group by group; trained in their dtype.
+        first: V, the id of the first predictor.
     """
 
     def __init__(self, weight_KD: torch.Tensor, first: int):
@@ -102,11 +106,11 @@ class PredictorRows(nn.Module):
     def drawn(cls, model: PreTrainedModel, count: int, seed: int, known: list[int] | None = None) -> PredictorRows:
         """Rows for a causal LM, on the device and in the dtype of its embedding.
 
-        They follow the distribution of the vocabulary's rows, dimension by dimension, and `seed` alone; or they are copies
-        of the vocabulary's rows `known`.
+        They are normal with the mean and deviation of the vocabulary's rows in each dimension, and depend only on `seed`;
+        or they are copies of the vocabulary's rows `known`.
 
         Raises:
-            ConfigError: the model's input embedding is no plain one.
+            ConfigError: the model's input embedding is not a plain one.
         """
         embedding = plain_module(model.get_input_embeddings())
         if not isinstance(embedding, nn.Embedding):
@@ -117,6 +121,7 @@ class PredictorRows(nn.Module):
         vocabulary = embedding.weight.detach()
         if known:
             return cls(vocabulary[known].clone(), len(vocabulary))
+        # A generator on the CPU gives the same rows on every device.
         noise = torch.randn(count, vocabulary.shape[1], generator=torch.Generator().manual_seed(seed))
         values = vocabulary.float()
         rows = values.mean(0) + values.std(0) * noise.to(vocabulary.device)
@@ -129,11 +134,11 @@ class PredictorRows(nn.Module):
 
     @contextmanager
     def placed(self, embedding: nn.Module, ids_RT: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Within this context `embedding` gives the predictors' rows where `ids_RT` has their ids.
+        """Within this context `embedding` returns the predictors' rows at their ids in `ids_RT`.
 
-        It yields the ids (R, T) to call the model with, which are all in the vocabulary: whatever else reads ids (per-layer
-        embeddings, routers) finds known ones. Every call has a gradient for the rows, also one without a predictor, as DDP
-        expects it. Nothing waits for the device.
+        It yields the ids (R, T) to call the model with, which are all in the vocabulary, for other modules that read ids
+        (per-layer embeddings, routers). Every call gives the rows a gradient, even one without predictors, as DDP expects.
+        Nothing waits for the device.
 
         Raises:
             ConfigError: the model did not call its embedding, so the rows had no effect.
@@ -144,11 +149,12 @@ class PredictorRows(nn.Module):
         def put_in(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
             used.append(True)
             rows_KD = embedded(module, self.weight)
-            # Finding the places would wait for the device. One more row, without a gradient, stands for the tokens of the
-            # vocabulary.
+            # Indexing by a boolean mask would wait for the device. Instead every token looks up a row: those of the
+            # vocabulary an additional one, which gets no gradient.
             rows_KD = torch.cat([rows_KD, rows_KD.new_zeros(1, rows_KD.shape[1])])
-            chosen = torch.where(is_predictor, ids_RT - self.first, len(self.weight))
-            rows_RTD = F.embedding(chosen, rows_KD, padding_idx=len(self.weight))
+            additional = len(self.weight)
+            numbers_RT = torch.where(is_predictor, ids_RT - self.first, additional)
+            rows_RTD = F.embedding(numbers_RT, rows_KD, padding_idx=additional)
             return torch.where(is_predictor[..., None], rows_RTD.to(output_RTD.dtype), output_RTD)
 
         with embedding.register_forward_hook(put_in):
@@ -158,29 +164,31 @@ class PredictorRows(nn.Module):
 
 
 def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
-    """What an embedding gives for rows (K, D) as if they were the vocabulary's: Gemma scales them, others have a norm."""
+    """The output of an embedding for rows (K, D) as if they were its own: Gemma scales them, other models have a norm."""
     embedding = plain_module(embedding)
     if type(embedding).forward is nn.Embedding.forward:
         return weight_KD
-    stand_in: Any = object.__new__(type(embedding))  # shares everything but the rows; FSDP's classes refuse a copy
+    # An object of the same class that shares everything but the rows, since FSDP's classes cannot be copied.
+    stand_in: Any = object.__new__(type(embedding))
     parameters = {**embedding._parameters, "weight": weight_KD}
     vars(stand_in).update(vars(embedding), _parameters=parameters, padding_idx=None)
     return stand_in.forward(torch.arange(len(weight_KD), device=weight_KD.device))
 
 
 class PredictorHead(nn.Module):
-    """A small network on the source's state, trained with the model and no part of its export.
+    """A small network on the source's state, trained with the model but not exported.
 
-    The method's own predictor is the model itself with K predictor tokens; a head is what other JEPAs have there (I-JEPA,
-    arXiv:2301.08243; BYOL, arXiv:2006.07733). ``linear``: a D x D matrix without bias that starts as the identity, so that
-    training starts from no head at all. ``mlp``: D -> 2 D -> D with GELU in between, initialised as torch does. Of several
-    `groups` each has a network of its own, in `layers` one after the other. Where the targets' states have another width
-    (`target_width`), it maps to that, and a linear one starts as torch does.
+    In the method itself, the model with K predictor tokens is the predictor; other JEPAs have a head (I-JEPA,
+    arXiv:2301.08243; BYOL, arXiv:2006.07733). ``linear``: a D x D matrix without bias, initialised as the identity, so that
+    training starts as if there were no head. ``mlp``: D -> 2 D -> D with GELU in between, in torch's initialisation. Each of
+    several `groups` has a network, in `layers`. If the targets have another width (`target_width`), the head maps to
+    it, and a linear one has torch's initialisation.
     """
 
     def __init__(self, kind: str, width: int, seed: int, groups: int = 1, target_width: int | None = None):
         super().__init__()
         self.target_width = target_width or width
+        # torch initialises layers from the global generator, whose state is restored.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             networks = [self._network(kind, width) for _ in range(groups)]
@@ -188,33 +196,35 @@ class PredictorHead(nn.Module):
 
     def _network(self, kind: str, width: int) -> nn.Sequential:
         if kind == "mlp":
-            into, out = nn.Linear(width, 2 * width), nn.Linear(2 * width, self.target_width)
-            return nn.Sequential(into, nn.GELU(), out)
+            wider = nn.Linear(width, 2 * width)
+            output = nn.Linear(2 * width, self.target_width)
+            return nn.Sequential(wider, nn.GELU(), output)
         linear = nn.Linear(width, self.target_width, bias=False)
         if self.target_width == width:
             nn.init.eye_(linear.weight)
         return nn.Sequential(linear)
 
     def forward(self, source_PD: torch.Tensor, groups_P: torch.Tensor | None = None) -> torch.Tensor:
-        """(P, D) float32, D of the targets, of states (P, D) whose groups are `groups_P` (P,) int64, None for the first.
+        """Map states (P, D) to (P, D) float32, the latter D that of the targets; `groups_P` (P,) int64, None for the first.
 
-        Every network computes every state, a small part of a step: so nothing waits for the device to pick out a group, and
-        each has a gradient in every batch, as DDP expects it.
+        Every network computes every state, which is a small part of a step. So nothing waits for the device to select a
+        group, and each network has a gradient in every batch, as DDP expects.
         """
+        # Predictions are compared in float32, so autocast must not lower them.
         with torch.autocast(source_PD.device.type, enabled=False):
             if isinstance(self.layers, nn.Sequential):
                 return self.layers(source_PD.float())
-            found_GPD = torch.stack([network(source_PD.float()) for network in self.layers])
+            outputs_GPD = torch.stack([network(source_PD.float()) for network in self.layers])
             if groups_P is None:
-                return found_GPD[0]
-            return found_GPD[groups_P, torch.arange(len(groups_P), device=groups_P.device)]
+                return outputs_GPD[0]
+            return outputs_GPD[groups_P, torch.arange(len(groups_P), device=groups_P.device)]
 
 
 class TrainedExtras(nn.Module):
     """Predictor rows and head of one causal LM, and the modules of its objective.
 
     Attributes:
-        groups: of rows and head, by their numbers (`objectives.base.Objective.groups`).
+        groups: numbers of the groups of rows and head (`objectives.base.Objective.groups`).
         in_state_dict: whether the model's state dict has them; only for weights that are gathered from several processes.
     """
 
@@ -229,10 +239,10 @@ class TrainedExtras(nn.Module):
         self.groups = tuple(groups)
         self.predictors, self.head, self.objective = predictors, head, objective
         self.in_state_dict = False
-        self.register_load_state_dict_post_hook(_not_missed)
+        self.register_load_state_dict_post_hook(_ignore_missing)
 
     def keep_groups(self, groups: Sequence[int]) -> None:
-        """Keep the rows and heads of these groups only, in this order. Raises ValueError: one of them is missing."""
+        """Keep only the rows and heads of these groups, in this order. Raises ValueError: a group does not exist."""
         numbers = [self.groups.index(group) for group in groups]
         if self.predictors is not None:
             weight = self.predictors.weight.detach()
@@ -245,20 +255,22 @@ class TrainedExtras(nn.Module):
         self.groups = tuple(groups)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """As `nn.Module.state_dict`, and nothing where they are left out."""
+        """As `nn.Module.state_dict`, but empty unless `in_state_dict` is set."""
         return super().state_dict(*args, **kwargs) if self.in_state_dict else kwargs.get("destination", {})
 
 
-def _not_missed(module: nn.Module, incompatible: Any) -> None:
-    """Weights of a plain model are all that it needs."""
+def _ignore_missing(module: nn.Module, incompatible: Any) -> None:
+    """Let the weights of a plain model load into one with extras."""
+    # In place: torch reads this list again.
     incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if not is_extra(name)]
 
 
-_NOTHING = TrainedExtras(None, None, None)  # made once: every forward asks
+# Created once, since every forward asks for the extras.
+_NOTHING = TrainedExtras(None, None, None)
 
 
 def is_extra(name: str, part: str = "") -> bool:
-    """Whether a parameter of this name belongs to what training adds, or to a `part` of it (`HEAD`, `OBJECTIVE`)."""
+    """Whether a parameter of this name is added by training, or belongs to a `part` of it (`HEAD`, `OBJECTIVE`)."""
     return f".{_EXTRAS}.{part}" in f".{name}"
 
 
@@ -271,8 +283,8 @@ def add_extras(
     groups: Sequence[int] = (1,),
     target_width: int | None = None,
 ) -> None:
-    """Give a causal LM predictor rows and a head of kind `head`, both of these groups, and its objective's modules, on its
-    device; the ones that it had are dropped."""
+    """Give a causal LM predictor rows, a head of kind `head` (both for these groups) and the objective's modules, on its
+    device. They replace earlier ones."""
     release(inner)
     network = None
     if head != "none":
@@ -284,19 +296,19 @@ def add_extras(
 
 
 def release(inner: PreTrainedModel) -> None:
-    """Take off a causal LM what an earlier training has added."""
+    """Remove everything that an earlier training has added to a causal LM."""
     if hasattr(inner, _EXTRAS):
         delattr(inner, _EXTRAS)
     inner.__dict__.pop(_ENCODER, None)
 
 
 def trained_extras(inner: PreTrainedModel) -> TrainedExtras:
-    """What training adds to a causal LM; without any part where it adds nothing."""
+    """What training adds to a causal LM; an object without parts if it adds nothing."""
     return getattr(inner, _EXTRAS, _NOTHING)
 
 
 def trained_names(inner: PreTrainedModel) -> list[str]:
-    """Names of the predictor tokens of a causal LM, in the order of their ids."""
+    """Names of a causal LM's predictor tokens, in the order of their ids."""
     extras = trained_extras(inner)
     if extras.predictors is None:
         return []
@@ -304,12 +316,12 @@ def trained_names(inner: PreTrainedModel) -> list[str]:
 
 
 def with_predictors(inner: PreTrainedModel, ids_RT: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
-    """`PredictorRows.placed` for a causal LM; the ids (R, T) as they are where it has no rows."""
+    """`PredictorRows.placed` for a causal LM; yields the ids (R, T) unchanged if it has no rows."""
     rows = trained_extras(inner).predictors
     return nullcontext(ids_RT) if rows is None else rows.placed(inner.get_input_embeddings(), ids_RT)
 
 
-# What encodes the targets
+# Target encoders
 
 
 def momentum_at(done: float, start: float, end: float) -> float:
@@ -318,11 +330,11 @@ def momentum_at(done: float, start: float, end: float) -> float:
 
 
 class TargetEncoder:
-    """Shadows of a model's trained weights, which encode its targets from then on. Frozen weights serve both encoders.
+    """Shadows of a model's trained weights, which then encode its targets. Both encoders share the frozen weights.
 
     Args:
-        model: a causal LM, or a PEFT model of one, when it is known which weights are trained and where they lie. Its
-            predictor head and its objective's modules, which targets do not pass, have no shadow.
+        model: a causal LM, or a PEFT model of one, after its weights are frozen and placed on devices. Its predictor head
+            and its objective's modules have no shadow, since targets do not pass through them.
         moves: whether `update` will be called.
     """
 
@@ -334,7 +346,7 @@ class TargetEncoder:
         object.__setattr__(causal_lm(model), _ENCODER, self)
 
     def begin(self) -> None:
-        """Start from the weights, where they are others than before: sharding replaces them."""
+        """Start from the current weights if they are new objects, since sharding replaces them."""
         free_gathered(self._model)
         weights = {
             name: parameter
@@ -343,7 +355,8 @@ class TargetEncoder:
         }
         if any(weight is not self._weights.get(name) for name, weight in weights.items()):
             self.shadow = {name: parameter.detach().clone() for name, parameter in weights.items()}
-            if self.moves:  # in float32: a step of 1 - m is lost in a shorter dtype
+            # In float32: in a shorter dtype a step of 1 - m would round to nothing.
+            if self.moves:
                 self.shadow = {name: value.float() for name, value in self.shadow.items()}
         self._weights = weights
 
@@ -358,9 +371,10 @@ class TargetEncoder:
     def in_place(self) -> Iterator[PreTrainedModel]:
         """Within this context the model, which it yields, computes with the shadows.
 
-        Only for passes without a graph, and before those with one: what a graph has saved must not change under it.
+        Only for passes without a graph, and before passes with one: tensors that a graph has saved must not change.
         """
-        own = {
+        # Of sharded weights the memory is overwritten, so it is copied; of others only the tensors are exchanged.
+        originals = {
             name: local(weight.detach()).clone() if is_sharded(weight) else weight.data
             for name, weight in self._weights.items()
         }
@@ -368,26 +382,28 @@ class TargetEncoder:
             self._put(self.shadow)
             yield causal_lm(self._model)
         finally:
-            self._put(own)
+            self._put(originals)
 
     def _put(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Let the model compute with these values; of sharded weights this process's parts."""
+        """Put values into the model; of sharded weights, this process's parts."""
         for name, weight in self._weights.items():
             if not is_sharded(weight):
                 weight.data = values[name].to(weight.dtype)
                 continue
             local(weight.detach()).copy_(local(values[name]))
-            now = causal_lm(self._model).get_parameter(name)
-            if now is not weight:  # it has been gathered already
-                now.data.copy_(whole(weight.detach()))
-        torch.clear_autocast_cache()  # autocast keeps its copies by tensor object, whatever data that holds
+            # FSDP may have gathered the weight already and would use the gathered values.
+            current = causal_lm(self._model).get_parameter(name)
+            if current is not weight:
+                current.data.copy_(whole(weight.detach()))
+        # Autocast caches its copies by tensor object, not by value.
+        torch.clear_autocast_cache()
 
 
 class OtherEncoder:
-    """A model of its own that encodes the targets of a causal LM. It is not trained, sharded or saved.
+    """A separate model that encodes the targets of a causal LM. It is not trained, sharded or saved.
 
     Attributes:
-        shadow: the weights that a checkpoint has to keep: none.
+        shadow: the weights that a checkpoint must keep: none.
     """
 
     def __init__(self, inner: PreTrainedModel, other: PreTrainedModel):
@@ -397,13 +413,13 @@ class OtherEncoder:
 
     @contextmanager
     def in_place(self) -> Iterator[PreTrainedModel]:
-        """Within this context the model that it yields encodes targets."""
+        """Yield the model that encodes targets."""
         yield self.other
 
 
 def begin_targets(model: nn.Module, kind: str) -> None:
-    """Let a model's own weights of now encode its targets from then on, where `kind` of target encoder is ``ema`` or
-    ``frozen``. Called again, it starts once more where the weights are others than before."""
+    """Let the current weights of a model encode its targets from now on, if the `kind` of target encoder is ``ema`` or
+    ``frozen``. Another call starts again if the weights are new objects."""
     encoder = target_encoder(causal_lm(model))
     if isinstance(encoder, TargetEncoder):
         encoder.begin()
@@ -412,10 +428,10 @@ def begin_targets(model: nn.Module, kind: str) -> None:
 
 
 def move_targets(model: nn.Module, options: EMAOptions, done: float) -> None:
-    """Move the moving average that encodes a model's targets after an optimizer step, if there is one.
+    """Update the moving average that encodes a model's targets, if there is one, after an optimizer step.
 
     Args:
-        done: share of the training, in [0, 1].
+        done: completed share of the training, in [0, 1].
     """
     encoder = target_encoder(causal_lm(model))
     if isinstance(encoder, TargetEncoder) and encoder.moves:
@@ -423,12 +439,12 @@ def move_targets(model: nn.Module, options: EMAOptions, done: float) -> None:
 
 
 def target_encoder(inner: PreTrainedModel) -> TargetEncoder | OtherEncoder | None:
-    """What encodes the targets of a causal LM, None where it does so itself."""
+    """The target encoder of a causal LM; None if the model encodes its targets itself."""
     return inner.__dict__.get(_ENCODER)
 
 
 def encoding_model(inner: PreTrainedModel) -> AbstractContextManager[PreTrainedModel]:
-    """Within this context the model that it yields encodes the targets of a causal LM."""
+    """A context that yields the model that encodes the targets of a causal LM."""
     encoder = target_encoder(inner)
     return nullcontext(inner) if encoder is None else encoder.in_place()
 
@@ -437,9 +453,10 @@ def encoding_model(inner: PreTrainedModel) -> AbstractContextManager[PreTrainedM
 
 
 def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = True) -> None:
-    """Write what training adds to a causal LM, or that of a PEFT model, atomically and where `here` is set; nothing of what
-    it has not. Every process must call it."""
+    """Write what training adds to a causal LM (or that of a PEFT model), atomically, in processes with `here` set. Every
+    process must call this."""
     inner = causal_lm(model)
+    # Gathering is collective, so it comes before the writing that only some processes do.
     encoder, extras = target_encoder(inner), trained_extras(inner)
     shadow = {} if encoder is None else {name: whole(value).cpu() for name, value in encoder.shadow.items()}
     free_gathered(model)
@@ -451,7 +468,7 @@ def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = T
 
 
 def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
-    """As `save_extras`, without the target encoder, of weights that are whole."""
+    """As `save_extras`, without the target encoder and for weights that are not sharded."""
     extras = trained_extras(inner)
     if weights := dict(extras.named_parameters()):
         _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, extras.groups))})
@@ -460,18 +477,21 @@ def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> N
 def _save(weights: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     with replacing(path) as temporary:
-        # One entry: several stand in an order that changes from file to file, and equal runs write equal bytes.
+        # One metadata entry only: the order of several would vary, and equal runs must write equal bytes.
         save_file(on_cpu, temporary, metadata=metadata)
 
 
 def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Read what `save_extras` wrote. Raises ConfigError: it is of other predictors than the model's."""
+    """Load what `save_extras` wrote. Raises ConfigError: the predictors differ from the model's."""
     inner = causal_lm(model)
     free_gathered(model)
     extras, encoder, path = trained_extras(inner), target_encoder(inner), Path(folder) / PREDICTORS_FILE
-    if own := dict(extras.named_parameters()):
+    parameters = dict(extras.named_parameters())
+    if parameters:
         try:
-            extras.load_state_dict({name: like(value, own.get(name, value)) for name, value in load_file(path).items()})
+            # A name that the model lacks stays in the state dict, which then refuses to load.
+            saved = {name: like(value, parameters.get(name, value)) for name, value in load_file(path).items()}
+            extras.load_state_dict(saved)
         except RuntimeError:
             raise ConfigError(
                 f"{path}: holds other predictors than this run's (up to version 0.2 all horizons shared theirs); start over"
@@ -485,14 +505,13 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 def attach_saved(
     inner: PreTrainedModel, folder: str | os.PathLike[str], objective: nn.Module | None = None
 ) -> str | None:
-    """Give a causal LM the predictor rows and the head that lie next to it, as training had them; the head's kind, None
-    where there is none.
+    """Give a causal LM the predictor rows and the head saved in a folder; the head's kind, None without one.
 
     Args:
-        objective: modules of its objective, which get the weights there; without them those are left.
+        objective: modules of the objective, which get their saved weights; if None, these weights are ignored.
 
     Raises:
-        ConfigError: the file is damaged, or of a model of another width or vocabulary.
+        ConfigError: the file is damaged, or belongs to a model of another width or vocabulary.
     """
     path = Path(folder) / PREDICTORS_FILE
     if not path.is_file():
@@ -504,11 +523,12 @@ def attach_saved(
             weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(wanted)}  # noqa: SIM118
         rows = weights.get(ROWS)
         head = {name: value for name, value in weights.items() if name.startswith(HEAD)}
-        tensors = len(head) // len(groups)  # of a group's head
+        # The kind and the output width follow from the number and the shape of the tensors of a group's head.
+        tensors = len(head) // len(groups)
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")
         width = embedding_rows(inner).shape[1]
-        last = ".2.weight" if kind == "mlp" else ".0.weight"
-        target_width = next((len(value) for name, value in head.items() if name.endswith(last)), None)
+        output = ".2.weight" if kind == "mlp" else ".0.weight"
+        target_width = next((len(value) for name, value in head.items() if name.endswith(output)), None)
         if rows is not None and rows.shape[1] != width:
             raise RuntimeError(f"its rows are {rows.shape[1]} wide, the model's {width}")
         predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))

@@ -1,13 +1,12 @@
-"""Floating point operations of a training step, from the shapes of a collated batch alone, by kind of token.
+"""Floating point operations of a training step by kind of token, from the shapes of a collated batch alone.
 
-What counts is what `torch.utils.flop_counter` counts: matrix products, 2 FLOPs a multiply-add, and the scores and values of
-attention. `ModelCost.of` lets it count a few passes of a few tokens, forward and backward, as the model is: what is frozen,
-its attention, gradient checkpointing, experts that a token is sent to. Embeddings, norms, softmax, activations, the losses
-and the optimizer are not counted, nor is what a call costs whatever its length (LoRA on experts).
+The operations are those that `torch.utils.flop_counter` counts: matrix products, 2 FLOPs per multiply-add, and the scores
+and values of attention. `ModelCost.of` counts a few passes of a few tokens, forward and backward, through the model with its
+frozen weights, attention, gradient checkpointing, and experts per token. Embeddings, norms, softmax, activations, the losses
+and the optimizer are not counted, nor are costs of a call that do not depend on its length (LoRA on experts).
 
-A query pays for every key of its call: for all T tokens of its row under a dense mask (causality, windows and padding save
-nothing; FlexAttention skips blocks, so for it this is an upper bound), for the keys of its segment where a batch attends by
-segments.
+A query pays for every key of its call. Under a dense mask these are all T tokens of its row: causality, windows and padding
+save nothing (FlexAttention skips blocks, so for it this is an upper bound). By segments they are the keys of its segment.
 
 Shapes: R rows, T tokens a row, L = R * T, N labelled positions, D width.
 """
@@ -17,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,20 +34,21 @@ from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
 from stepjepa.objectives.base import Objective
 
-# "head" is the LM head at labelled positions, the predictor head, if there is one, at the sources, and what the objective
-# computes with modules of its own.
+# "head" covers the LM head at labelled positions, the predictor head, if any, at the sources, and the objective's modules.
 KINDS = ("trunk", "branch", "target", "head", "padding")
 _TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
 
 
 def _attention(*shapes: Any, backward: bool = False, **_: object) -> int:
+    # The backward kernel has the gradient of the output as its first argument.
     q, k, v = shapes[backward : 3 + backward]
-    every = q, q[:2] + k[2:], q[:2] + v[2:]
-    return sdpa_backward_flop_count(shapes[0], *every) if backward else sdpa_flop_count(*every)
+    # Keys and values count with the query's heads: before torch 2.12 its formulas refuse grouped queries.
+    expanded = q, q[:2] + k[2:], q[:2] + v[2:]
+    return sdpa_backward_flop_count(shapes[0], *expanded) if backward else sdpa_flop_count(*expanded)
 
 
-# Kernels that torch's counter has no formula for: attention on CPU, and with fewer keys than queries before torch 2.12; and
-# the product of several experts at once.
+# Kernels without a formula in torch's counter: attention on CPU, or with fewer key heads than query heads before torch 2.12,
+# and the product of several experts at once.
 _ATEN = torch.ops.aten
 _EXPERTS = "_grouped_mm"
 _KINDS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
@@ -92,12 +92,12 @@ def card_peak(name: str) -> float | None:
 
 
 class PassCost(NamedTuple):
-    """FLOPs in the backbone.
+    """FLOPs of the backbone.
 
     Attributes:
-        token: of a token, without what `read` has.
-        read: of a token whose last state is read: the MLP that `forward.trimmed` leaves out at the others.
-        key: of a query and a key.
+        token: per token, without `read`.
+        read: per token whose last state is read: the MLP that `forward.trimmed` omits for other tokens.
+        key: per pair of a query and a key.
     """
 
     token: float
@@ -107,15 +107,15 @@ class PassCost(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What one token costs.
+    """FLOPs of one token in each part of a model.
 
     Attributes:
-        train: in the backbone, with a backward pass.
-        forward: without, in that of the model that encodes the targets.
-        label: the LM head at a labelled position; `label_again` what is computed twice where the logits come in chunks.
-        chunk: labelled positions of a batch beyond which they do.
-        source: the predictor head at one source.
-        objective: `Objective.flops` of a number of pairs.
+        train: the backbone, with a backward pass.
+        forward: the backbone of the model that encodes the targets, without a backward pass.
+        label: the LM head at a labelled position; `label_again` is the part computed twice if the logits come in chunks.
+        chunk: number of labelled positions of a batch above which they do.
+        source: the predictor head at a source.
+        objective: `Objective.flops` as a function of the number of pairs.
     """
 
     train: PassCost
@@ -130,23 +130,25 @@ class ModelCost:
     def of(
         cls, model: nn.Module, vocabulary: int, *, autocast: bool = False, objective: Objective | None = None
     ) -> ModelCost:
-        """The cost of a model as it stands, which is left as it was; V of its LM softmax is `vocabulary`."""
+        """Measure the cost of a model in its present state, which is restored; V of its LM softmax is `vocabulary`."""
         inner = causal_lm(model)
         head, predictor = output_head(inner, vocabulary), trained_extras(inner).head
         embedding = embedding_rows(inner)
         device, ids = embedding.device, torch.arange(6, device=embedding.device)
 
         def states(tokens: int, read: int, of: PreTrainedModel = inner) -> torch.Tensor:
-            own = ids[None, :tokens] % len(embedding)
-            return run_backbone(of, own, None, ids[None, :tokens], ids[:read])[0].flatten(0, 1)
+            known_ids = ids[None, :tokens] % len(embedding)
+            return run_backbone(of, known_ids, None, ids[None, :tokens], ids[:read])[0].flatten(0, 1)
 
         def backbone(of: PreTrainedModel = inner) -> PassCost:
+            # t tokens, of which r are read, cost  t * token + r * read + t^2 * key  and a constant. Four passes solve for
+            # the three: the second difference over t = 2, 4, 6 is 8 keys.
             two, four, six, less = (count(partial(states, *sizes, of)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2)))
             key, read = (two - 2 * four + six) / 8, (four - less) / 2
             return PassCost((four - two - 12 * key) / 2 - read, read, key)
 
         def label(rows: int) -> float:
-            return count(lambda: head.loss_sum(inner, given.requires_grad_(needed), ids[:4], rows)) / 4
+            return count(lambda: head.loss_sum(inner, last_states.requires_grad_(needed), ids[:4], rows)) / 4
 
         def count(run: Callable[[], torch.Tensor]) -> float:
             with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
@@ -155,59 +157,68 @@ class ModelCost:
                     result.float().sum().backward()
             return float(counter.get_total_flops())
 
-        with _spared(inner), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+        with _measured(inner), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             with torch.no_grad():
-                forward, given = backbone(), states(4, 4)
+                forward, last_states = backbone(), states(4, 4)
             with torch.enable_grad():
                 needed = states(2, 2).requires_grad
                 train, whole = backbone(), label(4)
-                again = max(label(2) - whole, 0.0)  # a kernel that the counter does not see repeats nothing
-                source = 0.0 if predictor is None else count(lambda: predictor(given.detach().requires_grad_())) / 4
+                # Not below 0, since a fused kernel that the counter does not see repeats nothing.
+                again = max(label(2) - whole, 0.0)
+                source = 0.0
+                if predictor is not None:
+                    source = count(lambda: predictor(last_states.detach().requires_grad_())) / 4
             encoder = target_encoder(inner)
             if isinstance(encoder, OtherEncoder):
-                with _spared(encoder.other), torch.no_grad():
+                with _measured(encoder.other), torch.no_grad():
                     forward = backbone(encoder.other)
-        own = () if objective is None else (partial(objective.flops, width=given.shape[1], vocabulary=head.vocabulary),)
-        return cls(train, forward, whole, again, chunk_rows(vocabulary), source, *own)
+        cost = cls(train, forward, whole, again, chunk_rows(vocabulary), source)
+        if objective is None:
+            return cost
+        flops = partial(objective.flops, width=last_states.shape[1], vocabulary=head.vocabulary)
+        return replace(cost, objective=flops)
 
     def heads(self, labels: int, sources: int) -> float:
         """FLOPs of the LM head at `labels` positions, and of the predictor head and the objective at `sources`."""
-        own = sources * self.source + self.objective(sources)
-        return labels * (self.label + (labels > self.chunk) * self.label_again) + own
+        at_sources = sources * self.source + self.objective(sources)
+        return labels * (self.label + (labels > self.chunk) * self.label_again) + at_sources
 
 
 @contextmanager
-def _spared(inner: PreTrainedModel) -> Iterator[None]:
-    """Within this context a model in training mode takes no gradients, and its attention has a kernel that is counted."""
+def _measured(inner: PreTrainedModel) -> Iterator[None]:
+    """Within this context a model is in training mode, keeps no gradients, and uses an attention that can be counted."""
+    # Hooks would run an optimizer step or a reduction on the gradients of the measurement, and a gradient at hand would be
+    # added to, so both are set aside.
     parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
-    kept = [(one, one.grad, dict(one._post_accumulate_grad_hooks or {})) for one in parameters]
+    kept = [(weight, weight.grad, dict(weight._post_accumulate_grad_hooks or {})) for weight in parameters]
     attention = "eager" if text_config(inner.config)._attn_implementation == "eager" else "sdpa"
     drops = []
-    for one in parameters:
-        one.grad = None
-        (one._post_accumulate_grad_hooks or {}).clear()
-        drops.append(one.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None)))
+    for weight in parameters:
+        weight.grad = None
+        (weight._post_accumulate_grad_hooks or {}).clear()
+        # Each gradient is freed at once, so the memory for all of them is never needed.
+        drops.append(weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None)))
     try:
         with attention_of(inner, attention), unchanged(inner, training=True):
             yield
     finally:
-        for drop, (one, gradient, hooks) in zip(drops, kept, strict=True):
+        for drop, (weight, gradient, hooks) in zip(drops, kept, strict=True):
             drop.remove()
-            one.grad = gradient
-            one._post_accumulate_grad_hooks.update(hooks)
+            weight.grad = gradient
+            weight._post_accumulate_grad_hooks.update(hooks)
 
 
 def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
     """FLOPs of forward and backward on one batch, by `KINDS`.
 
-    A token counts as ``trunk`` (segment 0), as ``branch`` where its segment sees the trunk or holds a source's readout, else
-    as ``target`` or ``padding``. An `inline` sequence is all trunk. In the two-pass form a source's row is ``branch``, the
-    beginning of the trunk that it repeats included. Only a forward pass runs on `target_rows`.
+    A token is ``trunk`` (segment 0), ``branch`` if its segment sees the trunk or a source is read there, else ``target`` or
+    ``padding``. An `inline` sequence is all trunk. In the two-pass form, a source's row is ``branch``, including the part of
+    the trunk that it repeats. `target_rows` have only a forward pass.
     """
     flops = dict.fromkeys(KINDS, 0.0)
     kinds = len(KINDS)
     for rows, kinds_L, gradient in _passes(batch):
-        # Of every kind: its tokens, those whose states are read, and the keys that their queries are given.
+        # For each kind: its tokens, its tokens whose states are read, and the keys of all its queries.
         read_L = kinds_L if rows.read_positions is None else kinds_L[rows.read_positions]
         tokens = torch.bincount(kinds_L, minlength=kinds).tolist()
         reads = torch.bincount(read_L, minlength=kinds).tolist()
@@ -222,8 +233,8 @@ def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
 
 
 def _passes(batch: Batch) -> Iterator[tuple[Rows, torch.Tensor, bool]]:
-    """The calls of the backbone on one batch, as `modeling.forward` makes them: the rows, the kind of each token (L,) int64,
-    and whether there is a backward pass."""
+    """The calls of the backbone on a batch, as in `modeling.forward`: the rows, the kind of each token (L,) int64, and
+    whether there is a backward pass."""
     for rows in batch.every_rows:
         kinds = torch.full_like(rows.input_ids, _TRUNK if rows is batch.rows else _TARGET)
         if rows is batch.views:
@@ -234,11 +245,12 @@ def _passes(batch: Batch) -> Iterator[tuple[Rows, torch.Tensor, bool]]:
 
 
 def _kinds(batch: Batch) -> torch.Tensor:
-    """(R, T) int64, the kind of each token of packed rows that is no padding."""
+    """(R, T) int64, the kind of each token of packed rows; padding has an arbitrary one."""
     example, segment, _, attach = packed_fields(batch.rows)
     on_trunk = segment == TRUNK
-    # Standalone sources see no trunk either; what is read of them tells them from targets.
-    number = segment + example * (segment.max() + 1)  # of the segment, in the whole batch
+    # Isolated sources and targets both see no trunk; a segment in which a source is read belongs to a source. Numbers are
+    # unique within the batch.
+    number = segment + example * (segment.max() + 1)
     source_numbers = number.flatten()[batch.sources.positions]
     of_source = (attach != ISOLATED) | torch.isin(number, source_numbers)
     kinds = torch.full_like(segment, _TARGET)
@@ -248,7 +260,7 @@ def _kinds(batch: Batch) -> torch.Tensor:
 
 
 def _keys(rows: Rows) -> torch.Tensor:
-    """(L,) int64, the number of keys that each token's query is given."""
+    """(L,) int64, the number of keys of each token's query."""
     keys = torch.full_like(rows.input_ids, rows.input_ids.shape[1]).flatten()
     if rows.forests is not None:
         keys = torch.zeros_like(keys)

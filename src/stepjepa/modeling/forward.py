@@ -1,8 +1,8 @@
-"""The forwards: one call of the model that returns the parts of the loss and the states of both views.
+"""The forward of a batch: one call of the model that returns the parts of the loss and the states of both views.
 
-`attach_forest_forward` teaches a Hugging Face causal LM to take a `Batch`. The call still goes through the module (and
-through whatever wraps it: DDP, FSDP, autocast, PEFT), the backbone returns only its last hidden state, and logits exist at
-labelled positions only. A call without a batch, such as `generate` makes, runs the model's own forward.
+`attach_forest_forward` lets a Hugging Face causal LM take a `Batch`. The call still goes through the module and its wrappers
+(DDP, FSDP, autocast, PEFT), the backbone returns only its last hidden state, and logits are computed at labelled positions
+only. A call without a batch, such as those of `generate`, runs the model's own forward.
 
 Shapes: B examples, R rows, T tokens, D width, N labelled positions, P pairs, V vocabulary.
 """
@@ -39,22 +39,22 @@ from stepjepa.modeling.parts import (
 )
 from stepjepa.objectives.base import ModelView, Objective
 
-# FSDP and DDP look for the tensors in what a forward returns.
+# FSDP and DDP search the return value of a forward for tensors.
 torch.export.register_dataclass(ForestOutput)
 
 
 def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
-    """The model as a loss may use it."""
+    """The parts of the model that a loss may use."""
 
     def logits(states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
-        # What is computed while weights need no gradient takes none into them; the states' goes on.
-        own = [parameter for parameter in model.parameters() if detach and parameter.requires_grad]
-        for parameter in own:
+        # Logits computed while the weights need no gradient pass one on to the states only.
+        trained = [parameter for parameter in model.parameters() if detach and parameter.requires_grad]
+        for parameter in trained:
             parameter.requires_grad_(False)
         try:
             return output_head(model, vocabulary).logits(model, states_ND)
         finally:
-            for parameter in own:
+            for parameter in trained:
                 parameter.requires_grad_(True)
 
     return ModelView(trained_extras(model).objective, vocabulary, model.get_input_embeddings(), logits, gather_rows)
@@ -65,13 +65,15 @@ def attach_forest_forward(
 ) -> None:
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
-    With a step the parts of the objective's loss are computed along with the LM loss; without, the states are as they are.
-    `predict_ids` and `token_sums` ask for those fields. The model's `forward` is replaced; V of its softmax is `vocabulary`.
-    While it is in training mode, the embeddings of the chats get `noise`, the alpha of `noisy_chats`.
+    With a step, the parts of the objective's loss are computed with the LM loss; without one, the states are returned as
+    read. `predict_ids` and `token_sums` request the fields of these names. The model's `forward` is replaced; V of its
+    softmax is `vocabulary`. In training mode, the embeddings of the chats get `noise`, the alpha of `noisy_chats`.
     """
     inner: Any = causal_lm(model)
-    own = own_forward(inner)
-    output_head(inner, vocabulary), heeds_window(inner)  # tried now, before anything wraps or shards the model
+    original = own_forward(inner)
+    # Both are tested once and remembered; now, because the tests need a model that is not yet wrapped or sharded.
+    output_head(inner, vocabulary)
+    heeds_window(inner)
 
     def forward(
         self: Any,
@@ -82,22 +84,24 @@ def attach_forest_forward(
         token_sums: bool = False,
         **kwargs: Any,
     ) -> Any:
+        # `self` and not `inner`: a copy of the model must run its own forward.
         if batch is None:
-            return own_forward(self)(*args, **kwargs)  # of this object: a copy of the model has its own
+            return own_forward(self)(*args, **kwargs)
         return _forest_forward(self, vocabulary, objective, batch, step, predict_ids, token_sums, noise)
 
-    vars(inner)["_own_forward"] = own
+    vars(inner)["_own_forward"] = original
     inner.forward = types.MethodType(forward, inner)
 
 
 def detach_forest_forward(inner: PreTrainedModel) -> None:
-    """Give a causal LM the forward back that it had before `attach_forest_forward`."""
-    own = vars(inner).pop("_own_forward", None)
-    if own is None:
+    """Restore the forward that a causal LM had before `attach_forest_forward`."""
+    original = vars(inner).pop("_own_forward", None)
+    if original is None:
         return
     del inner.forward
-    if own != inner.forward:  # another library had replaced that of the class
-        inner.forward = own
+    # Another library had replaced the forward of the class.
+    if original != inner.forward:
+        inner.forward = original
 
 
 def _forest_forward(
@@ -110,12 +114,13 @@ def _forest_forward(
     token_sums: bool,
     noise: float | None,
 ) -> ForestOutput:
-    # Before anything with a graph: an EMA encoder changes the weights in place and back.
+    # Before any pass with a graph: an EMA encoder exchanges the weights in place.
     separate = separate_targets(model, batch)
     sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
     layers = {layer for side in sides for layer in side.layers}
+    # (R * T, D) for each layer; the states of the view rows of `two_pass` follow those of the chats.
     with noisy_chats(model, batch.rows, noise) if noise and model.training else nullcontext():
-        by_layer = layer_states(model, batch.rows, layers)  # (R * T, D) each
+        by_layer = layer_states(model, batch.rows, layers)
     if batch.views is not None:
         views = layer_states(model, batch.views, layers)
         by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
@@ -124,15 +129,18 @@ def _forest_forward(
         predicting = states.index_select(0, batch.label_positions)
         vectors = [read_layers(by_layer, side) for side in sides]
     else:
-        # One gather for everything that is read, so that the backward pass scatters once.
+        # One gather for all reads, so that the backward pass scatters once.
         parts = [batch.label_positions, *(side.positions for side in sides)]
         predicting, *vectors = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
     source, target = vectors[0], vectors[1] if separate is None else separate
+
+    # The LM loss is complete here; the objective adds its parts below.
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)
     sums = head.loss_sum(model, predicting, batch.label_ids, token_sums=token_sums)
-    lm = sums[0] if token_sums else sums
+    lm_sum = sums[0] if token_sums else sums
+    lm_weight = 1.0 if objective is None else objective.options.gamma
     output = ForestOutput(
-        {LM: LossPart(lm, batch.label_ids.numel(), 1.0 if objective is None else objective.options.gamma)},
+        {LM: LossPart(lm_sum, batch.label_ids.numel(), lm_weight)},
         source if predictor is None else predictor(source, batch.groups),
         target,
         head.most_likely(model, predicting) if predict else None,
@@ -149,52 +157,57 @@ def _forest_forward(
 @contextmanager
 def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[None]:
     """Within this context the embeddings of the rows' chats get the noise of NEFTune (arXiv:2310.05914): uniform in
-    +- alpha / sqrt(L * D) on the L tokens of a chat. Predictors, views of their own and padding get none."""
+    +- alpha / sqrt(L * D) on the L tokens of a chat. Predictors, isolated views and padding get none."""
     chats_RT, on_chat_RT = rows.example, rows.filled
-    if chats_RT is None:  # a row a chat
+    # Without packing, each row is a chat.
+    if chats_RT is None:
         chats_RT = torch.arange(len(on_chat_RT), device=on_chat_RT.device)[:, None].expand_as(on_chat_RT)
     if rows.segment is not None:
         on_chat_RT = on_chat_RT & (rows.segment == 0)
-    if rows.floor is not None:  # the isolated target of `inline`
+    # The isolated target of `inline` has a floor.
+    if rows.floor is not None:
         on_chat_RT = on_chat_RT & (rows.floor == 0)
-    # Picking out the chats' places would wait for the device.
+    # Padding has example -1; its length is arbitrary, since it gets no noise. Picking out the chats' positions with a mask
+    # would wait for the device.
     chats_RT = chats_RT.clamp(min=0)
     lengths_L = chats_RT.new_zeros(chats_RT.numel())
     lengths_L = lengths_L.index_add(0, chats_RT.flatten(), on_chat_RT.flatten().long())
     lengths_RT = lengths_L[chats_RT]
 
-    def add(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
+    def add_noise(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
         bounds_RT = alpha / (lengths_RT * output_RTD.shape[-1]).sqrt() * on_chat_RT
         noise_RTD = torch.empty_like(output_RTD).uniform_(-1, 1)
         return output_RTD + noise_RTD * bounds_RT[..., None].to(output_RTD.dtype)
 
-    with model.get_input_embeddings().register_forward_hook(add):
+    with model.get_input_embeddings().register_forward_hook(add_noise):
         yield
 
 
 def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | None:
-    """Target vectors (P, D) that come from rows of their own, without a graph; None where there is no such pass.
+    """Target vectors (P, D) from separate rows, without a graph; None if the batch has no such rows.
 
-    They come from the target encoder where the model has one, else from the model itself; D is that of what encodes them.
+    The target encoder computes them if the model has one, else the model itself; D is the width of the encoder.
     """
     if batch.target_rows is None:
         return None
     with torch.no_grad(), encoding_model(model) as encoder:
+        # Also for a batch without pairs: sharded weights need the same calls in every process.
         by_layer = layer_states(encoder, batch.target_rows, batch.targets.layers)
         return None if batch.idle else read_layers(by_layer, batch.targets)
 
 
 def read_layers(by_layer: Mapping[int | None, torch.Tensor], reads: StateReads) -> torch.Tensor:
-    """The vectors (P, D) of one side, of the states (R * T, D) of its layers."""
+    """Read the vectors (P, D) of one side from the states (R * T, D) of its layers."""
     layers = [by_layer[layer] for layer in reads.layers]
     if reads.layer_of is None:
         return read_vectors(layers[0], reads)
+    # Positions in the concatenated states of all layers.
     positions = reads.positions + reads.layer_of * len(layers[0])
     return read_vectors(torch.cat(layers), replace(reads, positions=positions))
 
 
 def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
-    """The vectors (P, D) of one side: states as they are, or float32 sums of them."""
+    """Read the vectors (P, D) of one side: single states, or weighted sums of states in float32."""
     if reads.vectors is None or reads.coefficients is None:
         return states_TD.index_select(0, reads.positions)
     vectors = combine(states_TD, reads.positions, reads.coefficients, reads.vectors, reads.count)
@@ -205,11 +218,12 @@ def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
 
 
 def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
-    """The states (R * T, D) of one call of the backbone, by layer; None, which is always there, is after the final norm."""
+    """The states (R * T, D) of one call of the backbone, by layer; always with None, after the final norm."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
         config = text_config(model.config)
         mask = attention_masks(rows, config, compute_dtype(model), heeds_window(model))
+    # Hooks keep only the requested layers, unlike `output_hidden_states`.
     kept: dict[int, list[torch.Tensor]] = {}
     with ExitStack() as stack:
         for layer in layers:
@@ -224,21 +238,23 @@ def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None
 
 @contextmanager
 def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Tensor]]:
-    """Within this context the states (R, T, D) after a layer (see `Read`) are kept in the list it yields.
+    """Within this context the states (R, T, D) after a layer (see `Read`) go into the list that it yields.
 
     Raises:
-        ConfigError: the model has no such layer, or no list of layers.
+        ConfigError: the model has no such layer, or no known list of layers.
     """
     kept: list[torch.Tensor] = []
     layers, layer = known_layers(model, layer)
 
     def keep(tensor: Any) -> None:
-        if not kept:  # gradient checkpointing runs the layer again
+        # Gradient checkpointing runs the layer again in the backward pass.
+        if not kept:
             kept.append(tensor if isinstance(tensor, torch.Tensor) else tensor[0])
 
+    # States after layer i are the input of layer i + 1, which holds for the embeddings too. The last layer has no successor.
     if layer == len(layers):
         handle = layers[-1].register_forward_hook(lambda module, arguments, output: keep(output))
-    else:  # what a layer is given: for the first the embeddings and their positions
+    else:
         handle = layers[layer].register_forward_pre_hook(
             lambda module, arguments, named: keep(arguments[0] if arguments else named["hidden_states"]),
             with_kwargs=True,
@@ -248,15 +264,16 @@ def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Ten
 
 
 def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int]:
-    """The decoder's layers, and after how many of them (0: the embeddings) the states of `layer` (see `Read`) are.
+    """The decoder's layers, and how many of them (0: the embeddings) come before the states of `layer` (see `Read`).
 
     Raises:
-        ConfigError: there are fewer, or they go by no known name.
+        ConfigError: there are fewer layers, or they have no known name.
     """
     layers = decoder_layers(backbone(model))
     if layers is None:
         raise ConfigError(f"no states can be read after layer {layer}: its layers have no known name")
     count = len(layers)
+    # There are count + 1 places, and a negative layer counts from the end.
     place = layer if layer >= 0 else 1 + count + layer
     if not 0 <= place <= count:
         raise ConfigError(f"no states can be read after layer {layer}: the model has layers 0 to {count}")
@@ -271,10 +288,10 @@ def run_backbone(
     read_N: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> BaseModelOutput:
-    """What the backbone of a causal LM returns for ids (R, T), those of its predictor tokens included; first its last hidden
+    """The output of the backbone of a causal LM for ids (R, T), which may include predictor tokens; its first entry is the
     states after the final norm, (R, T, D).
 
-    With `read_N` (positions, each once) only those rows are right; what nobody reads is not computed to the end.
+    With `read_N` (distinct positions) only the states at these positions are complete, see `trimmed`.
     """
     part = backbone(model)
     if _takes_positions(part):
@@ -284,47 +301,49 @@ def run_backbone(
 
 
 def _takes_positions(part: nn.Module) -> bool:
-    """Whether a backbone takes `position_ids`, itself or its language model (Bloom's ALiBi model does not)."""
+    """Whether a backbone, or the language model inside it, takes `position_ids` (Bloom with ALiBi does not)."""
     parameters = inspect.signature(type(part).forward).parameters
-    inside = getattr(part, "language_model", None)
-    handed_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return "position_ids" in parameters or (handed_on and inside is not None and _takes_positions(inside))
+    decoder = getattr(part, "language_model", None)
+    passes_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return "position_ids" in parameters or (passes_on and decoder is not None and _takes_positions(decoder))
 
 
 def last_mlp(backbone: nn.Module) -> nn.Module | None:
-    """The MLP (or mixture of experts) of the last decoder layer; None where it has no such name, or where the layer is run
-    again in the backward pass (gradient checkpointing), which would not meet the same shapes."""
+    """The MLP (or mixture of experts) of the last decoder layer; None if it has no known name, or if gradient checkpointing
+    runs the layer again in the backward pass, with other shapes."""
     layers = decoder_layers(backbone)
     if layers is None:
         return None
     last: Any = layers[-1]
-    again = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
-    return None if again or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
+    checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
+    # FSDP's wrapper for gradient checkpointing has this attribute.
+    return None if checkpointed or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
 
 
 @contextmanager
 def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
-    """Within this context the last MLP computes the rows `read_N` of the flattened (R * T) positions; others get zeros.
+    """Within this context the last MLP computes only rows `read_N` of the flattened (R * T) positions; others get zeros.
 
-    After the last attention no position sees another, and only the states that predict a label or stand for a view are read.
-    This saves a share of a layer wherever prompts are not labelled, and changes no number that is read.
+    After the last attention no position sees another, and only states that predict a label or represent a view are read.
+    This saves a part of a layer if prompts are not labelled, and does not change the states that are read.
 
     Args:
-        read_N: (N,) int64, each position once.
+        read_N: (N,) int64, distinct positions.
     """
     mlp = last_mlp(backbone)
     if mlp is None:
         yield
         return
-    own = mlp.forward
+    original = mlp.forward
 
     def forward(hidden_RTD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         shape = hidden_RTD.shape[:2]
         hidden_LD = hidden_RTD.flatten(0, 1)
         read_1ND = hidden_LD.index_select(0, read_N)[None]
-        output = own(read_1ND, *args, **kwargs)
+        output = original(read_1ND, *args, **kwargs)
+        # A mixture of experts may return more than states; it runs again, on all positions.
         if not isinstance(output, torch.Tensor):
-            return own(hidden_RTD, *args, **kwargs)
+            return original(hidden_RTD, *args, **kwargs)
         zeros_LD = output.new_zeros(len(hidden_LD), output.shape[-1])
         output_LD = zeros_LD.index_copy(0, read_N, output[0])
         return output_LD.unflatten(0, shape)

@@ -1,4 +1,4 @@
-"""Loading: tokenizers and models (Hub id, local folder, GGUF file, preset, random weights, quantised), with an adapter.
+"""Loads tokenizers, models (Hub id, local folder, GGUF file, preset, random weights, quantised) and adapters.
 
 Presets are built-in models that need no network: a small Llama from scratch and a tokenizer trained on the data.
 """
@@ -41,10 +41,11 @@ from stepjepa.modeling.parts import backbone, causal_lm, text_config, vocabulary
 if TYPE_CHECKING:
     from peft import PeftModel
 
-ATTENTION_ASKED = "_stepjepa_attention_asked"  # on the model
+# The attribute of a model that says whether the user chose its attention; if not, the start-up trial may.
+ATTENTION_ASKED = "_stepjepa_attention_asked"
 _NAME = Names(ModelOptions)
 MODEL = f"--{_NAME.model_name}"
-# What a folder must hold to be a model here: by `_PARTS` in words, by the ends or names of files.
+# What a folder lacks if a model or tokenizer cannot be loaded from it, in the words of a message.
 _PARTS = {"model": "weights (model.safetensors)", "tokenizer": "tokenizer (tokenizer.json, tokenizer_config.json)"}
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
@@ -58,8 +59,10 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Preset:
-    """A built-in model: entries of its tokenizer at most, whether that has a token a word (else byte-level BPE), and the
-    sizes of a Llama with tied embeddings, by the names of its configuration."""
+    """A built-in model, a Llama with tied embeddings.
+
+    `vocabulary` is the maximal number of tokens; `words` chooses a token per word instead of byte-level BPE. All other
+    fields have the names of the configuration."""
 
     vocabulary: int
     hidden_size: int
@@ -71,9 +74,12 @@ class Preset:
 
     def config(self, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
         """The configuration, with the tokenizer's special ids."""
-        own: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in ("vocabulary", "words")}
-        own |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        return LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, tie_word_embeddings=True, **own)
+        of_tokenizer = ("vocabulary", "words")
+        sizes: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in of_tokenizer}
+        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        return LlamaConfig(
+            vocab_size=len(tokenizer), max_position_embeddings=2048, tie_word_embeddings=True, **sizes, **ids
+        )
 
 
 PRESETS = {
@@ -93,9 +99,9 @@ def train_tokenizer(
     """A byte-level BPE tokenizer with single digits and a chat template, trained on `texts`.
 
     Args:
-        vocabulary: entries at most, special tokens included.
-        markers: special tokens that the template writes, next to the BOS and the end of turn.
-        words: a token for each word between white space instead, which is decoded as one space.
+        vocabulary: maximal number of tokens, special tokens included.
+        markers: special tokens of the template, next to BOS and end of turn.
+        words: one token for each word between white space instead; words are joined by single spaces when decoded.
     """
     special = [PAD, BOS, END, *markers, *([UNKNOWN] if words else [])]
     common: dict[str, Any] = {"vocab_size": vocabulary, "special_tokens": special, "show_progress": False}
@@ -119,32 +125,34 @@ def train_tokenizer(
         extra_special_tokens=list(markers),
         chat_template=chat_template,
         clean_up_tokenization_spaces=False,
+        # On the left, so that the generated text directly follows the prompt in every row.
         padding_side="left",
     )
 
 
 def is_preset(name: str) -> bool:
-    """Whether `name` is a built-in model and no folder here."""
+    """Whether `name` is a built-in model, and not a local folder."""
     return name in PRESETS and not Path(name).is_dir()
 
 
 def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hub id or local folder; for a preset, one trained on `texts`.
+    """The tokenizer of a Hub id or local folder; for a preset, a new one trained on `texts`.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: the tokenizer cannot be loaded.
     """
     if is_preset(name):
         return train_tokenizer(texts, PRESETS[name].vocabulary, words=PRESETS[name].words)
     near = nearest(name, PRESETS)
     if near and not os.path.isdir(name):
-        # A Hub that does not answer would take a minute to say that there is no such model.
+        # Without this, an unreachable Hub would take a minute to report a misspelt preset.
         raise ConfigError(f"{MODEL} {name}: no such folder or preset; did you mean {near}?")
     check_local(name)
     source = tokenizer_source(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=trust_remote_code)
-        if type(tokenizer).__name__ == "MistralCommonBackend":  # reads no chat template; its files also load as usual
+        # This class ignores chat templates; its files also load as an ordinary tokenizer.
+        if type(tokenizer).__name__ == "MistralCommonBackend":
             tokenizer = AutoTokenizer.from_pretrained(
                 **source, mistral_format=False, trust_remote_code=trust_remote_code
             )
@@ -154,16 +162,16 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
 
 
 def check_local(name: str) -> None:
-    """Refuse ``folder/name`` where there is such a folder and nothing of that name in it: a slip, not a Hub id.
+    """Refuse ``folder/name`` if the folder exists but has no such entry: a typing error, not a Hub id.
 
     Raises:
-        ConfigError: it names what there is.
+        ConfigError: the message names a similar folder.
     """
     path = Path(os.path.expanduser(name))
     if len(path.parts) < 2 or path.exists() or not path.parent.is_dir():
         return
-    there = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
-    near = nearest(path.name, there)
+    folders = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
+    near = nearest(path.name, folders)
     hint = f"; did you mean {path.parent / near}?" if near else ""
     raise ConfigError(
         f"{MODEL} {name}: no such folder{hint} (for a model of the Hub, start where there is no folder {path.parent})"
@@ -182,16 +190,17 @@ def load_model(
     use_kernels: bool = False,
     quantized: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
-    """A causal LM: from a Hub id, a folder or a GGUF file with its weights, or with random weights (`pretrain`, presets).
+    """Load a causal LM from a Hub id, a folder or a GGUF file, or create one with random weights (`pretrain`, presets).
 
-    Random weights depend on `seed` alone. Master weights are float32 unless asked otherwise (with pure bfloat16 weights
-    and a learning rate of 2e-5 most updates round to nothing; use ``--bf16`` for autocast). A quantised base is frozen.
-    It is trained with the attention that is asked for; without one the start-up trial may choose a faster one.
+    Random weights depend only on `seed`. The default of master weights is float32: in pure bfloat16, at a learning rate of
+    2e-5, most updates round to nothing (use ``--bf16`` for autocast). A quantised base is frozen. Without
+    `attn_implementation` the start-up trial may choose a faster attention.
 
     Raises:
-        ConfigError: it cannot be loaded, or its weights are not finite.
+        ConfigError: the model cannot be loaded, or its weights are not finite.
     """
     random = is_preset(name) or pretrain
+    # Random weights have no saved dtype.
     own_dtype = "float32" if random and dtype == "auto" else dtype
     kwargs = dict[str, Any](trust_remote_code=trust_remote_code, dtype=own_dtype)
     if attn_implementation:
@@ -221,10 +230,12 @@ def load_model(
     if use_kernels:
         try:
             model.use_kernels = True
-        except (ValueError, ImportError) as error:  # the package is not installed, or too old
+        # The package is not installed, or too old.
+        except (ValueError, ImportError) as error:
             raise ConfigError(f"--{_NAME.use_kernels}: {said(error)}") from error
     object.__setattr__(model, ATTENTION_ASKED, bool(attn_implementation))
     if random:
+        # The tokenizer, not the configuration of the published model, decides what ends an answer.
         if tokenizer.eos_token_id is not None:
             model.generation_config.eos_token_id = tokenizer.eos_token_id
         return model
@@ -236,10 +247,10 @@ def load_model(
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -> None:
-    """Refuse a tokenizer that writes ids beyond the rows of the model's embedding; `name` is the model's in the message.
+    """Refuse a tokenizer with ids beyond the rows of the model's embedding; `name` stands for the model in the message.
 
-    Of added tokens only those count that any text may get, and those that the chat template writes. Others may have no
-    embedding, as the image token of a model for text; a row with such a token is skipped (`RowEncoder`).
+    Added tokens count only if the chat template or the tokenizer itself writes them. Others may have no embedding, such as
+    the image token of a text model; a row with such a token is skipped (`RowEncoder`).
 
     Raises:
         ConfigError: the embedding is too small.
@@ -256,10 +267,11 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -
 
 
 def configured_rows(name: str) -> int | None:
-    """Rows of a model's embedding by its configuration alone; None where there is no configuration that can be read."""
+    """Rows of a model's embedding by its configuration, without its weights; None if no configuration can be read."""
     try:
         return int(text_config(AutoConfig.from_pretrained(**model_source(name))).vocab_size)
-    except Exception:  # no such model, no network, code of its own
+    # No such model, no network, or a configuration with code of its own.
+    except Exception:
         return None
 
 
@@ -273,21 +285,24 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
     folder = Path(name)
     if folder.is_dir():
         names = [path.name for path in folder.iterdir()]
-        held = any(one.endswith(WEIGHTS) for one in names) if what == "model" else TOKENIZERS.intersection(names)
+        has_weights = any(file.endswith(WEIGHTS) for file in names)
+        has_part = has_weights if what == "model" else TOKENIZERS.intersection(names)
         reason += "; the folder must hold what save_pretrained writes"
-        if not held:
+        # Missing files are the cause, whatever error they lead to.
+        if not has_part:
             reason = f"the folder holds no {_PARTS[what]}, as save_pretrained writes them"
     return ConfigError(f"{MODEL} {name}: {reason}")
 
 
 def _check_decoder(name: str, trust_remote_code: bool) -> None:
-    """Refuse an encoder-decoder, of which transformers may load the decoder alone, with an embedding of random values.
+    """Refuse an encoder-decoder: transformers may load its decoder alone, with a random embedding.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the model is an encoder-decoder.
     """
     config = None
-    with suppress(Exception):  # loading the model reports it
+    # Loading the model reports a configuration that cannot be read.
+    with suppress(Exception):
         config = AutoConfig.from_pretrained(**model_source(name), trust_remote_code=trust_remote_code)
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
@@ -296,15 +311,14 @@ def _check_decoder(name: str, trust_remote_code: bool) -> None:
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
-    """Positions that a model with learned absolute positions has; None for rotary and other relative ones.
-
-    A model of Unsloth has as many as it was loaded for: its forward leaves out what is beyond.
-    """
+    """Number of positions of a model with learned absolute positions; None for rotary and other relative positions."""
+    # The forward of an Unsloth model drops tokens beyond the length that it was loaded for.
     if length := getattr(backbone(causal_lm(model)), "max_seq_length", None):
         return int(length)
     config = text_config(model.config)
     if getattr(config, "rope_parameters", None) or getattr(config, "rope_theta", None):
         return None
+    # Some configurations do not mention their rotary positions.
     if any("rotary" in name for name, _ in model.named_modules()):
         return None
     sizes = (getattr(config, key, None) for key in ("n_positions", "max_position_embeddings"))
@@ -312,13 +326,14 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors (of any shape) that hold NaN or infinity. One pass, one synchronization."""
+    """Names of the tensors (any shape) that hold NaN or infinity; one pass over the values, one synchronization."""
     floating = {name: value.detach() for name, value in weights.items() if value.is_floating_point()}
     if not floating:
         return []
     first = next(iter(floating.values()))
     device = first.device
-    # A sum is finite where all its terms are, and needs no copy of the tensor; should it overflow, the terms decide.
+    # The sum of a tensor with NaN or infinity is not finite, and needs no mask of the tensor's size. The sum of a finite
+    # tensor may overflow, so doubtful tensors are tested value by value.
     sums = [value.sum(dtype=torch.float32).to(device) for value in floating.values()]
     finite = torch.stack(sums).isfinite().tolist()
     doubtful = [name for name, is_finite in zip(floating, finite, strict=True) if not is_finite]
@@ -326,8 +341,7 @@ def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
-    """Refuse weights that training has broken: what they give is no result. Only parameters with `part` in their name are
-    looked at.
+    """Refuse weights that training has broken. Only parameters with `part` in their names are checked.
 
     Raises:
         ConfigError: a parameter holds NaN or infinity; the message names the first one.
@@ -341,7 +355,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
 
 
 def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: str, base_name: str) -> PeftModel:
-    """A base model inside PEFT, with the adapter of a folder; `name` and `base_name` are theirs in a message.
+    """Load the adapter of a folder into a base model; `name` and `base_name` stand for them in a message.
 
     Raises:
         ConfigError: the adapter does not fit the base, or its weights are not finite.
@@ -349,39 +363,42 @@ def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: st
     from peft import PeftModel
 
     try:
+        # transformers and PEFT warn about their own internals here.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of transformers and PEFT about themselves
+            warnings.simplefilter("ignore")
             adapted = PeftModel.from_pretrained(base, str(folder))
-    except Exception as error:  # peft, safetensors and torch raise their own
+    # PEFT, safetensors and torch raise errors of different classes.
+    except Exception as error:
         if is_out_of_memory(error):
             raise _not_loaded("adapter", name, error) from None
         raise ConfigError(f"{name}: the adapter does not fit {base_name} ({said(error)})") from None
-    check_finite(adapted, name, part="lora_")  # the base was looked at when it was loaded
+    # The base was checked when it was loaded.
+    check_finite(adapted, name, part="lora_")
     return adapted
 
 
 def own_configs(model: PreTrainedModel) -> None:
-    """Give a model configurations of its own, equal to those it has: other models may have been made from the same objects,
-    and the Trainer writes to them."""
+    """Replace the configurations of a model by copies, since other models may share them and the Trainer writes to them."""
+    # Modules that shared a configuration share its copy.
     memo: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(vars(module).get("config"), PreTrainedConfig):
             module.config = copy.deepcopy(module.config, memo)
 
 
-# Models in llama.cpp's GGUF form, which transformers reads and dequantises
+# Models in the GGUF format of llama.cpp, which transformers reads and dequantises
 
 GGUF_SUFFIX = ".gguf"
+# Endings and names of the files that hold weights or a tokenizer.
 WEIGHTS = (".safetensors", ".bin")
 TOKENIZERS = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
 
 
 def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a model's name stands for: the file itself, or the one in a folder without other weights; None for
-    any other model.
+    """The GGUF file of a model's name: the file itself, or the only one in a folder without other weights; else None.
 
     Raises:
-        ConfigError: several such files, or the package that reads them is not installed.
+        ConfigError: there are several such files, or the package that reads them is not installed.
     """
     path = Path(os.path.expanduser(name))
     if path.suffix == GGUF_SUFFIX and path.is_file():
@@ -400,7 +417,7 @@ def gguf_file(name: str) -> Path | None:
 
 
 def model_source(name: str) -> dict[str, Any]:
-    """What `from_pretrained` takes for the weights and the configuration of a model; ConfigError as `gguf_file`."""
+    """Arguments of `from_pretrained` for the weights and the configuration of a model; ConfigError as `gguf_file`."""
     file = gguf_file(name)
     if file is None:
         return {"pretrained_model_name_or_path": name}
@@ -408,22 +425,22 @@ def model_source(name: str) -> dict[str, Any]:
 
 
 def tokenizer_source(name: str) -> dict[str, Any]:
-    """What `from_pretrained` takes for a tokenizer: one next to a GGUF file comes before the one in it."""
+    """Arguments of `from_pretrained` for a tokenizer; one next to a GGUF file takes precedence over the one inside."""
     source = model_source(name)
     folder = Path(source["pretrained_model_name_or_path"])
-    if "gguf_file" in source and any((folder / one).is_file() for one in TOKENIZERS):
+    if "gguf_file" in source and any((folder / file).is_file() for file in TOKENIZERS):
         del source["gguf_file"]
     return source
 
 
 def dequantizing() -> dict[str, Any]:
-    """What `from_pretrained` takes besides: newer versions of transformers keep the weights quantised without it."""
+    """Further arguments of `from_pretrained`, without which newer versions of transformers keep the weights quantised."""
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def forget_quantization(model: PreTrainedModel) -> None:
-    """Let a dequantised model be trained and saved as any other: transformers keeps a note of how its file was quantised."""
+    """Remove transformers' record of how a file was quantised, so that a dequantised model can be trained and saved."""
     quantizer: Any = getattr(model, "hf_quantizer", None)
     if quantizer is not None:
         quantizer.remove_quantization_config(model)

@@ -1,4 +1,4 @@
-"""LoRA: what of PEFT can be trained and exported here, the rows of tokens that an adapter trains along, quantised bases.
+"""LoRA: which adapters of PEFT can be trained and exported, token rows that an adapter trains too, and quantised bases.
 
 Shapes: V vocabulary, D width.
 """
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stepjepa")
 _NAME = Names(LoRAOptions)
 _TOKENS = f"--{_NAME.train_tokens}"
-_UNTRAINED = 0.05  # distance at which two rows count as equal, in the unit of `untrained_rows`
-# What a `LoraConfig` may ask for that a merged model, or an adapter on the base as it came, cannot hold.
+# Two rows closer than this count as equal, in the unit of `untrained_rows`.
+_UNTRAINED = 0.05
+# Features of a `LoraConfig` that neither a merged model nor an adapter on the unchanged base can represent.
 _NOT_EXPORTED = {
     "modules_to_save": f"it trains copies of modules; for rows of tokens use trainable_token_indices ({_TOKENS})",
     "lora_bias": "most linear layers have no bias that it could be merged into",
@@ -39,15 +40,17 @@ _NOT_EXPORTED = {
     "target_parameters": "it adapts parameters that are no linear layers",
     "alora_invocation_tokens": "the adapter would be on for a part of the text only",
 }
-_CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # values of `init_lora_weights`
+# Values of `init_lora_weights` that modify the base.
+_CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def check_lora(peft_config: PeftConfig, advice: str = "") -> None:
-    """Refuse an adapter of a kind that cannot be trained or exported here; the message ends with `advice`.
+    """Refuse an adapter that cannot be trained or exported; the message ends with `advice`.
 
     Raises:
-        ConfigError: it is no LoRA, or a LoRA that changes more than it can be exported with.
+        ConfigError: the adapter is no LoRA, or has a feature that cannot be exported.
     """
+    # An enum of PEFT, or a string in a configuration that the user built.
     kind = getattr(peft_config.peft_type, "value", peft_config.peft_type)
     if kind != "LORA":
         raise ConfigError(f"peft_config is of kind {kind}, and only LoRA is trained here: give a LoraConfig")
@@ -62,12 +65,13 @@ def check_lora(peft_config: PeftConfig, advice: str = "") -> None:
 
 
 def check_trainable(model: torch.nn.Module) -> None:
-    """Refuse a model of which nothing would be trained, or whose adapter is not inside a `PeftModel`.
+    """Refuse a model without trainable weights, or whose adapter is not inside a `PeftModel`.
 
     Raises:
-        ConfigError: there is no trainable weight, or transformers has loaded the adapter.
+        ConfigError: every weight is frozen, or transformers has loaded the adapter.
     """
-    injected = getattr(model, "_hf_peft_config_loaded", False)  # by AutoModelForCausalLM.from_pretrained(adapter)
+    # Set by AutoModelForCausalLM.from_pretrained(adapter), which puts the adapter's layers into the plain model.
+    injected = getattr(model, "_hf_peft_config_loaded", False)
     if any(parameter.requires_grad for parameter in model.parameters()) and not injected:
         return
     if injected or hasattr(model, "get_base_model"):
@@ -80,7 +84,8 @@ def check_trainable(model: torch.nn.Module) -> None:
 def warn_of_untrained(
     model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
 ) -> None:
-    """Warn where the token that ends an answer has a row that its base model never trained, and the adapter leaves it so."""
+    """Warn if the base model never trained the row of the token that ends an answer, and the adapter does not train it."""
+    # The message lists the template's other untrained tokens too, for `--train_tokens`.
     inner = causal_lm(model)
     end = answer_end(tokenizer, template_kwargs)
     marks = dict.fromkeys([end, *template_marks(tokenizer, template_kwargs)])
@@ -100,8 +105,8 @@ def warn_of_untrained(
 def token_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, names: Sequence[str]
 ) -> dict[str, list[int]] | None:
-    """The rows of tokens in the form of PEFT's ``trainable_token_indices``: of the embedding, and of an output head that
-    does not share its weights. None without names.
+    """The rows of tokens as PEFT's ``trainable_token_indices``: of the embedding, and of an output head that does not share
+    its weights. None without names.
 
     Raises:
         ConfigError: the tokenizer has no such token.
@@ -121,9 +126,9 @@ def token_rows(
 
 
 def untrained_rows(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
-    """Those of the tokens `ids` whose row in the embedding or the output head was never trained, and is not by the adapter:
-    near zero, near the mean of all rows (where resizing puts new ones), or equal to the row of another token.
+    """The tokens of `ids` whose row in the embedding or the output head was never trained and is not trained by the adapter.
 
+    Such a row is near zero, near the mean of all rows (where resizing puts new ones), or equal to another token's row.
     Distances are in units of the median distance of a row from the mean.
     """
     untrained = set[int]()
@@ -131,35 +136,36 @@ def untrained_rows(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
         weight_VD = None if part is None else plain_module(part).weight.detach()
         if weight_VD is None or weight_VD.is_meta or hasattr(part, "lora_A"):
             continue
+        # PEFT's wrapper for trained token rows; with a LoRA on the whole matrix (above) every row is trained.
         adapter: Any = getattr(part, "token_adapter", None)
         trained = () if adapter is None else adapter.token_indices[adapter.active_adapters[0]]
         mean_D = weight_VD.mean(0, dtype=torch.float32)
         unit = _distances(weight_VD, mean_D).median()
         for index in set(ids).difference(trained):
             row_D = weight_VD[index].float()
-            others_V = _distances(weight_VD, row_D)
-            others_V[index] = row_D.norm()
-            nearest_one = torch.minimum(others_V.min(), (row_D - mean_D).norm())
-            if nearest_one < _UNTRAINED * unit:
+            # The row's distance from itself, 0, gives way to that from zero, so that one minimum covers both.
+            distances_V = _distances(weight_VD, row_D)
+            distances_V[index] = row_D.norm()
+            closest = torch.minimum(distances_V.min(), (row_D - mean_D).norm())
+            if closest < _UNTRAINED * unit:
                 untrained.add(index)
     return [index for index in ids if index in untrained]
 
 
 def _distances(weight_VD: torch.Tensor, point_D: torch.Tensor) -> torch.Tensor:
-    """(V,) float32 distances of rows from a point, without a copy of all rows."""
+    """(V,) float32 distances of rows from a point, in chunks: a float32 copy of a large vocabulary takes gigabytes."""
     return torch.cat([(chunk.float() - point_D).norm(dim=1) for chunk in weight_VD.split(2**14)])
 
 
 def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> PeftModel:
-    """Wrap the model with PEFT. What is wrapped is a copy that shares the weights' memory: `model` and `peft_config` stay as
-    they are, but that a quantised model is prepared for it.
+    """Wrap a copy of the model that shares the weights' memory with PEFT. `model` and `peft_config` are not changed, except
+    that a quantised model is prepared for training.
 
-    An adapter on ``all-linear`` layers leaves out the parts that plain text does not use, such as a vision tower.
-
-    `seed` draws its first weights; the global generators stay as they are.
+    An adapter on ``all-linear`` layers excludes parts that plain text does not use, such as a vision tower. Its initial
+    weights depend on `seed`; the global generators are restored.
 
     Raises:
-        ConfigError: LoRA of a kind that cannot be exported, or on the embedding, or that PEFT refuses.
+        ConfigError: a LoRA that cannot be exported, that is on the embedding, or that PEFT refuses.
     """
     from peft import get_peft_model
 
@@ -171,14 +177,17 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
     peft_config = copy.deepcopy(peft_config)
     if targets == "all-linear" and peft_config.exclude_modules is None:
         peft_config.exclude_modules = idle_layers(model) or None
+    # With this memo, `deepcopy` shares buffers and copies a parameter as a new object on the same memory, so that freezing
+    # the copy's does not freeze the caller's. Quantised parameters are frozen anyway.
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
-        plain = type(parameter) is torch.nn.Parameter  # quantised ones are frozen anyway
+        plain = type(parameter) is torch.nn.Parameter
         memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
     device = embedding_rows(model).device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of names in transformers that PEFT asks for
+            # PEFT reads deprecated names of transformers.
+            warnings.simplefilter("ignore", FutureWarning)
             torch.manual_seed(seed)
             return get_peft_model(copy.deepcopy(model, memo), peft_config)
     except ValueError as error:
@@ -192,8 +201,8 @@ def lora_config(
     targets: list[str] | None = None,
     tokens: dict[str, list[int]] | None = None,
 ) -> LoraConfig:
-    """LoRA on every linear layer but the head; alpha is twice the rank unless given (the published setting). `tokens` are
-    trained rows, see `token_rows`."""
+    """LoRA on every linear layer except the head; alpha defaults to twice the rank, the published setting. `tokens` are rows
+    to train, see `token_rows`."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -207,10 +216,7 @@ def lora_config(
 
 
 def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
-    """How the base of a run with these settings (its options by name, or those in ``run.json``) is quantised, None if not.
-
-    In 8 bits each token is rounded by itself: with a threshold for outliers its states would depend on the other tokens of
-    the batch, those that follow it included.
+    """The quantisation of a run's base by its settings (options by name, or those in ``run.json``); None for none.
 
     Raises:
         ConfigError: bitsandbytes is not installed.
@@ -218,6 +224,7 @@ def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
     if not (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         return None
     library("bitsandbytes", "quant")
+    # A threshold for outliers would make a token's states depend on the other tokens of the batch, even later ones.
     if settings.get("load_in_8bit"):
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     dtype = torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else torch.float32
@@ -227,18 +234,19 @@ def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:
-    """A quantised model as an adapter is trained on it: frozen, what is not quantised in float32.
+    """Prepare a quantised model for an adapter: it is frozen, and its other parameters are converted to float32.
 
     Raises:
-        ConfigError: no gradient would go through it.
+        ConfigError: no gradient would pass through the model.
     """
     from peft import prepare_model_for_kbit_training
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # at every call it says that it casts its input
+    # It logs at every call that it casts its input.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     modules: Any = model.modules()
     for module in modules:
-        # On a CPU that has AVX512-BF16 a pass without gradients would round the weights again, for good, and from then on no
-        # gradient would go through the layer.
+        # On a CPU with AVX512-BF16, a pass without gradients would repack the weights with another, permanent rounding, and
+        # from then on no gradient would pass through the layer.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
         if getattr(getattr(module, "quant_state", None), "packing_format_for_cpu", False):

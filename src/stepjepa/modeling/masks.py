@@ -1,13 +1,12 @@
-"""The visibility rule in the form that a model takes: masks, one for each kind of layer, or attention by segments; and what
-a model makes of its sliding window.
+"""Brings the visibility rule into a form that a model takes: a mask for each kind of layer, or attention by segments. Also
+tests whether a model uses its sliding window.
 
-A dense mask makes attention over a row of T tokens cost T x T, whoever sees whom. By segments every trunk and every
-isolated target attends causally to itself, and a branch to its trunk and itself through the few rows of the rule's mask
-that it needs; a short forest attends as one under its own small mask. A row then costs nothing for its length, so a batch
-can be one row without any padding. This is an attention implementation of transformers, for models on CPU. Its plan travels
-with the mask: a placeholder of four dimensions, which models pass through to their layers unchanged. On a GPU
-FlexAttention leaves out the blocks of a row that nothing sees. With either, a call without a plan or a block mask
-(generation, evaluation by other code) is ordinary `sdpa`.
+Under a dense mask, attention over a row of T tokens costs T x T, whichever pairs are visible. By segments, every trunk and
+every isolated target attends causally to itself, and a branch attends to its trunk and itself through its rows of the mask;
+a short forest attends in one call under a small mask. The length of the row then costs nothing, so a batch can be one row
+without padding. This is an attention implementation of transformers, for models on CPU. Its plan travels with the mask, a
+placeholder of four dimensions that models pass to their layers unchanged. On a GPU, FlexAttention skips the blocks of a row
+that no query sees. With both, a call without a plan or a block mask (generation, other code) is ordinary `sdpa`.
 
 Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segment.
 """
@@ -41,13 +40,16 @@ AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
 _WINDOW = "sliding_window"
-_HEEDS = "_stepjepa_heeds_window"  # what was tried once, on the model
-_FORMS = 64  # of FlexAttention: kinds of layer, dtypes, shapes, with and without gradient
+# The attribute of a model that keeps the result of `heeds_window`.
+_HEEDS = "_stepjepa_heeds_window"
+# Compiled forms of FlexAttention to keep: kinds of layer, dtypes, shapes, with and without gradient.
+_FORMS = 64
 
 
 def masks_unsupported(model: PreTrainedModel) -> str | None:
-    """Why a model cannot take the forest's mask; None where nothing is known against it."""
+    """Why a model cannot take the forest's mask, as far as its configuration shows; else None."""
     config = text_config(model.config)
+    # Layers of other kinds, such as state spaces, mix tokens without such a mask.
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         return f"it has layers of kind {', '.join(sorted(kinds))}"
@@ -61,29 +63,31 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
 
 
 def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, windows: bool = True) -> AttentionMask:
-    """What to pass as `attention_mask` for packed rows.
+    """The `attention_mask` of a model for packed rows.
 
-    * every layer alike: one mask (windowed where every layer slides, as Mistral's do);
+    * all layers alike: one mask (with the window if every layer slides, as in Mistral);
     * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
 
-    ``sdpa`` and ``eager`` get one additive mask in `dtype` (of booleans sdpa would keep a copy in it for every layer),
-    ``flex_attention`` a block mask, and a batch laid out for attention by segments its plan. A mask is (R, 1, T, T).
+    ``sdpa`` and ``eager`` get an additive mask in `dtype`, ``flex_attention`` a block mask, and a batch laid out for
+    attention by segments its plan. A mask is (R, 1, T, T).
 
     Args:
-        config: the text model's.
+        config: the configuration of the text model.
         dtype: the dtype of the model's attention scores (`parts.compute_dtype`).
-        windows: whether the model heeds the `sliding_window` of its configuration (`heeds_window`).
+        windows: whether the model uses the `sliding_window` of its configuration (`heeds_window`).
     """
     implementation = config._attn_implementation
     window = getattr(config, "sliding_window", None) if windows else None
 
     def build(length: int | None) -> torch.Tensor | BlockMask:
         if rows.forests is not None:
+            # transformers takes a mask of four dimensions as complete and does not build another.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool).as_subclass(PlanMask)
             mask.plan = segment_plan(rows, length)
             return mask
         if is_flex(implementation):
             return block_mask(rows, length)
+        # Of a boolean mask, sdpa would keep an additive copy for every layer.
         return additive_mask(rows, dtype, length)
 
     layers = set(getattr(config, "layer_types", None) or ())
@@ -95,22 +99,22 @@ def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, wi
 
 
 def is_flex(implementation: str) -> bool:
-    """Whether it is FlexAttention, by transformers or with `sdpa` for calls without a block mask."""
+    """Whether an attention is FlexAttention: that of transformers, or `FLEX`."""
     return implementation in (FLEX, "flex_attention")
 
 
 def forward_only(implementation: str, device: str) -> bool:
-    """Whether an attention has no backward pass on a type of device, as FlexAttention has none on CPU."""
+    """Whether an attention lacks a backward pass on a type of device, as FlexAttention does on CPU."""
     return is_flex(implementation) and device == "cpu"
 
 
 def row_multiple(implementation: str, device: str) -> int:
-    """What the kernels of an attention on a type of device like rows to be padded to."""
+    """The multiple of tokens to which rows are padded for the kernels of an attention on a type of device."""
     return BLOCK_SIZE if is_flex(implementation) else 1 if device == "cpu" else 8
 
 
 class PlanMask(torch.Tensor):
-    """The placeholder to pass as `attention_mask`, (1, 1, 1, 1), that carries a `SegmentPlan` to the attention layers."""
+    """A placeholder for `attention_mask`, (1, 1, 1, 1), that carries a `SegmentPlan` to the attention layers."""
 
     plan: SegmentPlan
 
@@ -128,12 +132,13 @@ def attention_forward(
     """Attention of one layer as transformers calls it: (R, H, T, D) in, (R, T, H, D) out.
 
     Raises:
-        ValueError: the model asks for something that attention by segments, or FlexAttention, does not know.
+        ValueError: attention by segments, or FlexAttention, lacks a feature that the model needs.
     """
     if isinstance(attention_mask, BlockMask):
         kind = query.device.type
-        if torch.is_autocast_enabled(kind):  # rotary positions make float32 of queries and keys
-            query, key, value = (one.to(torch.get_autocast_dtype(kind)) for one in (query, key, value))
+        # Under autocast, rotary positions turn queries and keys into float32, and values stay in the lower dtype.
+        if torch.is_autocast_enabled(kind):
+            query, key, value = (part.to(torch.get_autocast_dtype(kind)) for part in (query, key, value))
         with _flex_settings(kind):
             return flex_attention_forward(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -145,6 +150,7 @@ def attention_forward(
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise ValueError(f"attention by segments has no {name}")
+    # With grouped queries several query heads share a key and a value head.
     groups = getattr(module, "num_key_value_groups", 1)
     output = segmented_attention(
         query, repeat_kv(key, groups), repeat_kv(value, groups), attention_mask.plan, dropout, scaling
@@ -154,23 +160,23 @@ def attention_forward(
 
 @contextmanager
 def _flex_settings(device: str) -> Iterator[None]:
-    """Within this context FlexAttention is compiled as training needs it, on a type of device.
-
-    By default torch compiles no ninth form of it, and what it compiles fails in a second backward pass.
-    """
-    if torch.compiler.is_compiling():  # the model around it
+    """Within this context FlexAttention is compiled as training needs it, on a type of device."""
+    # The model around it is being compiled, with its own settings.
+    if torch.compiler.is_compiling():
         yield
-    elif forward_only(FLEX, device):  # compiling for a trial alone is not worth the time
+    # Without a backward pass it only serves a trial, which is not worth the time to compile.
+    elif forward_only(FLEX, device):
         with torch.compiler.set_stance("force_eager"):
             yield
     else:
+        # By default torch does not compile a ninth form, and donates buffers that a second backward pass needs.
         limit, patch = max(_FORMS, compiler.recompile_limit), cast(Any, compiler).patch
         with patch(recompile_limit=limit), functorch.patch(donated_buffer=False):
             yield
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> None:
-    """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another."""
+    """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another one."""
     if implementation in OWN:
         AttentionInterface.register(implementation, attention_forward)
         AttentionMaskInterface.register(implementation, sdpa_mask)
@@ -179,13 +185,13 @@ def use_attention(model: PreTrainedModel, implementation: str) -> None:
 
 @contextmanager
 def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Within this context the layers attend in another way (no other for an empty one)."""
-    own = text_config(model.config)._attn_implementation
-    use_attention(model, implementation or own)
+    """Within this context the layers use the given attention; an empty name changes nothing."""
+    original = text_config(model.config)._attn_implementation
+    use_attention(model, implementation or original)
     try:
         yield
     finally:
-        use_attention(model, own)
+        use_attention(model, original)
 
 
 # Attention by segments
@@ -193,13 +199,13 @@ def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AttendedSegment:
-    """One trunk, branch or target; or a whole short forest, where one call under a mask is cheaper than several.
+    """A trunk, branch or target; or a short forest, for which one call under a mask is cheaper than several.
 
     Attributes:
         length: S.
         branch: whether it sees its trunk as well as itself.
-        mask: (S, S) bool over its own tokens, or (S, t + S) over those of its trunk and its own for a branch; None where
-            it is causal over its own tokens.
+        mask: bool; (S, t + S) over the t tokens of its trunk and its own for a branch, else (S, S) over its own; None if it
+            is causal over its own tokens.
     """
 
     length: int
@@ -209,11 +215,11 @@ class AttendedSegment:
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """All forests of a batch in the order of their places.
+    """The forests of a batch, in the order of their positions.
 
     Attributes:
         forests: the segments of each forest, in order.
-        sizes: lengths that cut the flattened (R * T) positions into padding and forests, in turns.
+        sizes: lengths of the alternating stretches of padding and forests in the flattened (R * T) positions.
     """
 
     forests: tuple[tuple[AttendedSegment, ...], ...]
@@ -221,11 +227,12 @@ class SegmentPlan:
 
 
 def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
-    """Where the forests of packed rows stand, and what their segments see in a layer with such a sliding window."""
+    """Plan attention by segments for packed rows, in a layer with sliding window `window`."""
     assert rows.forests is not None
     flat = [value.flatten() for value in (rows.input_ids, rows.position_ids, *packed_fields(rows))]
     forests, sizes = [], []
     end = 0
+    # Each forest is a row (1, L) of its own, which masks are built for, after the padding since the previous one.
     for start, stop in sorted(rows.forests.tolist()):
         ids, positions, *fields = (value[None, start:stop] for value in flat)
         forest = Rows(ids, positions, None, *fields)
@@ -237,25 +244,26 @@ def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
 
 
 def _segments(forest: Rows, window: int | None) -> tuple[AttendedSegment, ...]:
-    """The segments of one forest, (1, L)."""
+    """The attended segments of one forest, (1, L)."""
     _, segment, _, attach = packed_fields(forest)
     _, counts = segment[0].unique_consecutive(return_counts=True)
     lengths = counts.tolist()
     ends = list(accumulate(lengths))
     starts = [0, *ends[:-1]]
     attached = attach[0, starts].tolist()
-    apart, together = attention_costs(lengths, attached)
-    if together < apart:
+    by_segment, together = attention_costs(lengths, attached)
+    if together < by_segment:
         return (AttendedSegment(sum(lengths), False, dense_mask(forest, window)[0, 0]),)
     segments = []
     for start, length, attach_to in zip(starts, lengths, attached, strict=True):
         branch = attach_to != ISOLATED
-        mask: torch.Tensor | None = None  # plain causal attention
+        # Without a mask, attention is causal. It is faster, and right unless a segment sees a trunk or exceeds the window.
+        mask: torch.Tensor | None = None
         if branch or (window is not None and length > window):
-            own = slice(start, start + length)
+            span = slice(start, start + length)
             trunk = slice(0, lengths[0] if branch else 0)
-            seen = dense_mask(forest, window, own)[0, 0]
-            mask = torch.cat([seen[:, trunk], seen[:, own]], dim=1)
+            seen = dense_mask(forest, window, span)[0, 0]
+            mask = torch.cat([seen[:, trunk], seen[:, span]], dim=1)
         segments.append(AttendedSegment(length, branch, mask))
     return tuple(segments)
 
@@ -268,19 +276,20 @@ def segmented_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Scaled dot-product attention under the visibility rule, (R, H, T, D) as the inputs; padding gets zeros.
+    """Scaled dot-product attention under the visibility rule, (R, H, T, D) like the inputs; padding gets zeros.
 
-    Equal to dense attention with `visibility.dense_mask` up to rounding; a token's result depends on its own forest alone.
+    Equal to dense attention with `visibility.dense_mask` up to rounding. A token's result depends only on its forest.
     """
     rows, heads, tokens, _ = query.shape
-    # Cut along tokens in the layout that the projections wrote, (R * T, H, D): one split, and so one gradient, for all
-    # forests, and no copy into another order of the memory.
+    # Split along tokens in the memory layout of the projections, (R * T, H, D): one split, and thus one gradient, for all
+    # forests, without a copy into another layout.
     queries, keys, values = (
         part.transpose(1, 2).reshape(1, rows * tokens, heads, -1).split(plan.sizes, dim=1)
         for part in (query, key, value)
     )
     outputs = []
     for number, size in enumerate(plan.sizes):
+        # Even stretches are padding, see `SegmentPlan.sizes`.
         if number % 2 == 0:
             if size:
                 outputs.append(query.new_zeros(1, size, heads, value.shape[-1]))
@@ -288,6 +297,7 @@ def segmented_attention(
         segments = plan.forests[number // 2]
         lengths = [segment.length for segment in segments]
         parts = zip(*(part[number].split(lengths, dim=1) for part in (queries, keys, values)), strict=True)
+        # The first segment of a forest is the trunk, whose keys and values its branches share.
         trunk_k = trunk_v = None
         for segment, (q, k, v) in zip(segments, parts, strict=True):
             if trunk_k is None or trunk_v is None:
@@ -316,37 +326,43 @@ def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
     configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
     owners = [*configs.values(), *(text_config(config) for config in configs.values()), *model.modules()]
     lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
-    changed = [(owner, own) for owner, own in lengths.values() if type(own) is int and own > 0]
+    # `type` and not `isinstance`: a boolean is no length. Owners without a window stay without one.
+    changed = [(owner, original) for owner, original in lengths.values() if type(original) is int and original > 0]
     try:
         for owner, _ in changed:
             setattr(owner, _WINDOW, length)
         yield
     finally:
-        for owner, own in changed:
-            setattr(owner, _WINDOW, own)
+        for owner, original in changed:
+            setattr(owner, _WINDOW, original)
 
 
 def heeds_window(model: PreTrainedModel) -> bool:
-    """Whether the `sliding_window` of the configuration changes what the model computes; tried once.
+    """Whether the `sliding_window` of the configuration changes what the model computes; tested once per model.
 
-    A class that has no windows leaves such an entry in its configuration unread, and so must the masks.
+    A class without windows ignores such an entry in its configuration, and so must the masks.
     """
     if _HEEDS not in vars(model):
-        object.__setattr__(model, _HEEDS, _heeds(model))
+        object.__setattr__(model, _HEEDS, _try_window(model))
     return vars(model)[_HEEDS]
 
 
-def _heeds(model: PreTrainedModel) -> bool:
+def _try_window(model: PreTrainedModel) -> bool:
+    """Compare the states of nine tokens under a short window with those under one that is longer than the text."""
     embedding = embedding_rows(model)
     if not getattr(text_config(model.config), _WINDOW, None) or embedding.device.type == "meta":
         return True
-    ids, states = torch.arange(5, 14, device=embedding.device)[None] % len(embedding), []
+    # Small ids exist in every vocabulary.
+    ids = torch.arange(5, 14, device=embedding.device)[None] % len(embedding)
+    states = []
     try:
         with torch.no_grad(), unchanged(model):
             for length in (2, 2 * ids.shape[1]):
                 with window_of(model, length):
                     states.append(backbone(model)(input_ids=ids, use_cache=False)[0].float())
     except Exception:
-        return True  # the start-up trial judges what does not run
-    short, wide = states
-    return not distance(short, wide) <= 1e-5
+        # The start-up trial reports a model that does not run.
+        return True
+    narrow, wide = states
+    # NaN compares as false, and counts as a difference.
+    return not distance(narrow, wide) <= 1e-5

@@ -1,4 +1,4 @@
-"""Options of the model that is trained or exported; no torch, so that ``--help`` is quick."""
+"""Options of the model to train or export. Imports no torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 from stepjepa.config.option import option
 
+# Headings of the options in the help.
 RUN, _LORA, _MODEL = "run", "lora", "model"
 
 
@@ -40,7 +41,7 @@ class LoRAOptions:
 
 @dataclass
 class LoadingOptions:
-    """Which model is loaded, and how."""
+    """The model to load, and how to load it."""
 
     model_name: str | None = option(None, "Hub id, local folder, or GGUF file.", _MODEL)
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
@@ -52,7 +53,7 @@ class LoadingOptions:
 
 @dataclass
 class ModelOptions(LoadingOptions):
-    """Which model is trained."""
+    """The model to train."""
 
     model_name: str = option(
         "mini", "Hub id, local folder, GGUF file, or a built-in preset (micro, tiny, mini).", _MODEL
@@ -71,7 +72,7 @@ class ModelOptions(LoadingOptions):
 
 @dataclass
 class ExportOptions:
-    """What ``stepjepa export`` writes, and where."""
+    """The input and the output of ``stepjepa export``."""
 
     checkpoint: str | None = option(
         None, "A run's checkpoint, or the folder of an adapter; usually written without --checkpoint.", "input"

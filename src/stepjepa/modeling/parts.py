@@ -1,12 +1,12 @@
-"""The parts of a causal LM, whatever their names: its modules, its output head, its sharded weights, and keeping it as it is
-while it is tried.
+"""Access to the parts of a causal LM, whatever their names: its modules, output head and sharded weights; and a context that
+leaves it unchanged by a test.
 
-The common head is one matrix, with a scale and a cap that the configuration names; it is used without holding all logits.
-Whether it is right is never guessed: `output_head` compares it with the model's own forward on made-up states. What differs
-(a dense layer before the matrix, a multiplier of another name) takes the model's own forward at the labelled positions.
+The common head is one matrix, with a scale and a cap from the configuration; it is used without holding all logits. Its
+form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For any other head
+(a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the labelled positions.
 
-FSDP2 shards the weights over the processes: a part of each in this process. While a forward runs, torch puts gathered
-weights in their place. What is here for them is the identity for a model that is not sharded.
+FSDP2 shards the weights: each process holds a part of each weight, and torch replaces the parts by gathered weights while
+a forward runs. The functions for sharded weights do nothing to a model that is not sharded.
 
 Shapes: N positions, D width, V vocabulary.
 """
@@ -27,18 +27,19 @@ from transformers.pytorch_utils import Conv1D
 
 from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
 
-_HEAD = "_stepjepa_output_head"  # what was tried once, on the model
+# The attribute of a model that keeps the result of `output_head`.
+_HEAD = "_stepjepa_output_head"
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part of a model's configuration that is about text (multimodal configurations hold it inside)."""
+    """The text part of a model's configuration, which multimodal configurations hold inside."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def causal_lm(model: nn.Module) -> PreTrainedModel:
     """The Hugging Face causal LM inside a PEFT model, or the model itself.
 
-    Functions that take an `nn.Module` accept either; those that take a `PreTrainedModel` want what this returns.
+    Functions that take an `nn.Module` accept either; those that take a `PreTrainedModel` need the result of this one.
     """
     inner: Any = model
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
@@ -52,48 +53,49 @@ def plain_module(module: nn.Module) -> nn.Embedding | nn.Linear:
 
 
 def embedding_rows(model: PreTrainedModel) -> torch.Tensor:
-    """(V, D), the weight of the model's input embedding; of trained token rows (PEFT) the values before training, as their
-    wrapper copies the matrix each time it is asked for the current ones."""
+    """(V, D), the weight of the model's input embedding; token rows that PEFT trains have their initial values."""
+    # PEFT's wrapper copies the matrix each time its `weight` is read.
     return plain_module(model.get_input_embeddings()).weight
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """V, rows of the model's input embedding."""
+    """V, the number of rows of the model's input embedding."""
     return int(embedding_rows(model).shape[0])
 
 
 def name_of(model: nn.Module, part: nn.Module | None) -> str:
-    """The dotted name of a module inside a model, empty where it is not there."""
+    """The dotted name of a module in a model, empty if it is not part of the model."""
     return next((name for name, module in model.named_modules() if module is part), "")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a process has a part of a tensor (any shape), as FSDP2 leaves it."""
+    """Whether each process holds only a part of a tensor (any shape), as under FSDP2."""
     return hasattr(tensor, "to_local")
 
 
 @contextmanager
 def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within this context a module has another forward."""
-    own = vars(module).get("forward")  # what has replaced that of its class
+    """Within this context a module has the given forward."""
+    # Usually None: the class has the forward. An instance has one if something else replaced it.
+    original = vars(module).get("forward")
     module.forward = forward
     try:
         yield
     finally:
         del module.forward
-        if own is not None:
-            module.forward = own
+        if original is not None:
+            module.forward = original
 
 
 def own_forward(model: PreTrainedModel) -> Callable[..., Any]:
-    """The forward that came with a causal LM, also where it has learned to take batches."""
+    """The original forward of a causal LM, also after `forward.attach_forest_forward`."""
     return vars(model).get("_own_forward") or model.forward
 
 
 def backbone(model: PreTrainedModel) -> nn.Module:
     """The module of a causal LM that returns the states for its output head.
 
-    It goes by the model's `base_model_prefix`; where that names nothing (Llama 4, Mllama), it is the child that holds the
+    The model's `base_model_prefix` names it; if there is no such module (Llama 4, Mllama), it is the child that holds the
     input embedding.
     """
     named = getattr(model, model.base_model_prefix, None)
@@ -105,7 +107,8 @@ def backbone(model: PreTrainedModel) -> nn.Module:
 
 
 def decoder_layers(backbone: nn.Module) -> nn.ModuleList | None:
-    """The decoder's layers in order; None where they go by no known name."""
+    """The decoder's layers in order; None if they have no known name."""
+    # Multimodal backbones hold the decoder inside.
     for owner in (backbone, getattr(backbone, "language_model", None)):
         for name in ("layers", "h", "blocks"):
             layers = getattr(owner, name, None)
@@ -115,28 +118,29 @@ def decoder_layers(backbone: nn.Module) -> nn.ModuleList | None:
 
 
 def has_experts(model: PreTrainedModel) -> bool:
-    """Whether the model routes tokens to experts, so that a batch may leave some parameters without a gradient."""
+    """Whether the model routes tokens to experts, so that some parameters may get no gradient from a batch."""
     config = text_config(model.config)
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     return any(getattr(config, key, None) for key in names)
 
 
 def routed(model: PreTrainedModel) -> nn.Module:
-    """What holds the experts, which a few tokens need not reach: the text decoder; a module without parts for none."""
+    """The module that holds the experts, the text decoder; an empty module if there are none."""
     part = backbone(model)
     decoder = getattr(part, "language_model", None)
     return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
 
 
 def idle_layers(model: PreTrainedModel) -> list[str]:
-    """Names of the linear layers of a causal LM that do nothing for plain text: those of towers and their projectors.
+    """Names of the linear layers of a causal LM that plain text does not use: those of towers and their projectors.
 
-    Experts are left out; so is everything where the model does not run.
+    Experts are never listed. The list is empty if the model does not run.
     """
     embedding, experts = embedding_rows(model), set(routed(model).modules())
     if embedding.device.type == "meta":
         return []
     linears = {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
+    # Six tokens do not reach every expert, so experts count as called.
     called = {name for name, part in linears.items() if part in experts}
     ids = torch.arange(5, 11, device=embedding.device)[None] % len(embedding)
     try:
@@ -151,9 +155,10 @@ def idle_layers(model: PreTrainedModel) -> list[str]:
 
 @contextmanager
 def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
-    """Within this context the model is in evaluation (or training) mode; afterwards modes, buffers and the random state are
-    as before."""
+    """Within this context the model is in evaluation (or training) mode; on exit, modes, buffers and random state are
+    restored."""
     modes = {module: module.training for module in model.modules()}
+    # A forward may write into a buffer or replace it. Small ones are copied; of large ones only the object is restored.
     buffers = [
         (module, name, buffer, buffer.clone() if buffer.is_floating_point() and buffer.numel() < 2**20 else None)
         for module in modes
@@ -166,7 +171,8 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
         with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
             yield
     finally:
-        model.train(modes[model])  # kernels of the Hub are replaced along with the mode
+        # Kernels of the Hub are replaced along with the mode of the whole model; then each module gets its mode back.
+        model.train(modes[model])
         for module, mode in modes.items():
             module.training = mode
         for module, name, buffer, value in buffers:
@@ -184,11 +190,11 @@ class OutputHead:
     """How a causal LM turns states into logits.
 
     Attributes:
-        vocabulary: V, entries of the softmax; predictor tokens follow them and never enter.
-        scale, softcap: what the model does to its logits.
+        vocabulary: V, entries of the softmax; predictor tokens come after them and never enter it.
+        scale, softcap: factor and cap of the logits.
         plain: the output embedding is one matrix (and a bias) that may be used without calling the module.
-        own: the module whose states the model's own forward turns into logits, where that forward is used; `scale`,
-            `softcap` and `plain` say nothing then.
+        own: name of the module whose states go into the model's own forward, if that one is used; `scale`, `softcap` and
+            `plain` are ignored then.
     """
 
     vocabulary: int
@@ -215,7 +221,7 @@ class OutputHead:
         """Summed cross-entropy () float32 of `states_ND` against `labels_N`.
 
         Args:
-            rows: positions whose logits are held at once; None for as many as memory should bear.
+            rows: number of positions whose logits are held at once; None for `chunk_rows`.
             token_sums: return (3,), see `chunked_cross_entropy_sum`.
         """
         rows = chunk_rows(self.vocabulary) if rows is None else rows
@@ -232,7 +238,8 @@ class OutputHead:
 
             if not is_sharded(plain_module(module).weight):
                 return loss(states_ND)
-            with forward_as(module, loss):  # which finds the module's weights whole
+            # FSDP gathers the module's weights only around a call of the module.
+            with forward_as(module, loss):
                 return module(states_ND)  # type: ignore[no-any-return]
 
         def logits(states_CD: torch.Tensor) -> torch.Tensor:
@@ -241,68 +248,73 @@ class OutputHead:
         return chunked_cross_entropy_sum(logits, states_ND, labels_N, rows, token_sums)
 
     def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
-        """(N,) int64, the token with the largest logit for each state, chunk by chunk."""
+        """(N,) int64, the token with the largest logit for each state, computed in chunks."""
         chunks = states_ND.split(chunk_rows(self.vocabulary))
         return torch.cat([self.logits(model, states_CD).argmax(dim=-1) for states_CD in chunks])
 
 
 @dataclass
-class _Given(ModelOutput):
-    """What a backbone returns, made of given states: whatever else a model's forward asks of it is None."""
+class _BackboneOutput(ModelOutput):
+    """Stands in for the output of a backbone, with the given states; any other attribute is None."""
 
     last_hidden_state: torch.Tensor | None = None
 
     def __getattr__(self, name: str) -> None:
+        # Only for missing attributes; Python asks for special ones when it copies.
         if name.startswith("__"):
             raise AttributeError(name)
 
 
 def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> torch.Tensor:
-    """(N, V) logits by the model's own forward, with the states (N, D) of its module `part` given; V as its head has it.
+    """(N, V) logits of the model's own forward, with states (N, D) as the output of its module `part`; V as in its head.
 
     Raises:
-        ValueError: that forward does not ask this module.
+        ValueError: the forward does not call this module.
     """
+    # Some forwards fail without a position, so no states become one position that is cut off again.
     given = states_ND if len(states_ND) else states_ND.new_zeros(1, states_ND.shape[1])
     ids = torch.zeros(1, len(given), dtype=torch.long, device=given.device)
-    asked = list[bool]()
+    calls = list[bool]()
 
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        asked.append(True)
-        return _Given(last_hidden_state=given[None])
+    def return_given(*args: Any, **kwargs: Any) -> Any:
+        calls.append(True)
+        return _BackboneOutput(last_hidden_state=given[None])
 
-    with forward_as(model.get_submodule(part), answer):
+    with forward_as(model.get_submodule(part), return_given):
         logits = own_forward(model)(input_ids=ids, use_cache=False).logits[0]
-    if not asked:
+    if not calls:
         raise ValueError(f"the model's forward does not call its {part}")
+    # The empty sum connects the empty result to the graph of the states.
     return logits if len(states_ND) else logits[:0] + states_ND.sum()
 
 
 def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
-    """The head of a causal LM, tried once: the fast form where it gives the model's own logits, else the model's own.
+    """The head of a causal LM, tested once: the fast form if it equals the model's own logits, else the model's own forward.
 
-    Its vocabulary is the given one, or the model's where that is smaller: some embed more tokens than they predict.
+    Its vocabulary is the given one, or that of the model if smaller: some models embed more tokens than they predict.
     """
     known = vars(model).get(_HEAD)
     if known is None or known[0] != vocabulary:
-        known = (vocabulary, _tried(model, vocabulary))
+        known = (vocabulary, _try_heads(model, vocabulary))
         object.__setattr__(model, _HEAD, known)
     return known[1]
 
 
-def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
+def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
+    """Compare the forms of a head with the model's own forward, and return the first one that agrees."""
     config, module = text_config(model.config), plain_module(model.get_output_embeddings())
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))
     plain = OutputHead(rows, plain=type(module) is nn.Linear)
-    # Also without the options: a configuration may have those that its class does not read.
+    # Also without each option: a configuration may have one that the model's class does not read.
     forms = [(scale, softcap), (1.0, softcap), (scale, None), (1.0, None)]
-    heads = list(dict.fromkeys(replace(plain, scale=one, softcap=cap) for one, cap in forms))
+    heads = list(dict.fromkeys(replace(plain, scale=factor, softcap=cap) for factor, cap in forms))
+    # Without weights in this process there is nothing to compare.
     if weight is None or weight.device.type == "meta":
         return heads[0]
-    # What gives the head its states: the backbone, or a decoder right inside it (OPT).
+    # The states come from the backbone, or from a decoder inside it (OPT).
     part = backbone(model)
     name = name_of(model, part)
     inside = [f"{name}.{child}" for child, _ in part.named_children() if "decoder" in child or "model" in child]
@@ -311,45 +323,52 @@ def _tried(model: PreTrainedModel, vocabulary: int) -> OutputHead:
         for source, width in itertools.product([name, *inside] if name else [], widths):
             states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device, model.dtype)
             candidates = heads
-            try:  # logits so large that a cap bends them
+            # The logits must be so large that a cap changes them.
+            try:
                 states_ND *= 50 / plain.logits(model, states_ND).float().std().clamp(min=1e-3)
             except Exception:
                 candidates = []
             try:
-                own = own_logits(model, states_ND, source)[:, :rows]
+                expected = own_logits(model, states_ND, source)[:, :rows]
+            # Another width, or not the source of the head's states. If nothing fits, the start-up trial reports it.
             except Exception:
-                continue  # of another width, or not what the head is given: the start-up trial judges
-            equal = (one for one in candidates if difference(one.logits(model, states_ND), own) <= tolerance(model))
-            return next(equal, replace(heads[0], own=source))
+                continue
+            for head in candidates:
+                if difference(head.logits(model, states_ND), expected) <= tolerance(model):
+                    return head
+            return replace(heads[0], own=source)
     return heads[0]
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative distance of two tensors (N, V) of logits; what softmax does not see, a shift of a whole row, aside."""
-    one, other = logits.float(), expected.float()
-    return distance(one - one.mean(-1, keepdim=True), other - other.mean(-1, keepdim=True))
+    """Relative distance of two tensors (N, V) of logits, except for a shift of a whole row, which softmax ignores."""
+    logits, expected = logits.float(), expected.float()
+    return distance(logits - logits.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True))
 
 
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Of two tensors of any shape, relative to the second."""
-    return float((one - other).norm() / other.norm().clamp(min=1e-12))
+def distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
+    """Distance of two tensors of any shape, relative to the norm of the second."""
+    return float((tensor - expected).norm() / expected.norm().clamp(min=1e-12))
 
 
 def compute_dtype(model: PreTrainedModel) -> torch.dtype:
-    """The dtype of the model's matrix products: autocast's within its context, else that of the weights."""
+    """The dtype of the model's matrix products: that of autocast within its context, else that of the weights."""
     kind = embedding_rows(model).device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """What rounding may make of states and logits, relative to their size: 1e-4 in float32, more in shorter dtypes."""
+    """The relative rounding error to allow in states and logits: 1e-4 in float32, more in shorter dtypes."""
     dtype, quantized = compute_dtype(model), getattr(model.config, "quantization_config", None)
-    if quantized is not None:  # int8 has about the steps of bfloat16
+    # The steps of int8 are about as coarse as those of bfloat16.
+    if quantized is not None:
         dtype = quantized.bnb_4bit_compute_dtype if quantized.load_in_4bit else torch.bfloat16
     products = torch.backends.cuda.matmul.fp32_precision
-    if products == "none":  # where it is set, the older call may refuse to answer
+    # The older setting, which torch refuses to read after the newer one was set.
+    if products == "none":
         products = torch.get_float32_matmul_precision()
-    if dtype == torch.float32 and products not in ("ieee", "highest"):  # TF32, for one
+    # TF32 keeps ten bits of the mantissa.
+    if dtype == torch.float32 and products not in ("ieee", "highest"):
         dtype = torch.bfloat16
     return max(1e-4, 8 * torch.finfo(dtype).eps)
 
@@ -358,49 +377,54 @@ def tolerance(model: PreTrainedModel) -> float:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor (any shape), in the same memory."""
+    """This process's part of a tensor (any shape), sharing its memory."""
     sharded: Any = tensor
     return sharded.to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor (any shape). Every process must call it."""
+    """The complete tensor (any shape). Every process must call this."""
     sharded: Any = tensor
     return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
 def like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A tensor that every process has whole, sharded as `other` (of the same shape) is."""
+    """Shard a tensor, of which every process has all values, like `other` (of the same shape)."""
     sharded: Any = other
     if not is_sharded(other):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = sharded.device_mesh, sharded.placements
+    # No source rank: every process takes its part from its copy, without communication.
     return distribute_tensor(tensor.to(mesh.device_type), mesh, placements, src_data_rank=None)
 
 
 def free_gathered(model: nn.Module) -> None:
-    """Put the sharded weights back where a pass has left gathered ones."""
+    """Free the gathered weights that a forward has left, so that the sharded ones are in their place again."""
     for module in _sharded(model):
         module.reshard()
 
 
 def _sharded(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, "reshard")]  # torch may come without its class
+    # Not by its class, which torch lacks when built without distributed support.
+    return [module for module in model.modules() if hasattr(module, "reshard")]
 
 
 @contextmanager
 def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
-    """Within this context the parameters of a model that is not called are whole, on the host, where `here` is set. Every
-    process must enter it."""
+    """Within this context the parameters of a model are complete and on the host, in processes with `here` set. The model
+    must not be called. Every process must enter the context."""
     free_gathered(model)
-    places, new_parameters = [], dict[int, nn.Parameter | None]()  # tied parameters stay one
+    places = []
+    # By the sharded parameter, so that tied parameters stay tied and are gathered once.
+    new_parameters = dict[int, nn.Parameter | None]()
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None or not is_sharded(parameter):
                 continue
             if id(parameter) not in new_parameters:
+                # A collective operation, also in processes that drop the value.
                 value = whole(parameter.detach())
                 new_parameters[id(parameter)] = nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
             places.append((module, name, parameter))
@@ -415,10 +439,13 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
 
 @contextmanager
 def gathered(model: nn.Module, reshard_after_forward: bool = True) -> Iterator[None]:
-    """Within this context every process has all weights and may call the model as often as it likes, without gradients;
-    `reshard_after_forward` is for afterwards."""
+    """Within this context every process has all weights and may call the model any number of times, without gradients.
+
+    `reshard_after_forward` is the setting of the modules after it.
+    """
     modules = _sharded(model)
-    registered = vars(model).pop("generate", None)  # the Trainer's, which gathers and frees at every call
+    # The Trainer registers a `generate` that gathers and frees the weights at every call.
+    registered = vars(model).pop("generate", None)
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
