@@ -355,7 +355,9 @@ class CheckpointedTrainer(Trainer):
         values = public_values(self.args)
         settings |= {name: values[name] for name in fixed_on_resume() if name in values}
         settings |= objective_of(self.args).code | target_fingerprint(self.args)
-        data = {split: report.fingerprint for split, report in self.data_reports.items() if not split.startswith("eval")}
+        data = {
+            split: report.fingerprint for split, report in self.data_reports.items() if not split.startswith("eval")
+        }
         return ResumeRecord(plain_settings(settings), data, self.cut)
 
     @property
