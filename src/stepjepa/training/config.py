@@ -201,14 +201,14 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             ConfigError: a number is out of range, or the numbers give no step.
         """
         for name in options_of(transformers.TrainingArguments):
-            option, value = options_of(JEPAConfig)[name], getattr(self, name)
+            known, value = options_of(JEPAConfig)[name], getattr(self, name)
             # Only options that this library declares have a group, and bounds.
-            if option.group is not None:
-                option.check(value)
-            kinds = {option.hint, *get_args(option.hint)}
+            if known.group is not None:
+                known.check(value)
+            kinds = {known.hint, *get_args(known.hint)}
             if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
                 continue
-            lowest = -math.inf if option.bounds else 0
+            lowest = -math.inf if known.bounds else 0
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}")
         epochs, steps, workers = _NAME.num_train_epochs, _NAME.max_steps, _NAME.dataloader_num_workers
@@ -270,10 +270,10 @@ def usual_learning_rate(from_scratch: bool, adapter: bool) -> float:
 def fixed_on_resume() -> list[str]:
     """The options of a `JEPAConfig` that a resumed run must share with its checkpoint."""
     fixed = []
-    for name, option in options_of(JEPAConfig).items():
+    for name, known in options_of(JEPAConfig).items():
         # Inherited options do not say whether they may change.
-        may_change = option.group is None and name.startswith(_BESIDES_TRAINING)
-        if not (option.resume or option.secret or may_change):
+        may_change = known.group is None and name.startswith(_BESIDES_TRAINING)
+        if not (known.resume or known.secret or may_change):
             fixed.append(name)
     return fixed
 

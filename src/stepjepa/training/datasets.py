@@ -252,8 +252,8 @@ class StreamedExamples:
         write_json(folder / _STREAM.format(self.args.process_index), record, indent=None)
 
     def resume(self, folder: Path | None, steps: int = 0) -> None:
-        """Continue after `steps` optimizer steps of the run that wrote the checkpoint `folder`; None starts from the first row.
-        The counts of the reports continue from those of that run.
+        """Continue after `steps` optimizer steps of the run that wrote the checkpoint `folder`, with the counts of its
+        reports; without one, start at the first row.
 
         Raises:
             ConfigError: version 0.2 wrote it, in a run that was itself resumed with another number of processes.
