@@ -145,10 +145,10 @@ class Objective:
                 near = did_you_mean(name, known)
                 raise ConfigError(f"objective {self.name} has no option {name!r}{near}")
         with explaining_options(type(self), "cannot be made"):
-            own = self.Options and self.Options(**values)
-        if own is not None:
-            check_fields(own)
-        return own
+            options = self.Options and self.Options(**values)
+        if options is not None:
+            check_fields(options)
+        return options
 
     def __reduce__(self) -> Any:
         """Pickle the name of the class, so that worker processes import its file."""
@@ -164,8 +164,9 @@ class Objective:
 
     def topics(self) -> tuple[type, ...]:
         """All option dataclasses that it reads, besides those that every run reads."""
-        own = () if self.Options is None else (self.Options,)
-        return (*self.reads, *((StepsOptions,) if self.needs_steps else ()), *own)
+        steps = (StepsOptions,) if self.needs_steps else ()
+        own_options = () if self.Options is None else (self.Options,)
+        return (*self.reads, *steps, *own_options)
 
     def check(self) -> None:
         """Check that the options of the run fit this objective and each other.
@@ -616,7 +617,7 @@ def explaining_options(cls: type[Objective], what: str) -> Iterator[None]:
 
 def idle_options(objective: Objective) -> frozenset[str]:
     """The options of other objectives that this one does not read."""
-    topics = {topic for other in built_in().values() for topic in (*other.reads, StepsOptions, other.Options) if topic}
+    topics = {topic for cls in built_in().values() for topic in (*cls.reads, StepsOptions, cls.Options) if topic}
     read = {name for topic in objective.topics() for name in options_of(topic)}
     return frozenset(name for topic in topics for name in options_of(topic)) - (read - objective.unread)
 
@@ -632,8 +633,8 @@ def drafting_objective(settings: Mapping[str, Any]) -> Objective | None:
     chosen = built_in().get(str(settings.get("objective")))
     if chosen is None or chosen.Options is None or not chosen.drafts:
         return None
-    own = {name: settings[name] for name in options_of(chosen.Options) if name in settings}
-    return chosen(chosen.Options(**own))
+    values = {name: settings[name] for name in options_of(chosen.Options) if name in settings}
+    return chosen(chosen.Options(**values))
 
 
 def _construct(name: str, options: Any) -> Objective:

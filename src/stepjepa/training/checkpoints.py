@@ -120,7 +120,7 @@ class LoadedCheckpoints(TrainerCallback):
         load_extras(model, self.checkpoint)
         if isinstance(lr_scheduler, torch.optim.lr_scheduler.LambdaLR):
             # The loaded rate belongs to the old schedule, which may have had another number of steps. Stepping again from
-            # the place before computes it anew.
+            # the place before computes it again.
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
 
@@ -341,7 +341,7 @@ class CheckpointedTrainer(Trainer):
 
     @property
     def resume_record(self) -> ResumeRecord:
-        """What a run that is resumed from a checkpoint of this one must share with it."""
+        """The `ResumeRecord` of this run's checkpoints."""
         settings: dict[str, Any] = {}
         model: Any = self.model
         if self.run_options is not None:

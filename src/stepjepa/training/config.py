@@ -57,8 +57,8 @@ def _by_our_names(config: type[T]) -> type[T]:
     construct: Any = config.__init__
 
     @functools.wraps(construct)
-    def __init__(self: T, *args: Any, **given: Any) -> None:
-        construct(self, *args, **by_our_names(given, config))
+    def __init__(self: T, *args: Any, **options: Any) -> None:
+        construct(self, *args, **by_our_names(options, config))
 
     config.__init__ = __init__  # type: ignore[method-assign, assignment]
     return config
@@ -292,19 +292,19 @@ _REFUSED = {
 }
 
 
-def check_arguments(given: dict[str, Any]) -> None:
+def check_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments that a `JEPATrainer` would ignore, and options, which belong to `JEPAConfig`.
 
     Raises:
         ConfigError: there is such an argument; the message says what to do instead.
     """
     for name, reason in _REFUSED.items():
-        if given.get(name) is not None:
+        if arguments.get(name) is not None:
             raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
     options = options_of(JEPAConfig).keys()
     spellings = published(JEPAConfig).keys()
-    for name in given.keys() & (options | spellings):
-        named = {name: given[name]}
+    for name in arguments.keys() & (options | spellings):
+        named = {name: arguments[name]}
         (ours,) = by_our_names(named, JEPAConfig) or (name,)
         raise ConfigError(f"JEPATrainer takes no {name}: write JEPAConfig({ours}=...)")
 

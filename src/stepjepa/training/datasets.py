@@ -132,8 +132,9 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
         first = report.first_without_target
         advice = f"name a column that holds text with --{_NAME.jepa_target_column} (first: {first})"
     elif find_objective(options.objective)(options).needs_steps:
-        other = f"--{_NAME.objective} llm_jepa, which needs no steps"
-        advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {other}, or with {plain}"
+        without_steps = f"--{_NAME.objective} llm_jepa, which needs no steps"
+        splitter = f"--{_NAME.step_splitter} and --{_NAME.step_separator}"
+        advice = f"check {splitter}, or train with {without_steps}, or with {plain}"
     else:
         advice = f"raise --{_NAME.max_length}, or train with {plain}"
     return DataError(f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}")

@@ -269,7 +269,7 @@ class Predictions:
 # Display during a run
 
 
-def short(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
+def log_line(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
     """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are scores of answers."""
     shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
     numbers = [f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))]
@@ -314,7 +314,7 @@ class RunDisplay(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """See `TrainerCallback`."""
         logs = logs or {}
-        losses = short(logs, self.metrics)
+        losses = log_line(logs, self.metrics)
         if self.published and "loss" in logs:
             losses = ", ".join(f"{name}: {logs[key]:.4f}" for key, name in _PUBLISHED if key in logs)
         if not state.is_world_process_zero or not losses:

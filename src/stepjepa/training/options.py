@@ -85,7 +85,7 @@ class MethodOptions(Topic):
 
 @dataclass
 class OutputOptions(Topic):
-    """What is counted and written."""
+    """Metrics to compute, and files to write."""
 
     track_flop: bool = option(False, "Count the floating point operations of every step.", OUTPUT, resume=True)
     token_metrics: bool = option(
@@ -133,7 +133,7 @@ class ExampleOptions(
     PairOptions,
     MethodOptions,
 ):
-    """What decides how rows become examples, and how a model sees them."""
+    """All options that decide how rows become examples, and how a model sees them."""
 
     max_row_length: int | None = option(
         None, "Longest packed row in tokens. Default: chosen for every batch.", DATA, resume=True, at_least=1
@@ -317,7 +317,7 @@ def loss_line(args: JEPAOptions) -> str:
 
 @dataclass
 class SourceOptions:
-    """What is read to train and to evaluate on."""
+    """The data to train and to evaluate on."""
 
     train_file: list[str] | None = option(
         None,
@@ -378,7 +378,7 @@ class SourceOptions:
 
 @dataclass
 class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
-    """What ``stepjepa train`` reads and which model it trains."""
+    """The data and the model of ``stepjepa train``."""
 
     @property
     def stop_rules(self) -> dict[str, float | None]:

@@ -32,7 +32,7 @@ from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.datasets import Sources
-from stepjepa.training.metrics import clock, short
+from stepjepa.training.metrics import clock, log_line
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
@@ -389,7 +389,7 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
         done.append(stopped)
     parts.append(("done", done))
 
-    parts.append(("final", [short(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
+    parts.append(("final", [log_line(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
     parts.append(("output", [f"{output}: model and records (metrics.json, run.json, data_report.json, resolved.yaml)"]))
     parts.append(("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]))
     return "\n".join(["", *labelled(parts)])
