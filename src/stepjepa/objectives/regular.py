@@ -34,7 +34,7 @@ class Regular(Objective):
         return PairsFound()
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """No pairs."""
+        """No pairs of the tokens (T,)."""
         return PairsFound()
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
