@@ -21,7 +21,7 @@ from transformers import TrainerControl, TrainerState
 from stepjepa.cli.main import main
 from stepjepa.modeling.load import load_model
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.metrics import RunDisplay, clock, short
+from stepjepa.training.metrics import RunDisplay, clock, log_line
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import conclusion, start_summary, steps_line
 from stepjepa.training.trainer import JEPATrainer
@@ -113,7 +113,7 @@ def test_bars_are_on_a_terminal_in_the_main_process_only(monkeypatch, capsys):
     run_a_step(RunDisplay(), TrainerState(max_steps=9, global_step=5, is_world_process_zero=True))
     assert " 6/9 " in shown.getvalue()
     assert capsys.readouterr().out == "step 6/9  lm 2.5000  tok/s 1234\n"
-    assert short({"lm_loss": 1.23456, "eval_gsm8k": 0.5, "epoch": 1.0}, ["gsm8k"]) == "lm 1.2346  gsm8k 0.500"
+    assert log_line({"lm_loss": 1.23456, "eval_gsm8k": 0.5, "epoch": 1.0}, ["gsm8k"]) == "lm 1.2346  gsm8k 0.500"
     assert clock(3725.4) == "1:02:05"
 
 

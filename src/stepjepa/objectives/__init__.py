@@ -1,4 +1,4 @@
-"""Objectives: which views of a chat predict which, one file each. `base` holds what they share and how they are found."""
+"""Objectives: which views of a chat predict which, one file each. `base` has the base class and the lookup by name."""
 
 from stepjepa.config.option import option
 from stepjepa.data.types import Pair, PairsFound

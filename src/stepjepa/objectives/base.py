@@ -1,8 +1,8 @@
-"""What an objective is, and where objectives are found.
+"""The base class of objectives, and the lookup of objectives and losses by name.
 
-An `Objective` says which options it has (`Options`, `reads`, `defaults`), which states of a chat are compared (`pairs_of`),
-what is sampled every epoch (`draw`), which modules it trains (`modules`) and what the loss is (`loss`). Everything else
-(flags, layout, packing, masks, counts, the log) follows from these. It is made of the run's options and holds no state.
+An `Objective` defines its options (`Options`, `reads`, `defaults`), which states of a chat are compared (`pairs_of`), what
+is sampled every epoch (`draw`), which modules it trains (`modules`) and the loss (`loss`). Everything else (flags, layout,
+packing, masks, counts, the log) follows from these. It is constructed from the run's options and holds no state.
 
 Shapes: P pairs, D width.
 """
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
 _NAME = Names(LossOptions, MaskOptions, PredictorOptions, TargetOptions)
-# Parts of the loss, as the log has them.
+# Names of the parts of the loss in the log.
 JEPA, REGULARIZER, REPLAY = _NAME.jepa_loss, _NAME.regularizer, "replay_loss"
 
 
 class ModelView(NamedTuple):
-    """The model as a loss may use it, inside the wrapped model's forward.
+    """What a loss may use of the model, inside the wrapped model's forward.
 
     Attributes:
-        modules: those of the objective (`Objective.modules`), None where it has none.
+        modules: `Objective.modules`, None if the objective has none.
         vocabulary: V, entries of the LM softmax.
         embed: (N, D) input embeddings of token ids (N,).
-        logits: (N, V) logits for last hidden states (N, D); with `detach` the weights of the output head get no gradient.
-        gather: the rows (P, D) of all processes, with gradient, and where this one's begin (`losses.gather`).
+        logits: (N, V) logits of last hidden states (N, D); with `detach` the weights of the output head get no gradient.
+        gather: the rows (P, D) of all processes, with gradient, and the index of this process's first (`losses.gather`).
     """
 
     modules: nn.Module | None
@@ -65,27 +65,27 @@ class ModelView(NamedTuple):
 
 
 class Objective:
-    """An objective whose pairs are compared by `--jepa_loss`. Subclasses say at least what pairs a chat has.
+    """An objective whose pairs are compared by `--jepa_loss`. Subclasses define at least the pairs of a chat.
 
     Attributes:
-        name: what ``--objective`` calls it; of one's own, by default the name of the class.
-        Options: dataclass of the options that it alone has; None for none.
-        reads: the shared topics of options that it reads; all where it reads predictors.
-        defaults: of shared options that are left open.
-        forwards: those that can compute it; ``inline`` asks for one branch and one copy of the trunk's tokens.
+        name: its name for ``--objective``; by default the name of the class.
+        Options: dataclass of the options that only this objective has; None for none.
+        reads: the shared option topics that it reads.
+        defaults: its defaults for shared options whose default is None.
+        forwards: the forwards that can compute it; ``inline`` needs a single branch and a single copy of trunk tokens.
         makes_pairs: whether there is anything to compare.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         halves: whether source and target together are the text.
-        aligned_targets: whether a shuffled target is the one at the same place among the pairs of the other example.
-        needs_steps: whether the steps of the answers are found for it; before the options are known, whether they may be.
+        aligned_targets: whether a shuffled target has the same index among the pairs of the other example.
+        needs_steps: whether it needs the steps of the answers; before the options are known, whether it may need them.
         draws: whether `draw` does anything.
         drafts: whether `draft` does anything.
         several_pairs: whether an example usually has several pairs.
-        groups: of K predictor tokens, each with a predictor head of its own, by the numbers in the tokens' names.
-        unread: options that it does not read though it may read others of their topics; they must be left out.
-        brief: its form in a word, where it has several.
-        vector_names: what the source and the target of a pair are called where they are sums of states.
-        stream: number of its random numbers, which no other draw of an example uses.
+        groups: the numbers, in the tokens' names, of its groups of K predictor tokens; each has its own predictor head.
+        unread: options that it does not read although it may read others of their topics; setting them is an error.
+        brief: its variant in a word, if it has several.
+        vector_names: names of the source and the target of a pair if they are sums of states.
+        stream: number of its random stream, which nothing else that is drawn for an example uses.
         options: of the run; None before they are known.
         own: its own options, an instance of `Options`.
 
@@ -94,7 +94,7 @@ class Objective:
         own: its own options by name, for `JEPAConfig(objective=MyObjective(...))`.
 
     Raises:
-        ConfigError: an option of its own that it does not have, or a value that cannot be used.
+        ConfigError: the objective has no option of that name, or its value cannot be used.
     """
 
     name: ClassVar[str] = ""
@@ -115,17 +115,18 @@ class Objective:
     vector_names: tuple[str, str] = ("source", "target")
     stream: ClassVar[int] = 6
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
         cls.name = cls.name or cls.__name__
 
     def __init__(self, options: Topic | None = None, **own: Any):
         self.options: Any = options
         self.own: Any = options
+        # Called for its errors: a broken `Options` is reported here, before its values are read.
         options_with_defaults(type(self))
         if self.Options is not None and isinstance(options, self.Options):
             return
-        # The options of a user's own class are no fields of the run's options, which carry their values.
+        # The options of a user's class are not fields of the run's options; `objective_options` carries their values.
         users_own = not is_built_in(type(self))
         values = dict(own)
         if users_own and options is not None:
@@ -137,52 +138,55 @@ class Objective:
                 self.own.check()
 
     def _checked(self, values: Mapping[str, Any]) -> object:
-        """Its own options by name as an instance of `Options`; None where it has none."""
+        """An instance of `Options` with these values; None if the objective has no options."""
         known = options_with_defaults(type(self))
         for name in values:
             if name not in known:
                 near = did_you_mean(name, known)
                 raise ConfigError(f"objective {self.name} has no option {name!r}{near}")
         with explaining_options(type(self), "cannot be made"):
-            own = self.Options and self.Options(**values)
-        if own is not None:
-            check_fields(own)
-        return own
+            options = self.Options and self.Options(**values)
+        if options is not None:
+            check_fields(options)
+        return options
 
     def __reduce__(self) -> Any:
-        """By the name of its class, so that worker processes import the file that it is in."""
-        return _made, (given_name(type(self)), self.options)
+        """Pickle the name of the class, so that worker processes import its file."""
+        return _construct, (given_name(type(self)), self.options)
 
     @property
     def code(self) -> dict[str, str]:
-        """A fingerprint of the file of one's own class or loss, by which of them it is; empty for built-in ones."""
+        """Fingerprints of the files of a user's objective and loss, by their role; empty for built-in ones."""
         fingerprints = {} if is_built_in(type(self)) else {"code of the objective": source_fingerprint(type(self))}
         if self.makes_pairs and self.options.jepa_loss not in LOSSES:
             fingerprints["code of the loss"] = source_fingerprint(find_distance(self.options.jepa_loss))
         return fingerprints
 
     def topics(self) -> tuple[type, ...]:
-        """All dataclasses of options that it reads, besides those that every run reads."""
-        own = () if self.Options is None else (self.Options,)
-        return (*self.reads, *((StepsOptions,) if self.needs_steps else ()), *own)
+        """All option dataclasses that it reads, besides those that every run reads."""
+        steps = (StepsOptions,) if self.needs_steps else ()
+        own_options = () if self.Options is None else (self.Options,)
+        return (*self.reads, *steps, *own_options)
 
     def check(self) -> None:
-        """Check the options of the run with each other.
+        """Check that the options of the run fit this objective and each other.
 
         Raises:
-            ConfigError: they cannot be used with this objective; the message names the options.
+            ConfigError: they do not; the message names the options.
         """
+        # An option at its default may have been filled in, so only another value is known to come from the user.
         for name in sorted(self.unread):
             value = getattr(self.options, name)
             if value != getattr(self.defaults, name, options_of(type(self.options))[name].default):
                 called = f"{self.name} {self.brief}".strip()
                 raise ConfigError(f"{called} does not read {name}={value}; leave {name} out")
         if self.options.forward not in ("auto", *self.forwards):
-            able = [name for name, cls in built_in().items() if self.options.forward in cls.forwards]
+            objectives = [name for name, cls in built_in().items() if self.options.forward in cls.forwards]
             raise ConfigError(
                 f"forward={self.options.forward} cannot compute {self.options.objective}; use forward "
-                f"{' or '.join(self.forwards)}, or objective {' or '.join(able)}"
+                f"{' or '.join(self.forwards)}, or objective {' or '.join(objectives)}"
             )
+        # `inline` has one sequence, which holds the chat and nothing else.
         if self.options.forward == "inline" and self.target_column:
             raise ConfigError(
                 f"forward=inline isolates a view inside the chat, and {_NAME.jepa_target_column}={self.target_column} is "
@@ -194,11 +198,11 @@ class Objective:
                 "use forward packed"
             )
 
-    # What it is called in summaries
+    # Descriptions for summaries
 
     @property
     def label(self) -> str:
-        """Its name; that of one's own is as it was given."""
+        """Its name; for a user's objective the name as given to ``--objective``."""
         return self.name if is_built_in(type(self)) else str(self.options.objective)
 
     @property
@@ -207,19 +211,19 @@ class Objective:
         return PredictorOptions in self.reads
 
     def notes(self, given: Collection[str]) -> list[str]:
-        """Lines to print before a run; `given` are the names of the options that were given."""
+        """Lines to print before a run; `given` are the names of the options that the user set."""
         return []
 
     @property
     def about(self) -> tuple[str, ...]:
-        """Its own options in a few words each."""
-        own = {} if self.Options is None else options_of(self.Options)
-        values = {name: getattr(self.own, name) for name, one in own.items() if not one.secret}
+        """Its own options, each as ``name value``."""
+        known = {} if self.Options is None else options_of(self.Options)
+        values = {name: getattr(self.own, name) for name, option in known.items() if not option.secret}
         return tuple(f"{name} {value}" for name, value in values.items() if value is not None)
 
     @property
     def distance_name(self) -> str:
-        """What its loss is called."""
+        """Name of its loss."""
         return str(self.options.jepa_loss)
 
     @property
@@ -234,44 +238,45 @@ class Objective:
 
     @property
     def predictors(self) -> int:
-        """K, predictor tokens of one group."""
+        """K, the number of predictor tokens of a group."""
         return self.options.predictors or 0
 
     @property
     def learned_tokens(self) -> int:
-        """Tokens that it trains in every group: the predictors, or the one that is repeated, and last the mask token."""
+        """Number of learned token rows: the predictors (one if it is repeated), and the mask token."""
         different = min(self.predictors, 1) if self.options.same_predictor else self.predictors
         return different + (self.mask_ratio > 0)
 
     @property
     def mask_ratio(self) -> float:
-        """Share of a source view's tokens that are masked."""
+        """Share of the source view's tokens that are masked."""
         return self.options.mask_ratio if MaskOptions in self.reads else 0.0
 
     @property
     def one_pair(self) -> bool:
-        """Whether an example keeps its first pair only (`inline`, where a second would see the first one's predictors)."""
+        """Whether an example keeps its first pair only. With `inline`, a second pair would see the first's predictors."""
         return self.options.forward == "inline"
 
     @property
     def layer(self) -> int | None:
-        """Behind which layer states are read (see `Read.layer`)."""
+        """The layer whose states are read (see `Read.layer`)."""
         layer = self.options.readout_layer if self.takes_predictors else None
+        # In a `Read`, the last layer, after the final norm, is None.
         return None if layer == -1 else layer
 
     @property
     def layers(self) -> tuple[int | None, ...]:
-        """Those whose states are read."""
+        """All layers whose states are read."""
         return (self.layer,)
 
     @property
     def target_column(self) -> str | None:
-        """The column with the text of the target views; None where they are views of the chat."""
+        """The column with the text of the target views; None if they are views of the chat."""
         return self.options.jepa_target_column if TargetOptions in self.reads else None
 
     @property
     def readout(self) -> tuple[str, ...]:
-        """What is read, in a few words each, where that is not the default."""
+        """How views are read, masked and chosen, in a few words each; defaults are left out."""
         mean = "mean over a view" if self.takes_predictors and self.options.readout == "mean" else ""
         layer = f"layer {self.layer}" if self.takes_predictors and self.layer is not None else ""
         column = f"target from {self.target_column}" if self.target_column else ""
@@ -284,14 +289,14 @@ class Objective:
     # From chats to examples
 
     def builder(self, ids: np.ndarray, target: np.ndarray | None = None) -> PairBuilder:
-        """Collects the pairs of a chat of tokens `ids` (T,), read as the run's options say; `target`: see `PairBuilder`."""
+        """A `PairBuilder` with the run's options, for a chat with the tokens `ids` (T,)."""
         options = self.options
         mean, masks = options.readout == "mean", self.mask_ratio > 0
         return PairBuilder(ids, self.predictors, options.last_token, mean, self.layer, target, masks)
 
     def cue_of(self, answer: str) -> tuple[int, int] | None:
-        """Where the words that announce the final answer stand in the text of an answer, [start, end); the chat's turns then
-        have their tokens (`Turn.cue`). None where it needs none."""
+        """The characters [start, end) of an answer's text that announce the final answer; their tokens become `Turn.cue`.
+        None if the objective needs no cue."""
         return None
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
@@ -299,15 +304,15 @@ class Objective:
         raise NotImplementedError
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """The pairs of a piece of plain text of (T,) tokens; only with `takes_text`."""
+        """The pairs of a plain text of tokens (T,); only with `takes_text`."""
         raise NotImplementedError
 
     def pairs_between(self, source: Span, target: Span) -> int:
-        """How many pairs `draw` makes of two of an example's `view_spans`, for the data report."""
+        """How many pairs `draw` makes from one entry of an example's `view_spans`, for the data report."""
         return 1
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
-        """The example as it is trained on in one epoch.
+        """Sample the form in which an example is trained on in one epoch.
 
         Args:
             rng: seeded by the run's seed, the epoch and the row; the only source of randomness.
@@ -318,7 +323,7 @@ class Objective:
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Names of the parts of its loss, as the log has them."""
+        """Names of the parts of its loss in the log."""
         names = [JEPA]
         if self.options.regularizer != "none":
             names.append(REGULARIZER)
@@ -328,55 +333,57 @@ class Objective:
 
     @property
     def replay_ratio(self) -> float:
-        """Share of the examples that bring along the pairs of another one."""
+        """Share of the examples that replay the pairs of an earlier one."""
         return self.options.replay_ratio if ReplayOptions in self.reads else 0.0
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """What the parts of the loss are divided by, by name, known before the forward."""
+        """The divisor of each part of the loss, by its name."""
+        # They depend on the layout alone, so the divisors of a step are known before its first forward.
         counts = dict.fromkeys(self.part_names, float(batch.weight))
         if self.replay_ratio:
             counts[REPLAY] = float(batch.replayed_weight)
         return counts
 
     def modules(self, width: int, vocabulary: int) -> nn.Module | None:
-        """What it trains beside the model, for states of `width` and a softmax over `vocabulary`; None for nothing.
+        """The modules that it trains next to the model, for states of `width` and a softmax over `vocabulary`, if any.
 
-        It becomes part of the model, and is saved and loaded with the predictor tokens. The global random generators are put
-        back after this call.
+        They become part of the model, and are saved and loaded with the predictor tokens. The caller restores the global
+        random generators after this call.
         """
         return None
 
     def flops(self, pairs: int, width: int, vocabulary: int) -> float:
-        """FLOPs of what it computes with its modules and the output head for so many pairs, forward and backward; of states
-        of `width` and a softmax over `vocabulary`."""
+        """FLOPs of its modules and of its use of the output head for this many pairs, forward and backward, for states of
+        `width` and a softmax over `vocabulary`."""
         return 0.0
 
     def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
-        """The source states (P, D) that the loss compares; the arguments are those of `loss`."""
+        """The source states (P, D) that the loss compares; arguments as in `loss`."""
         return output.source_states
 
     def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
-        """The token (1,) that follows a state (1, D), and up to `count` further ones that its modules predict, (1 + n,)."""
+        """The token (1,) after a state (1, D), and up to `count` further tokens that the modules predict: (1 + n,)."""
         raise NotImplementedError
 
-    # What a source is compared with: the next three alone decide on the targets' gradient and on controls; `distances`: how.
+    # What a source is compared with, and how. Only the next three decide on the targets' gradient and on controls.
 
     @property
     def separate_targets(self) -> bool:
-        """Whether the targets, which need no gradient, go through a forward pass of their own."""
+        """Whether the targets, which need no gradient, get a separate forward pass."""
         return not self.options.target_grad
 
     @property
     def shuffle_targets(self) -> bool:
-        """Whether each source gets the target of another example of its batch (a collator sees to it)."""
+        """Whether the collator gives each source the target of another example of its batch."""
         return self.makes_pairs and bool(self.options.control == "shuffled")
 
     def target_states(self, output: ForestOutput) -> torch.Tensor:
-        """The target states (P, D) that the loss compares with: without their graph, or one fixed random vector for all."""
+        """The target states (P, D) that the loss compares with: detached, or one fixed random vector for all pairs."""
         import torch
 
         target = output.target_states
         if self.options.control == "random":
+            # Drawn on the CPU, so that every device and process has the same vector.
             generator = torch.Generator().manual_seed(self.options.seed)
             return torch.randn(target.shape[1], generator=generator).to(target.device).expand_as(target)
         return target if self.options.target_grad else target.detach()
@@ -385,22 +392,23 @@ class Objective:
         """The parts of the loss on one micro-batch; called inside the wrapped model's forward.
 
         Args:
-            output: its states are those of `source_states` and `target_states`.
-            view: the model, as far as a loss may use it.
+            output: with the states of `source_states` and `target_states`.
+            view: what the loss may use of the model.
             step: optimizer step, from 0.
         """
-        sides = output.source_states, output.target_states
+        states_by_side = output.source_states, output.target_states
         # The replayed pairs come last.
-        source_PD, target_PD = (states[: batch.current] for states in sides)
+        source_PD, target_PD = (states[: batch.current] for states in states_by_side)
         weights_P = None if batch.weights is None else batch.weights[: batch.current]
         weight = batch.weight
         parts = {JEPA: LossPart(self._weighted_sum(source_PD, target_PD, weights_P), weight)}
         if self.options.regularizer != "none":
-            # Times the weight of all pairs, so that dividing by it gives the regularizer back.
+            # A regularizer is a mean over all processes. Multiplied by the weight of this process's pairs, which
+            # `total_loss` divides by that of all pairs, it counts once in the sum over the processes.
             value = self._regularizer(source_PD, target_PD, step)
             parts[REGULARIZER] = LossPart(value * weight, weight)
         if self.replay_ratio:
-            source_PD, target_PD = (states[batch.current :] for states in sides)
+            source_PD, target_PD = (states[batch.current :] for states in states_by_side)
             weights_P = None if batch.weights is None else batch.weights[batch.current :]
             total = self._weighted_sum(source_PD, target_PD, weights_P)
             parts[REPLAY] = LossPart(total, batch.replayed_weight, self.options.replay_weight)
@@ -422,7 +430,7 @@ class Objective:
         return find_distance(options.jepa_loss)(source_PD, target_PD).float()
 
     def _regularizer(self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int) -> torch.Tensor:
-        """The weighted regularizer of one micro-batch over all processes, () float32; `step` draws SIGReg's directions."""
+        """The weighted regularizer of one micro-batch over all processes, () float32; `step` seeds SIGReg's directions."""
         from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 
         options = self.options
@@ -440,15 +448,16 @@ class TrunkObjective(Objective):
     reads = (PairOptions, LossOptions)
     predictors = 0
     separate_targets = False
-    draws = True  # an example's pairs are made when it is drawn, also where they are always the same
+    # `draw` creates the pairs, even if they are the same in every epoch: stored examples hold spans, not a pair a token.
+    draws = True
     unread = frozenset({_NAME.predictors, _NAME.target_encoder})
 
 
 class LookAhead(TrunkObjective):
-    """An objective that looks ahead from the states before labelled tokens: each is paired with the state of its token.
+    """An objective that looks ahead from the state before each labelled token, paired with the state of that token.
 
     Attributes:
-        sources: how many states of a labelled run are sources, from its first on; None for all.
+        sources: how many states at the start of a labelled run are sources; None for all.
     """
 
     takes_text = True
@@ -459,12 +468,13 @@ class LookAhead(TrunkObjective):
     unread = TrunkObjective.unread | {_NAME.predictor_head}
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """The labelled tokens, run by run, and the tokens before them."""
+        """View spans: each run of labelled tokens, and the tokens one place earlier."""
+        # Token 0 has no state before it.
         runs = [Span(max(start, 1), stop) for start, stop in chat.labels if stop > 1]
         return PairsFound(view_spans=tuple((Span(start - 1, stop - 1), Span(start, stop)) for start, stop in runs))
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """All (T,) tokens, of which a text has two or more."""
+        """View spans over all tokens (T,); a text has at least two."""
         return PairsFound(view_spans=((Span(0, len(trunk) - 1), Span(1, len(trunk))),))
 
     def pairs_between(self, source: Span, target: Span) -> int:
@@ -472,15 +482,15 @@ class LookAhead(TrunkObjective):
         return len(range(*source)[: self.sources])
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
-        """It with its pairs."""
+        """The example with one pair for each source."""
         places = (place for source, _ in example.view_spans for place in range(*source)[: self.sources])
         pairs = tuple(Pair(Read.one(TRUNK, place), Read.one(TRUNK, place + 1)) for place in places)
         return example._replace(pairs=pairs, view_spans=())
 
 
-# Where objectives are found
+# Lookup
 
-# The built-in ones, by the module that each is in; the first has no pairs.
+# Built-in objectives: module -> class, by name because these modules import this one. The first one has no pairs.
 _BUILT_IN = {
     "regular": "Regular",
     "llm_jepa": "LLMJEPA",
@@ -496,10 +506,10 @@ OBJECTIVES = tuple(_BUILT_IN)
 
 
 def find_objective(name: str | Objective) -> type[Objective]:
-    """The class of an objective: a built-in one, ``file.py:Class`` or ``package.module:Class``, which is imported.
+    """The class of an objective: a built-in one, or ``file.py:Class`` or ``package.module:Class``, which is imported.
 
     Raises:
-        ConfigError: there is none of that name, or it is no objective.
+        ConfigError: the name is unknown, or the class is not an objective.
     """
     if isinstance(name, Objective):
         return type(name)
@@ -512,24 +522,28 @@ def find_objective(name: str | Objective) -> type[Objective]:
 
 
 def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """The distance of ``--jepa_loss``, ``infonce`` apart: of two (P, D) tensors, (P,). One's own is tried on two pairs.
+    """The distance function of ``--jepa_loss``, except ``infonce``: two tensors (P, D) to (P,).
+
+    A user's function is tried on two pairs.
 
     Raises:
-        ConfigError: there is none of that name, or it does not return one number a pair.
+        ConfigError: the name is unknown, or the function does not return one number per pair.
     """
     from stepjepa.losses.distances import DISTANCES
 
     if name in DISTANCES:
         return DISTANCES[name]
     function: Any = load_named(name, "jepa_loss", LOSSES)
-    if wrong := _trial(function):
-        raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {wrong}")
+    problem = _distance_problem(function)
+    if problem:
+        raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {problem}")
     return function  # type: ignore[no-any-return]
 
 
+# Cached because every micro-batch looks up its distance.
 @cache
-def _trial(function: Any) -> str:
-    """What is wrong with a function for ``--jepa_loss``, empty for nothing."""
+def _distance_problem(function: Any) -> str:
+    """What is wrong with a user's function for ``--jepa_loss``; empty if it works."""
     import torch
 
     try:
@@ -542,17 +556,17 @@ def _trial(function: Any) -> str:
 
 
 def is_built_in(cls: type) -> bool:
-    """Whether a class belongs to this library; the options of such objectives are options of every run."""
+    """Whether a class belongs to this library. The options of built-in objectives are options of every run."""
     return cls.__module__.startswith("stepjepa.")
 
 
 def built_in() -> dict[str, type[Objective]]:
-    """The objectives of this library, by name."""
+    """The classes of the built-in objectives, by name."""
     return {name: find_objective(name) for name in OBJECTIVES}
 
 
 def objective_of(options: LossOptions) -> Objective:
-    """The objective of a run; without a weight any objective trains like the one without pairs.
+    """The objective of a run. With ``lbd`` 0 it is `regular`, so that no pair is computed.
 
     Raises:
         ConfigError: see `find_objective`.
@@ -561,7 +575,7 @@ def objective_of(options: LossOptions) -> Objective:
 
 
 def own_options(name: str) -> type | None:
-    """The dataclass of options that the objective of this name brings into a run; None for built-in ones."""
+    """The option dataclass that a user's objective adds to a run; None for built-in ones."""
     cls = find_objective(name)
     if is_built_in(cls) or not options_with_defaults(cls):
         return None
@@ -569,10 +583,10 @@ def own_options(name: str) -> type | None:
 
 
 def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
-    """An objective's own options by name.
+    """The options of an objective's `Options` by name.
 
     Raises:
-        ConfigError: `Options` is not a dataclass, has a type that cannot be resolved, or cannot be made of its defaults.
+        ConfigError: `Options` is not a dataclass, has a type that cannot be resolved, or has defaults that it refuses.
     """
     if cls.Options is None:
         return {}
@@ -588,10 +602,10 @@ def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
 
 @contextmanager
 def explaining_options(cls: type[Objective], what: str) -> Iterator[None]:
-    """Within this context, whatever the code of an objective's `Options` raises is one line.
+    """Within this context, turn any error of the code of an objective's `Options` into one line.
 
     Raises:
-        ConfigError: see above.
+        ConfigError: with the original error.
     """
     try:
         yield
@@ -602,26 +616,27 @@ def explaining_options(cls: type[Objective], what: str) -> Iterator[None]:
 
 
 def idle_options(objective: Objective) -> frozenset[str]:
-    """The options of objectives that one of them does not read."""
-    topics = {topic for other in built_in().values() for topic in (*other.reads, StepsOptions, other.Options) if topic}
+    """The options of other objectives that this one does not read."""
+    topics = {topic for cls in built_in().values() for topic in (*cls.reads, StepsOptions, cls.Options) if topic}
     read = {name for topic in objective.topics() for name in options_of(topic)}
     return frozenset(name for topic in topics for name in options_of(topic)) - (read - objective.unread)
 
 
 def trained_pairs(settings: Mapping[str, Any]) -> bool:
-    """Whether a run with these recorded settings trained pairs. A file of one's own is not imported for that."""
+    """Whether a run with these recorded settings trained pairs. No user file is imported for this."""
     name = settings.get("objective")
     return bool(name and name != OBJECTIVES[0] and settings.get("lbd"))
 
 
 def drafting_objective(settings: Mapping[str, Any]) -> Objective | None:
-    """The objective of a run with these recorded settings, of its own options alone; None where it drafts nothing."""
+    """The objective of a run with these recorded settings, with only its own options; None if it drafts nothing."""
     chosen = built_in().get(str(settings.get("objective")))
     if chosen is None or chosen.Options is None or not chosen.drafts:
         return None
-    own = {name: settings[name] for name in options_of(chosen.Options) if name in settings}
-    return chosen(chosen.Options(**own))
+    values = {name: settings[name] for name in options_of(chosen.Options) if name in settings}
+    return chosen(chosen.Options(**values))
 
 
-def _made(name: str, options: Any) -> Objective:
+def _construct(name: str, options: Any) -> Objective:
+    # A module-level function, because pickle stores it by name.
     return find_objective(name)(options)

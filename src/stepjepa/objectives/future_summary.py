@@ -6,14 +6,14 @@
     head              h_t  --------->   {x_t+2,    x_t+3,    x_t+4}         sigmoid(W f(h_t) + log(window / V))
     ```
 
-The companion of `multi_token`: one head for all of a window instead of one for each token ahead, so that the window can be
-long. The target is the bag of the tokens 2 to `summary_window` ahead, as far as the labelled run goes: 1 for every entry of
-the vocabulary that is in it, 0 for all others. f is a network D -> 2 D -> D with GELU in between; W is the model's output
-head, trained along; the constant lets a logit of 0 mean the frequency that an entry has in a window by chance.
+The companion of `multi_token`: one head for the entire window instead of one per token ahead, so that the window can be
+long. The target is the bag of the tokens 2 to `summary_window` ahead, up to the end of the labelled run: 1 for every entry
+of the vocabulary that is in it, 0 for all others. f is a network D -> 2 D -> D with GELU in between; W is the model's output
+head, which is trained as well. With the constant, a logit of 0 means the frequency of an entry in a random window.
 
 The loss of a state is the binary cross-entropy summed over the vocabulary and divided by the entries in the bag, so that it
-has the size of an LM loss; a state with nothing ahead has none. The paper weighs entries by their rarity, or learns the
-summary with a second model that reads backwards; neither is done here. The head serves training alone.
+is as large as an LM loss; a state with no token ahead has no loss. The paper weights entries by rarity, or learns the
+summary with a second model that reads backwards; neither is done here. The head is only used in training.
 
 Shapes: P states, one a pair; D width, V vocabulary, A = window - 1 tokens ahead, C rows of a chunk.
 """
@@ -61,19 +61,20 @@ class FutureSummary(TokenHeads):
         return pairs * self.head_flops(width, vocabulary, chunked=pairs > _rows(vocabulary))
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
-        """See `Objective`; one part."""
+        """See `Objective`; the only part is JEPA."""
         import torch.nn.functional as F
 
         from stepjepa.losses.lm import chunked_sum
 
         assert view.modules is not None
         window, vocabulary = self.options.summary_window, view.vocabulary
+        # Without it, the head would first have to learn that most of the vocabulary is absent.
         offset = math.log(window / vocabulary)
         bags_PA = self.tokens_ahead(batch, window, vocabulary, outside=vocabulary)
 
         def chunk_loss(states_CD: torch.Tensor, tokens_CA: torch.Tensor) -> torch.Tensor:
             logits_CV = view.logits(states_CD).float() + offset
-            # Places behind the run have the number behind the vocabulary, whose column is dropped.
+            # Places after the run have the id V: a column of its own, which is then dropped.
             bag = logits_CV.new_zeros(len(tokens_CA), vocabulary + 1)
             bag_CV = bag.scatter_(1, tokens_CA, 1.0)[:, :vocabulary]
             losses_CV = F.binary_cross_entropy_with_logits(logits_CV, bag_CV, reduction="none")
@@ -84,13 +85,14 @@ class FutureSummary(TokenHeads):
             return (losses_C * weights_C).sum()
 
         states_PD = output.source_states
+        # The head's weights are float32; the output head takes the model's dtype.
         predicted_PD = view.modules(states_PD.float()).to(states_PD.dtype)
         total = chunked_sum(chunk_loss, _rows(vocabulary), predicted_PD, bags_PA)
         return {JEPA: LossPart(total, batch.weight)}
 
 
 def _rows(vocabulary: int) -> int:
-    """States of a chunk, which holds their logits, their bags and the losses of both at once."""
+    """States of a chunk, which holds three tensors of the size of its logits: logits, bags and losses."""
     from stepjepa.losses.lm import chunk_rows
 
     return chunk_rows(3 * vocabulary)

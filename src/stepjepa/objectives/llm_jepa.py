@@ -1,8 +1,8 @@
 """The user's message predicts the assistant's (LLM-JEPA, arXiv:2509.14252).
 
-In context, predictors stand on the chat behind the user's content, and the answer in an isolated copy. Standalone is the
-paper's form (Section 3.1, and its published code): either message is a text of its own, with all the markup that the
-template writes around a single message, and the predictors stand inside the source's content, at its end or at its front.
+In context, the predictors branch off the chat after the user's content, and the answer is an isolated copy. Standalone is
+the paper's form (Section 3.1, and its published code): each message is a separate text, with all the markup that the
+template writes around a single message, and the predictors are at the end or at the front of the source's content.
 
     source    [BOS][user header] content <p> .. <p> [end of turn]
     target    [BOS][assistant header] content [end of turn]
@@ -29,7 +29,8 @@ from stepjepa.objectives.pairs import question_and_answer
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
-# Stands where the predictors go while the template writes the message; templates trim contents, but not around this.
+# Marks the place of the predictors while the template writes the message. Templates trim contents, but a marker protects
+# the white space next to it.
 _MARK = "@@stepjepa:predictors@@"
 
 Message = dict[str, str]
@@ -78,8 +79,8 @@ _NAME = Names(LLMJEPAOptions, PredictorOptions, TargetOptions)
 class LLMJEPA(Objective):
     """``--objective llm_jepa``, for every turn of a chat.
 
-    ``last_token`` counts from the end of a turn, its end-of-turn token included, as the published code does: -1 is the end
-    of turn, -2 the last token of the content. Without it the last predictor is read, or the last token of the content.
+    ``last_token`` counts from the end of a turn, including its end-of-turn token, as in the published code: -1 is the end of
+    turn, -2 the last token of the content. By default, the last predictor or the last token of the content is read.
     """
 
     name = "llm_jepa"
@@ -125,6 +126,7 @@ class LLMJEPA(Objective):
         for turn in turns:
             user, answer = turn.user, turn.answer
             assert user is not None
+            # `last_token` counts from the end of turn, so the copy must include it.
             if builder.last_token is not None:
                 answer = Span(answer.start, turn.label_stop)
             if not builder.pair(user, answer, turn.user_close):
@@ -132,6 +134,7 @@ class LLMJEPA(Objective):
         return builder.found(reason)
 
     def _standalone(self, chat: TokenChat) -> PairsFound:
+        # The views are rendered from the messages, not cut out of the chat's tokens.
         builder = self.builder(chat.ids)
         reason = "no_user_message"
         user: Message | None = None
@@ -142,19 +145,20 @@ class LLMJEPA(Objective):
             if not is_answer(message) or user is None or not is_trained(message):
                 continue
             answer = message
-            if chat.target is not None:  # the text of a column stands for the last answer
+            # The text of a target column replaces the last answer; earlier answers have no such text, and no pair.
+            if chat.target is not None:
                 if message is not answers[-1]:
                     continue
                 answer = {**message, "content": chat.target}
-            left, right = (answer, user) if self.options.reverse_pred else (user, answer)
+            source_message, target_message = (answer, user) if self.options.reverse_pred else (user, answer)
             try:
-                source, seen, content = self._source(chat, left)
-                target, shown, _ = self._target(chat, right)
+                source, source_view, content = self._source(chat, source_message)
+                target, target_view, _ = self._target(chat, target_message)
             except RowError as error:
                 reason = error.reason
                 continue
-            source_token = builder.readout(seen, source.length)
-            target_token = builder.readout(shown, target.length)
+            source_token = builder.readout(source_view, source.length)
+            target_token = builder.readout(target_view, target.length)
             if source_token is None or target_token is None:
                 reason = "view_shorter_than_last_token"
                 continue
@@ -166,7 +170,10 @@ class LLMJEPA(Objective):
         return builder.found(reason)
 
     def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
-        """The view that predicts: as a segment; its tokens up to the one that stands for the view; of its ids the content's.
+        """The view that predicts.
+
+        Returns:
+            The segment, its tokens up to the one that is read, and which of its ids are the content's.
 
         Raises:
             RowError: the template refuses the message alone, or it is empty.
@@ -181,46 +188,51 @@ class LLMJEPA(Objective):
         text = _alone(chat, {**message, "content": marked})
         if _MARK not in text:
             raise RowError("view_refused", "the chat template does not show the message when it is alone")
-        before, _, behind = text.partition(_MARK)
-        (first, first_last), (second, second_last) = encode_texts(chat.tokenizer, [before, behind])
-        segment = Segment(np.concatenate([first, second]), ISOLATED, 0, 0, self.predictors, len(first))
-        readout = len(first) + self.predictors - 1
-        written = behind if front else before
+        # The texts before and after the predictors are tokenised separately: no token may span the place between them.
+        before, _, after = text.partition(_MARK)
+        (before_ids, before_ends), (after_ids, after_ends) = encode_texts(chat.tokenizer, [before, after])
+        slot = len(before_ids)
+        segment = Segment(np.concatenate([before_ids, after_ids]), ISOLATED, 0, 0, self.predictors, slot)
+        readout = slot + self.predictors - 1
+        # The template may have trimmed the side of the content that is not protected by the marker.
+        written = after if front else before
         shown = content if content in written else content.strip()
         start = written.find(shown) if front else written.rfind(shown)
-        inside = token_span(second_last if front else first_last, start, start + len(shown))
-        if front:  # the predictors are read where the content behind them ends
+        inside = token_span(after_ends if front else before_ends, start, start + len(shown))
+        if front:
+            # The view is read at the end of the content, which follows the predictors.
             readout += inside.stop
-            inside = Span(len(first) + inside.start, len(first) + inside.stop)
+            inside = Span(slot + inside.start, slot + inside.stop)
         return segment, Span(0, readout + 1), inside
 
     def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
-        """A view without predictors, as `_source`.
+        """A view without predictors; see `_source`.
 
         Raises:
             RowError: as `_source`.
         """
         text = _alone(chat, message)
+        # A second rendering, with the marker as content, shows where the template's markup ends and begins again.
         marked = _alone(chat, {**message, "content": _MARK})
-        before, mark, behind = marked.partition(_MARK)
-        if not mark or not text.startswith(before) or not text.endswith(behind):
+        before, mark, after = marked.partition(_MARK)
+        if not mark or not text.startswith(before) or not text.endswith(after):
             raise RowError("view_refused", "the chat template does not show the message when it is alone")
         start = len(before)
-        end = len(text) - len(behind)
-        ((ids, last),) = encode_texts(chat.tokenizer, [text])
-        first, stop = token_span(last, start, end)
-        if start < end and (first == stop or last[stop - 1] != end - 1):
-            # The content's end was merged with the template's text behind it, which no end of turn keeps apart.
-            ids, last = encode_cut(chat.tokenizer, text, [end])
-            first, stop = token_span(last, start, end)
+        end = len(text) - len(after)
+        ((ids, ends),) = encode_texts(chat.tokenizer, [text])
+        first, stop = token_span(ends, start, end)
+        if start < end and (first == stop or ends[stop - 1] != end - 1):
+            # A token contains the end of the content and the start of the markup after it: there is no end of turn between.
+            ids, ends = encode_cut(chat.tokenizer, text, [end])
+            first, stop = token_span(ends, start, end)
         if first == stop:
             raise RowError("empty_view", "the message has no tokens")
         return Segment(ids, ISOLATED, 0), Span(0, stop), Span(first, stop)
 
 
 def _alone(chat: TokenChat, message: Message) -> str:
-    """What the template writes for one message. Templates that refuse an answer without a question (Gemma's, Mistral's) get
-    it in the user's role."""
+    """The template's text for a single message. Templates that refuse an answer without a question (Gemma's, Mistral's) get
+    the answer in the user's role."""
     try:
         return chat.renderer.apply([message])
     except RowError as error:

@@ -7,12 +7,12 @@
                       h_t  ----------------->      x_t+3          softmax(W f_3(h_t))
     ```
 
-Every head f_k is a network of its own, D -> 2 D -> D with GELU in between; W is the model's output head, trained along. The
-cross-entropy is summed over the heads and averaged over the states; tokens beyond the labelled run are left out. It predicts
-no states: it is the known remedy where next-token prediction fails to plan. The heads serve training, and draft tokens
-(``--draft_tokens``), one each. The exported model is the plain one.
+Every head f_k is a separate network D -> 2 D -> D with GELU in between; W is the model's output head, which is trained as
+well. The cross-entropy is summed over the heads and averaged over the states; tokens beyond the labelled run are left out.
+It predicts no states: it is the known remedy where next-token prediction fails to plan. The heads are used in training, and
+draft one token each (``--draft_tokens``). The exported model has no heads.
 
-Shapes: P states, one a pair; D width, A tokens ahead, H = A + 1 with the next one.
+Shapes: P states, one per pair; D width, A tokens ahead, H = A + 1 including the next one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAME = Names(LossOptions, PairOptions)
 
 
 class TokenHeads(LookAhead):
-    """An objective whose heads predict the tokens ahead of a state, through the output head, which is trained along."""
+    """An objective whose heads predict the tokens ahead of a state, through the output head, which is trained as well."""
 
     unread = LookAhead.unread | {_NAME.jepa_loss, _NAME.regularizer, _NAME.target_grad}
 
@@ -55,16 +55,18 @@ class TokenHeads(LookAhead):
         return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def head_flops(self, width: int, vocabulary: int, chunked: bool) -> float:
-        """FLOPs of one head on one state, forward and backward, as if the output head were trained; in chunks its logits are
-        computed again in the backward pass."""
+        """FLOPs of one head on one state, forward and backward, as if the output head were trained. If `chunked`, its logits
+        are computed again in the backward pass."""
+        # Forward, gradient of the input, gradient of the weights, and the second forward of a chunk.
         products = 4 if chunked else 3
+        # Two layers of 2 D^2 weights, two FLOPs per weight: 8 D^2.
         return float(3 * 8 * width**2 + products * 2 * width * vocabulary)
 
     def tokens_ahead(self, batch: Batch, horizon: int, vocabulary: int, outside: int) -> torch.Tensor:
-        """The tokens 2 to `horizon` ahead of each source, (P, A) int64; with ``--control random`` all of them are one.
+        """The tokens 2 to `horizon` ahead of each source, (P, A) int64; with ``--control random`` one token everywhere.
 
         Args:
-            outside: stands for the tokens behind the labelled run of a source's next token.
+            outside: the id for tokens after the labelled run of a source's next token.
         """
         import torch
 
@@ -73,12 +75,12 @@ class TokenHeads(LookAhead):
             generator = torch.Generator().manual_seed(self.options.seed)
             token = int(torch.randint(vocabulary, (), generator=generator))
             ids = torch.full_like(ids, token)
-        # One place more than there are tokens, which is never labelled, for what lies behind the last row.
-        nowhere = torch.zeros(len(ids) + 1, dtype=torch.bool, device=ids.device)
-        labelled = nowhere.index_fill(0, batch.label_positions + 1, True)
+        # One more place than tokens, never labelled, for tokens ahead that would be after the last row.
+        unlabelled = torch.zeros(len(ids) + 1, dtype=torch.bool, device=ids.device)
+        labelled = unlabelled.index_fill(0, batch.label_positions + 1, True)
         ahead_H = torch.arange(horizon, device=ids.device)  # of the next token
         place_PH = (batch.targets.positions[:, None] + ahead_H).clamp(max=len(ids))
-        # A run has no gap: a token is in it where all from the next one to it are labelled.
+        # A run has no gaps: a token is in it if all tokens from the next one up to it are labelled.
         inside_PH = labelled[place_PH].cumprod(dim=1).bool()
         tokens_PH = ids[place_PH.clamp(max=len(ids) - 1)].where(inside_PH, outside)
         return tokens_PH[:, 1:]
@@ -112,7 +114,7 @@ class MultiToken(TokenHeads):
         return pairs * (self.options.token_horizon - 1) * self.head_flops(width, vocabulary, chunked)
 
     def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
-        """See `Objective`; a token of each head on the state (1, D), in their order."""
+        """See `Objective`; one token of each head on the state (1, D)."""
         import torch
 
         assert isinstance(view.modules, torch.nn.ModuleList)
@@ -129,6 +131,7 @@ class MultiToken(TokenHeads):
         states_PD = output.source_states
         tokens_PA = self.tokens_ahead(batch, self.options.token_horizon, view.vocabulary, outside=NOT_LABELLED)
         rows = chunk_rows(view.vocabulary)
+        # One head at a time: the logits of all heads at once would take A times the memory.
         total = states_PD.new_zeros((), dtype=torch.float32)
         for head, token_P in zip(view.modules, tokens_PA.unbind(dim=1), strict=True):
             total = total + chunked_cross_entropy_sum(view.logits, _predicted(head, states_PD), token_P, rows)
@@ -136,6 +139,6 @@ class MultiToken(TokenHeads):
 
 
 def _predicted(head: nn.Module, states_PD: torch.Tensor) -> torch.Tensor:
-    """What a head makes of states (P, D), in their dtype."""
+    """The output of a head for states (P, D), in their dtype; the head itself is float32."""
     predicted_PD: torch.Tensor = head(states_PD.float())
     return predicted_PD.to(states_PD.dtype)

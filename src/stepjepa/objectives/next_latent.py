@@ -1,6 +1,6 @@
-"""The state behind a token and the next token predict the state behind that one (NextLat, arXiv:2511.05963).
+"""The state of a token and the next token predict the state of the next token (NextLat, arXiv:2511.05963).
 
-A small dynamics network f is rolled out over the chat's own states h, with no extra tokens; e is the input embedding:
+A small dynamics network f is rolled out over the chat's own states h, without extra tokens; e is the input embedding:
 
     ```
     tokens      ..  x_t          x_t+1        x_t+2        x_t+3          labelled: x_t+1, x_t+2, x_t+3
@@ -8,21 +8,21 @@ A small dynamics network f is rolled out over the chat's own states h, with no e
     rollout         h_t    ->    h^_t+1   ->  h^_t+2   ->  h^_t+3         h^_k+1 = h^_k + f([e(x_k+1); h^_k])
     ```
 
-It begins at every t whose next token is labelled, and takes `latent_horizon` steps or as many as there are up to the end
-of the labelled run. A step's loss is the distance of h^ to h, which has no gradient, and the divergence KL(p(h) || p(h^)) of
-the tokens that the output head predicts from both; its weights and p(h) have no gradient here. Both are summed over the
-steps of a rollout and averaged over the rollouts:
+A rollout begins at every t whose next token is labelled, and takes `latent_horizon` steps, or fewer if the labelled run ends
+earlier. The loss of a step is the distance of h^ to h, which has no gradient, and the divergence KL(p(h) || p(h^)) of the
+output head's token distributions; p(h) and the head's weights have no gradient here. Both are summed over the steps of a
+rollout and averaged over the rollouts:
 
     gamma * LM + lbd * (latent_distance * distance + latent_kl * KL)
 
-Either weight may be 0: without the KL the states alone are predicted, without the distance the tokens alone. The distance is
-`smooth_l1` unless ``--jepa_loss`` says otherwise; it is logged at weight 0 too.
+Either weight may be 0: without the KL only states are predicted, without the distance only tokens. The default distance is
+`smooth_l1`; it is logged even at weight 0.
 
 f is LayerNorm, Linear(2 D, D), GELU, Linear(D, D), GELU, Linear(D, D); its last layer starts at zero, so that at first it
-predicts that nothing changes. It serves training, and drafts tokens (``--draft_tokens``): each from the state that it
-predicts behind the one before. The exported model is the plain one.
+predicts that nothing changes. It is used in training, and drafts tokens (``--draft_tokens``), each from the state that it
+predicts after the previous one. The exported model does not have it.
 
-Shapes: P rollouts, one a pair; D width, V vocabulary, C rows of a chunk.
+Shapes: P rollouts, one per pair; D width, V vocabulary, C rows of a chunk.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class NextLatentOptions(Topic):
 
 
 _NAME = Names(NextLatentOptions)
-KL = _NAME.latent_kl  # part of the loss, as the log has it
+# Name of the KL part of the loss in the log.
+KL = _NAME.latent_kl
 
 
 class NextLatent(LookAhead):
@@ -82,7 +83,7 @@ class NextLatent(LookAhead):
             )
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """See `LookAhead`; or the whole chat."""
+        """See `LookAhead`; with ``latent_positions=all``, as for a text."""
         return super().pairs_of(chat) if self.options.latent_positions == "labelled" else self.pairs_of_text(chat.trunk)
 
     @property
@@ -101,16 +102,19 @@ class NextLatent(LookAhead):
             nn.GELU(),
             nn.Linear(width, width),
         )
+        # f is a residual: with a last layer of zeros, the first prediction is the state itself.
         for parameter in network[-1].parameters():
             nn.init.zeros_(parameter)
         return network
 
     def flops(self, pairs: int, width: int, vocabulary: int) -> float:
-        """See `Objective`: every step of the network three times, and of the head two products and a gradient."""
+        """See `Objective`."""
         from stepjepa.losses.lm import chunk_rows
 
-        products = 3 if pairs <= chunk_rows(vocabulary) else 5  # chunks are computed again in the backward pass
+        # The head: the logits of both states and one gradient, and in chunks both logits again in the backward pass.
+        products = 3 if pairs <= chunk_rows(vocabulary) else 5
         head = products * 2 * width * vocabulary if self.options.latent_kl else 0
+        # The network: 4 D^2 weights, two FLOPs each, once forward and twice backward.
         return float(pairs * self.options.latent_horizon * (3 * 8 * width**2 + head))
 
     def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
@@ -118,7 +122,7 @@ class NextLatent(LookAhead):
         return _step(output.source_states, _next_ids(batch), view)
 
     def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
-        """See `Objective`; a rollout from the state (1, D) over its own tokens."""
+        """See `Objective`; a rollout from the state (1, D) over the tokens that it drafts."""
         import torch
 
         tokens = [token_1]
@@ -128,19 +132,22 @@ class NextLatent(LookAhead):
         return torch.cat(tokens)
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
-        """See `Objective`; a part of its own is the divergence of the tokens."""
+        """See `Objective`; the part `KL` is the divergence of the tokens."""
         import torch
 
-        parts = dict(super().loss(output, batch, view, step))  # of the first step of every rollout
+        # The first step of every rollout is an ordinary pair, whose source state `source_states` has computed.
+        parts = dict(super().loss(output, batch, view, step))
         predicted_PD = output.source_states
         ids_P = _next_ids(batch)
         position_P = batch.sources.positions
-        follows_P = torch.zeros_like(position_P, dtype=torch.bool)  # whether the next pair is the next one on the trunk
+        # Whether the next pair has the next token of the same run; a rollout ends where it does not.
+        follows_P = torch.zeros_like(position_P, dtype=torch.bool)
         follows_P[:-1] = position_P[1:] == position_P[:-1] + 1
         inside_P = torch.ones_like(follows_P)
         distance = parts[JEPA].sum
         divergence = predicted_PD.new_zeros((), dtype=torch.float32)
-        # The later steps of pair i have the tokens and the targets of the pairs i + 1, i + 2, ...
+        # The later steps of pair i use the tokens and the targets of the pairs i + 1, i + 2, ... All rollouts advance
+        # together; those that have ended are computed on, and masked.
         for ahead in range(self.options.latent_horizon):
             target_PD = output.target_states.roll(-ahead, 0)
             if ahead:
@@ -162,7 +169,7 @@ def _next_ids(batch: Batch) -> torch.Tensor:
 
 
 def _step(states_PD: torch.Tensor, ids_P: torch.Tensor, view: ModelView) -> torch.Tensor:
-    """The states that the dynamics network predicts after these and a token each, (P, D) in their dtype."""
+    """The states (P, D) that the dynamics network predicts from these states and the next tokens, in the states' dtype."""
     import torch
 
     assert view.modules is not None
@@ -173,12 +180,13 @@ def _step(states_PD: torch.Tensor, ids_P: torch.Tensor, view: ModelView) -> torc
 def _divergence(
     predicted_PD: torch.Tensor, target_PD: torch.Tensor, inside_P: torch.Tensor, view: ModelView
 ) -> torch.Tensor:
-    """Sum of KL(p(target) || p(predicted)) over the pairs `inside_P`, () float32; only the prediction has a gradient."""
+    """Sum of KL(p(target) || p(predicted)) over the pairs in `inside_P`, () float32, with gradient into the prediction."""
     import torch.nn.functional as F
 
     from stepjepa.losses.lm import chunk_rows, chunked_sum
 
     def chunk_loss(predicted_CD: torch.Tensor, target_CD: torch.Tensor, inside_C: torch.Tensor) -> torch.Tensor:
+        # The divergence trains the network and the states, not the output head.
         predicted_CV = view.logits(predicted_CD, detach=True).float().log_softmax(dim=-1)
         target_CV = view.logits(target_CD, detach=True).float().log_softmax(dim=-1)
         divergence_C = F.kl_div(predicted_CV, target_CV, reduction="none", log_target=True).sum(dim=-1)

@@ -13,10 +13,11 @@ from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.options import VIEWS
 from stepjepa.errors import ConfigError
 
+# Headings of the options in the help and the reference.
 METHOD, LOSS, OUTPUT, AHEAD = "method", "loss", "output", "looking ahead"
-# Distances of pairs, by the names of `losses.distances`.
+# Names of the distances in `losses.distances`, which would load torch.
 LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
-# What encodes the targets, besides another model by its folder.
+# Built-in values of `target_encoder`; any other is a model's folder or Hub id.
 SELF, EMA, FROZEN = TARGET_ENCODERS = ("self", "ema", "frozen")
 _WITH_EMA = {"target_encoder": (EMA,)}
 _WITH_INFONCE = {"jepa_loss": ("infonce",)}
@@ -24,7 +25,7 @@ _WITH_INFONCE = {"jepa_loss": ("infonce",)}
 
 @dataclass(frozen=True)
 class Defaults:
-    """What options come to that are None where nothing is given. Objectives have their own (`Objective.defaults`)."""
+    """Values for options that are None unless the user sets them. Each objective has its own (`Objective.defaults`)."""
 
     predictors: int = 0
     predictor_order: Literal["ascending", "descending"] = "ascending"
@@ -125,7 +126,8 @@ class TargetOptions(Topic):
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
-        if self.jepa_target_column == "":  # a shell's empty variable
+        # An unset shell variable gives an empty string.
+        if self.jepa_target_column == "":
             raise ConfigError(f"{_NAME.jepa_target_column} is empty; name a column, or leave it out")
 
 
@@ -250,6 +252,7 @@ class LossOptions(Topic):
 
     def fill_in(self) -> None:
         """See `Topic.fill_in`."""
+        # Here and not in `Defaults`, because it depends on another option, not on the objective.
         if self.regularizer_weight is None:
             self.regularizer_weight = 0.05 if self.regularizer == "sigreg" else 1.0
 
@@ -262,4 +265,5 @@ class LossOptions(Topic):
             )
 
 
+# At the end, because it needs the classes above; messages take option names from it.
 _NAME = Names(LossOptions, PredictorOptions, TargetOptions)

@@ -1,4 +1,7 @@
-"""From the turns of a chat in tokens to pairs of views."""
+"""From the turns of a tokenised chat to pairs of views.
+
+Shapes: T tokens of a chat, S of a target text.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ class PairBuilder:
     """Collects the pairs of one chat. Sources with the same end share a branch, targets with the same tokens a copy.
 
     Args:
-        ids: tokens of the chat, cut or not.
+        ids: (T,) tokens of the chat, truncated or not.
         predictors: K; with 0 a source is read on the trunk.
-        last_token: what `readout` counts; None for a view's last token.
-        mean: a view is read as the mean of its tokens' states, but at its predictors' last where it has some.
+        last_token: see `readout`; None for a view's last token.
+        mean: read a view as the mean of its tokens' states; a view with predictors is still read at the last of them.
         layer: see `Read`.
-        target: tokens of a text of its own that every `pair` has as its target, (S,) int32.
-        masks: a source is a branch with a copy of its view, of which `masked` hides a part.
+        target: (S,) int32 tokens of a text that is the target of every `pair`; None if the targets are views of the chat.
+        masks: whether a source is a branch with a copy of its view, in which `masked` hides tokens.
     """
 
     def __init__(
@@ -40,15 +43,14 @@ class PairBuilder:
         self._copies: dict[tuple[int, int], int] = {}
 
     def pair(self, source: Span, target: Span, close: int | None = None, horizon: int = 1, group: int = 0) -> bool:
-        """Add the pair of two views on the trunk: `source`, and the target as a `copy`; or, of a builder with a text for the
-        targets, that text at the target's place.
+        """Add the pair of two views on the trunk. The target is a `copy`, or the builder's target text in its place.
 
         Args:
-            close: see `readout`, of the source.
+            close: see `readout`; of the source.
             horizon, group: see `Pair`.
 
         Returns:
-            Whether it was added: not where a view is too short for `last_token`.
+            Whether it was added; False if a view is too short for `last_token`.
         """
         text = self.target
         view = target if text is None else Span(0, len(text))
@@ -58,6 +60,7 @@ class PairBuilder:
         source_read = self.source(source, close, group)
         if source_read is None:
             return False
+        # All pairs share one segment for the text, in the place of the first target.
         if text is not None and view not in self._copies:
             segment = Segment(text, ISOLATED, target.start + self.predictors)
             self._copies[view] = self.add(segment)
@@ -66,24 +69,25 @@ class PairBuilder:
         return True
 
     def read(self, segment: int, token: int, view: Span | None = None) -> Read:
-        """The state of a token that stands for its segment's tokens `view`; their mean where views are read so."""
+        """The state of a token of a segment; with `mean`, the mean over `view`, the tokens that it represents."""
         read = Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
         return read if self.layer is None else read._replace(layer=self.layer)
 
     def readout(self, view: Span, close: int | None = None) -> int | None:
-        """The token that stands for a view: its last, or the one that `last_token` counts from `close` (its end unless
-        given); None where that is in front of it."""
+        """The token at which a view is read: its last, or the one at `last_token` from `close` (by default the view's end).
+        None if that is before the view."""
         if self.last_token is None:
             return view.stop - 1
         token = (view.stop if close is None else close) + self.last_token
         return token if token >= view.start else None
 
     def source(self, view: Span, close: int | None = None, group: int = 0) -> Read | None:
-        """The last of K predictor tokens behind a view on the trunk, whatever `last_token` says; with none the view's
-        `readout`, None where that is in front of it."""
+        """Add a view on the trunk that predicts. It is read at the last of K predictor tokens after it, regardless of
+        `last_token`; without predictors at the view's `readout`, None if that is before the view."""
         token = view.stop - 1 if self.predictors else self.readout(view, close)
         if token is None:
             return None
+        # Hiding tokens on the trunk would change the LM loss, so a masked source is a copy that sees what precedes the view.
         if self.masks:
             start = view.start
             ids = self.ids[start : token + 1]
@@ -94,15 +98,18 @@ class PairBuilder:
             return self.read(TRUNK, token, view)
         number = self._branches.get((view.stop, group))
         if number is None:
-            # No tokens but the predictors, which are filled in when the example is laid out.
+            # Only predictors, no ids; they are filled in when the example is laid out.
             branch = Segment(np.zeros(0, np.int32), view.stop - 1, view.stop, group, self.predictors)
             number = self.add(branch)
             self._branches[view.stop, group] = number
         return self.read(number, self.predictors - 1)
 
     def copy(self, start: int, stop: int, readout: int) -> Read:
-        """Token `readout` in an isolated copy of the trunk's tokens [start, stop), at the positions where these would be
-        behind the predictors."""
+        """Token `readout` in an isolated copy of the trunk's tokens [start, stop).
+
+        Its positions are those of the trunk plus K, as if the predictors were in the sequence. Only these agree with
+        `two_pass` and `inline` in models with learned absolute positions, and several sources can share the copy.
+        """
         number = self._copies.get((start, stop))
         if number is None:
             ids = self.ids[start:stop]
@@ -110,21 +117,22 @@ class PairBuilder:
         return self.read(number, readout - start, Span(0, stop - start))
 
     def alone(self, segment: Segment, readout: int) -> Read:
-        """Add a view that is a segment of its own, which is read at token `readout`."""
+        """Add a view that is a separate segment and is read at its token `readout`."""
         return self.read(self.add(segment), readout, None if segment.slots else Span(0, segment.length))
 
     def add(self, segment: Segment) -> int:
-        """Add a segment; its number."""
+        """Add a segment; returns its number."""
         self._segments.append(segment)
+        # Number 0 is the trunk.
         return len(self._segments)
 
     def found(self, reason: str) -> PairsFound:
-        """What was collected, or the reason why there is nothing."""
+        """The collected pairs; without any, the reason."""
         return PairsFound(tuple(self._segments), tuple(self.pairs), reason=None if self.pairs else reason)
 
 
 def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
-    """The turns that have a question and an answer with tokens, and the reason why there may be none."""
+    """The turns whose question and answer have tokens, and the reason to report if there are none."""
     usable, reason = [], "no_user_message"
     for turn in turns:
         if turn.user is None:
@@ -137,7 +145,7 @@ def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
 
 
 def masked(example: Example, ratio: float, one_span: bool, rng: np.random.Generator) -> Example:
-    """The example with a share `ratio` of the maskable tokens of its views masked: each by itself, or one span of them."""
+    """The example with a share `ratio` of each view's maskable tokens masked: single tokens, or one span."""
     segments = []
     for segment in example.segments:
         if segment.maskable is not None:
@@ -151,6 +159,7 @@ def masked(example: Example, ratio: float, one_span: bool, rng: np.random.Genera
 
 def _hidden(count: int, ratio: float, one_span: bool, rng: np.random.Generator) -> np.ndarray:
     """Which of `count` tokens are masked, (count,) bool."""
+    # Single tokens are masked independently, so their share is `ratio` on average only; a span has its exact length.
     if not one_span:
         return rng.random(count) < ratio
     length = min(count, max(1, round(ratio * count)))

@@ -1,4 +1,4 @@
-"""Plain fine-tuning: no pairs, and the LM loss alone."""
+"""Plain fine-tuning: no pairs, only the LM loss."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class Regular(Objective):
-    """``--objective regular``; also what every objective trains like with ``--lbd 0``."""
+    """``--objective regular``; every objective with ``--lbd 0`` trains exactly like it."""
 
     name = "regular"
     takes_text = True
     makes_pairs = False
+    # With `lbd` 0, the options may ask for predictors and pairs, which are ignored here.
     reads = ()
     part_names = ()
     predictors = 0
@@ -26,16 +27,16 @@ class Regular(Objective):
     separate_targets = False
 
     def check(self) -> None:
-        """Nothing is read, so nothing can be wrong."""
+        """Accept all options: none of them is read."""
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """None."""
+        """No pairs."""
         return PairsFound()
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """None, of (T,) tokens."""
+        """No pairs of the tokens (T,)."""
         return PairsFound()
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
-        """Nothing."""
+        """No parts."""
         return {}

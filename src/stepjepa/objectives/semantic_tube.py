@@ -1,11 +1,10 @@
 """Semantic tube: which trunk states are combined into which pair of vectors.
 
-Every mode compares two vectors a pair, a source and a target, and both are linear combinations of hidden states of the
-trunk (Semantic Tube Prediction, arXiv:2602.22617, and its published code). So an example needs no extra tokens, only `Read`s
-of several terms.
+Each pair has a source vector and a target vector, both linear combinations of hidden states of the trunk (Semantic Tube
+Prediction, arXiv:2602.22617, and its published code). So an example needs no extra tokens, only `Read`s of several terms.
 
-The content is the user's message and the answer, with the markup between them cut out. A displacement over content
-tokens starts at the state of the token in front of them, so n content tokens have n + 1 offsets:
+The content is the user's message and the answer, without the markup between them. A displacement over content tokens starts
+at the state of the token before them, so n content tokens have n + 1 offsets:
 
     ```
     token    0    1    2   3   4   5    6    7   8   9
@@ -14,23 +13,23 @@ tokens starts at the state of the token in front of them, so n content tokens ha
     offset        0    1   2   3        3    4   5             L = u1 - u0 = 3, n = L + a1 - a0 = 5
     ```
 
-Offset s stands for ``c(s) = h[u0 + min(s, L)] + h[a0 + max(s - L, 0)]``, and ``c(t) - c(s)`` is the displacement
-over the content tokens s+1 .. t. Where it straddles the gap, the gap's own displacement ``h[a0] - h[u1]`` is left out,
-in three_index as well; offset L is the end of the user's message and the start of the answer alike. Two options of the
-published code are other spans here: with ``answer = (user[1], answer[1])`` the gap counts as content
-(``random_span_e2e``), with ``user = (1, user[1])`` so does everything in front of the user's (``random_span_all``).
+Offset s means ``c(s) = h[u0 + min(s, L)] + h[a0 + max(s - L, 0)]``, and ``c(t) - c(s)`` is the displacement over the content
+tokens s+1 .. t. If it spans the gap, the gap's own displacement ``h[a0] - h[u1]`` is left out, in three_index as well;
+offset L is both the end of the user's message and the start of the answer. Two options of the published code are expressed
+as spans here: with ``answer = (user[1], answer[1])`` the gap counts as content (``random_span_e2e``), with
+``user = (1, user[1])`` everything before the user's content does as well (``random_span_all``).
 
     ```
     mode          source                     target           pairs
-    span          T - P                      P                one a span s < t: T = c(n) - c(0), P = c(t) - c(s)
-    three_index   c(t) - c(r)                c(r) - c(s)      one a draw s < r < t
+    span          T - P                      P                one per span s < t: T = c(n) - c(0), P = c(t) - c(s)
+    three_index   c(t) - c(r)                c(r) - c(s)      one per draw s < r < t
     e2e           h[u1] - h[u0]              h[a1] - h[a0]    one
     mean          mean of the user's states  of the answer's  one, over the content tokens themselves
-    curvature     h[i] - h[i-1]              h[i+1] - h[i]    one an angle, within the user's message or the answer
+    curvature     h[i] - h[i-1]              h[i+1] - h[i]    one per angle, within the user's message or the answer
     ```
 
-A span is never the full (0, n), whose rest is the zero vector. With ``l`` = 1 (three_index: 2), the shortest span, and
-``m`` = n - 1 (three_index: n) or `tube_max_length` if that is less, the longest, one span is drawn as follows:
+A span is never the full (0, n), whose rest is the zero vector. Let ``l`` be the shortest span, 1 (three_index: 2), and ``m``
+the longest, n - 1 (three_index: n) or `tube_max_length` if that is less. One span is drawn as follows:
 
     ```
     default     s ~ U{0 .. n-l}, then t ~ U{s+l .. min(n, s+m)}
@@ -41,16 +40,16 @@ A span is never the full (0, n), whose rest is the zero vector. With ``l`` = 1 (
     three_index (after any of these) r ~ U{s+1 .. t-1}
     ```
 
-With the sampler `steps` nothing is sampled (Semantic Step Prediction, arXiv:2604.18464). Of an answer of N steps, let b_0 be
-the offset where the first begins and b_i the one where step i ends:
+With the sampler `steps` nothing is sampled (Semantic Step Prediction, arXiv:2604.18464). For an answer of N steps, let b_0
+be the offset at which the first begins, and b_i the offset at which step i ends:
 
     ```
-    span         s = b_{i-1}, t = b_i               N pairs: a step, and all the rest of the content
+    span         s = b_{i-1}, t = b_i               N pairs: a step, and the rest of the content
     three_index  s = b_{i-1}, r = b_i, t = b_{i+1}  N - 1 pairs: a step, and the next one
     ```
 
-In mode span, `default`, `zero` and `draw_both` have the published code's distributions. There, `uniform` ignores
-`max_length`, and `zero` can be set beside `draw_both`; it has no three_index.
+In mode span, `default`, `zero` and `draw_both` have the published code's distributions. In that code, `uniform` ignores
+`max_length`, `zero` can be combined with `draw_both`, and there is no three_index.
 
 Shapes: P pairs, D width.
 """
@@ -113,6 +112,7 @@ class TubeOptions(Topic):
 
 
 _NAME = Names(TubeOptions, LossOptions)
+# Names of the source and the target vector of each mode.
 _VECTORS = {
     "span": ("T - P", "P"),
     "three_index": ("r to t", "s to r"),
@@ -157,12 +157,14 @@ class SemanticTube(TrunkObjective):
 
     @property
     def unread(self) -> frozenset[str]:  # type: ignore[override]
-        """See `Objective`; some modes have no spans, the sampler `steps` takes every step, and a turning angle is a loss."""
-        drawn, whole = draws_spans(self.options), self.options.tube_sampler == "steps"
-        left = {_NAME.tube_sampler: not drawn, _NAME.tube_length_adjustment: not drawn}
-        left |= dict.fromkeys((_NAME.tube_max_length, _NAME.tube_times), not drawn or whole)
-        left[_NAME.jepa_loss] = self.options.tube_mode == "curvature"
-        return super().unread | {name for name, out in left.items() if out}
+        """See `Objective`."""
+        has_spans = draws_spans(self.options)
+        takes_steps = self.options.tube_sampler == "steps"
+        is_unread = {_NAME.tube_sampler: not has_spans, _NAME.tube_length_adjustment: not has_spans}
+        is_unread |= dict.fromkeys((_NAME.tube_max_length, _NAME.tube_times), not has_spans or takes_steps)
+        # A curvature is a turning angle, which is the loss itself.
+        is_unread[_NAME.jepa_loss] = self.options.tube_mode == "curvature"
+        return super().unread | {name for name, unread in is_unread.items() if unread}
 
     @property
     def layer(self) -> int | None:
@@ -173,7 +175,7 @@ class SemanticTube(TrunkObjective):
         return draws_spans(self.options) and not self.needs_steps
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """The contents of every turn, between whose bounds `draw` combines states; with the sampler `steps` the pairs."""
+        """The contents of every turn, from which `draw` samples; with the sampler `steps`, the pairs."""
         turns, reason = question_and_answer(chat.turns)
         contents = tuple(self._contents(turn.user, turn.answer) for turn in turns if turn.user is not None)
         if not contents:
@@ -187,20 +189,22 @@ class SemanticTube(TrunkObjective):
         return PairsFound(pairs=tuple(pairs), reason=None if pairs else "fewer_than_two_steps")
 
     def _contents(self, user: Span, answer: Span) -> tuple[Span, Span]:
-        """With ``with_markup`` the answer begins where the user's content ends, with ``whole`` the user's behind token 0."""
+        """The two contents of a turn by `tube_content`."""
+        # with_markup: the answer begins where the user's content ends. whole: the user's content begins after token 0,
+        # whose state is the start of the first displacement.
         kind = self.options.tube_content
         first = Span(1 if kind == "whole" else user.start, user.stop)
         return first, Span(user.stop if kind == "with_markup" else answer.start, answer.stop)
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
-        """It with the pairs of one epoch."""
+        """The example with the pairs of one epoch."""
         if self.needs_steps:
             return example
         pairs = [pair for views in example.view_spans for pair in draw_pairs(*views, self.options, rng)]
         return example._replace(pairs=tuple(pairs), view_spans=())
 
     def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
-        """As other objectives', (P,) float32; of a curvature, the turning angle."""
+        """As `Objective.distances`, (P,) float32; in mode curvature the turning angle."""
         from stepjepa.losses.distances import turning_angle
 
         if self.options.tube_mode == "curvature":
@@ -209,7 +213,7 @@ class SemanticTube(TrunkObjective):
 
 
 def draws_spans(options: TubeOptions) -> bool:
-    """Whether the mode has spans at all."""
+    """Whether the mode has spans."""
     return options.tube_mode in ("span", "three_index")
 
 
@@ -219,7 +223,7 @@ def _shortest(options: TubeOptions) -> int:
 
 
 class _Content(NamedTuple):
-    """Indices of the states that bound the two contents; see the drawing at the top of this file."""
+    """Indices of the states at the ends of the two contents; see the drawing at the top of this file."""
 
     u0: int
     u1: int
@@ -235,7 +239,8 @@ class _Content(NamedTuple):
         return self.u1 - self.u0 + self.a1 - self.a0
 
     def path(self, *offsets: int) -> Vector:
-        """``c(o_1) - c(o_0) + c(o_3) - c(o_2) + ..``; what cancels is left out."""
+        """``c(o_1) - c(o_0) + c(o_3) - c(o_2) + ..``; terms that cancel are left out."""
+        # Every offset has a term in each message. For two offsets in the same message, the terms of the other one cancel.
         terms: dict[int, float] = defaultdict(float)
         sign = -1
         for offset in offsets:
@@ -246,16 +251,16 @@ class _Content(NamedTuple):
 
 
 def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Generator) -> list[Pair]:
-    """Draw one example's spans, where its mode has any, and name the states to combine.
+    """Draw one example's spans, if its mode has any, and return the states to combine.
 
     Args:
-        user, answer: the contents on the trunk, the user's first. A content that begins with token 0 has no state in front
-            of it; displacements then start at the state of token 0 itself.
+        user, answer: the contents on the trunk, the user's first. If a content begins with token 0, there is no state before
+            it, and displacements start at the state of token 0 itself.
 
     Returns:
-        The pairs; none for an empty user message or answer; for spans, fewer than two content tokens; for e2e, a user
-        message of token 0 alone; for curvature, no two consecutive displacements (the published code averages such an
-        example in, with an angle of 0).
+        The pairs. There are none for an empty user message or answer; for spans with fewer than two content tokens; for e2e
+        with a user message of only token 0; for curvature without two consecutive displacements (the published code
+        includes such an example in the mean with an angle of 0).
     """
     if user[0] >= user[1] or answer[0] >= answer[1]:
         return []
@@ -268,33 +273,36 @@ def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Ge
 
 
 def step_spans(user: Span, answer: Span, steps: Sequence[Span], options: TubeOptions) -> list[tuple[int, ...]]:
-    """The offsets between the bounds of an answer's steps, as `draw_span` returns them and the table says."""
+    """The spans between the bounds of an answer's steps, in the form of `draw_span` and by the second table above."""
     if not steps:
         return []
     content = _content(user, answer)
     bounds = [steps[0].start, *(step.stop for step in steps)]
     offsets = [content.user_length + bound - answer.start for bound in bounds]
-    offsets = list(dict.fromkeys(offsets))  # a step may be without a token
+    # A step without a token repeats the bound before it.
+    offsets = list(dict.fromkeys(offsets))
     if options.tube_mode == "three_index":
         return list(zip(offsets, offsets[1:], offsets[2:], strict=False))
     spans = pairwise(offsets)
+    # The rest of a full span would be the zero vector, which has no direction.
     return [span for span in spans if span != (0, content.length)]
 
 
 def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions) -> list[Pair]:
-    """The states to combine for spans already drawn, one pair a span in their order.
+    """The states to combine for spans that are drawn already, one pair per span, in their order.
 
     The loss is ``sum_p weight_p * distance_p / sum_p weight_p``, both sums over the batch.
 
     Args:
-        user, answer: the contents, neither of them empty.
-        spans: as `draw_span` returns them; not read in the other modes.
-        options: its `tube_mode`, `tube_length_adjustment` and `tube_layer` are read.
+        user, answer: the contents, both with tokens.
+        spans: in the form of `draw_span`; ignored in modes without spans.
+        options: with `tube_mode`, `tube_length_adjustment` and `tube_layer`.
     """
     content = _content(user, answer)
     n, user_length = content.length, content.user_length
     path, adjustment = content.path, options.tube_length_adjustment
-    vectors: list[tuple[Vector, Vector, float]] = []  # source, target, weight
+    # Source, target, weight of each pair, by the first table at the top of this file.
+    vectors: list[tuple[Vector, Vector, float]] = []
     if options.tube_mode == "curvature":
         vectors = _curvature(content)
     elif options.tube_mode == "mean":
@@ -320,7 +328,7 @@ def _read(vector: Vector, layer: int | None) -> Read:
 
 
 def length_weight(source_length: int, target_length: int, adjustment: str) -> float:
-    """Weight of a pair whose vectors span r and p content tokens: less, the more unequal they are.
+    """Weight of a pair whose vectors span r and p content tokens; it decreases with the difference of r and p.
 
     none 1; cosine_like ``2rp / (r^2 + p^2)``; jaccard_like ``1 - |r - p| / (r + p)``. In mode span, p is the length of
     the span and r = n - p that of the rest (published code); three_index takes the lengths of its two pieces.
@@ -334,11 +342,12 @@ def length_weight(source_length: int, target_length: int, adjustment: str) -> fl
 
 
 def _content(user: Span, answer: Span) -> _Content:
+    # The user's content may begin with token 0, which has no state before it.
     return _Content(max(user[0] - 1, 0), user[1] - 1, answer[0] - 1, answer[1] - 1)
 
 
 def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
-    """Draw a span of n >= 2 content tokens as the table at the top of this file says.
+    """Draw a span of n >= 2 content tokens by the sampling table at the top of this file.
 
     Returns:
         Offsets (s, t) with 0 <= s < t <= n, never (0, n); in mode three_index (s, r, t) with 0 <= s < r < t <= n.
@@ -347,7 +356,9 @@ def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[i
     limit = n if options.tube_max_length is None else options.tube_max_length
     shortest = _shortest(options)
     longest = min(n if three_index else n - 1, limit)
+    # All three branches draw s and t; the middle index comes last. The order of the draws decides the numbers of a seed.
     if options.tube_sampler == "uniform":
+        # The number of spans of each length, times that of the middle indices, weights the choice of the length.
         lengths = np.arange(shortest, longest + 1)
         starts = n + 1 - lengths
         middle_indices = lengths - 1 if three_index else 1
@@ -357,6 +368,7 @@ def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[i
         s = int(rng.integers(n - length, endpoint=True))
         t = s + length
     elif options.tube_sampler == "draw_both":
+        # Rejection sampling, as in the published code, so that the distribution is the same.
         s = t = 0
         while not shortest <= t - s <= longest:
             first = int(rng.integers(n))
@@ -378,9 +390,9 @@ def _mean(span: Span) -> Vector:
 
 
 def _curvature(content: _Content) -> list[tuple[Vector, Vector, float]]:
-    """Consecutive first differences of either content; none reaches over the gap.
+    """Consecutive first differences within each content; none crosses the gap.
 
-    The weight 1 / angles makes the weighted mean over a batch the mean over examples of their mean angle, as published.
+    With the weight 1 / angles, the weighted mean over a batch is the mean over examples of their mean angle, as published.
     """
     angles = [*range(content.u0, content.u1 - 1), *range(content.a0, content.a1 - 1)]
     vectors: list[tuple[Vector, Vector, float]] = []

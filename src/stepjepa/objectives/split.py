@@ -1,9 +1,9 @@
 """The first part of a token sequence predicts the rest, the nanoGPT form.
 
-    source    trunk [0, cut), with predictors behind it
-    target    [cut, T) encoded alone, with positions of its own from 0
+    source    trunk [0, cut), followed by predictors
+    target    [cut, T) as a separate sequence, with positions from 0
 
-It takes chats and plain text alike, and by default the targets have no gradient.
+It takes both chats and plain text, and by default the targets have no gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SplitOptions(Topic):
 
 
 class Split(Objective):
-    """``--objective split``: cut at ``max(2, int(T * split_ratio))``; the rest must hold two tokens or more."""
+    """``--objective split``: cut at ``max(2, int(T * split_ratio))``; the rest must have at least two tokens."""
 
     name = "split"
     takes_text = True
@@ -41,11 +41,11 @@ class Split(Objective):
     Options = SplitOptions
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """As `pairs_of_text` for the whole chat."""
+        """As `pairs_of_text`, for the tokens of the entire chat."""
         return self.pairs_of_text(chat.trunk)
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
-        """One pair of the (T,) tokens, or the reason why there is none."""
+        """One pair of the tokens (T,), or the reason why there is none."""
         length = len(trunk)
         cut = max(2, int(length * self.options.split_ratio))
         if length - cut < 2:
@@ -55,6 +55,7 @@ class Split(Objective):
         target_token = builder.readout(Span(cut, length))
         if source is None or target_token is None:
             return PairsFound(reason="view_shorter_than_last_token")
+        # The source is on the trunk, which goes on after the cut; the target starts over at position 0.
         rest = Segment(trunk[cut:].copy(), ISOLATED, 0, origin=cut)
         target = builder.alone(rest, target_token - cut)
         builder.pairs.append(Pair(source, target))

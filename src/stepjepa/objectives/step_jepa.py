@@ -1,8 +1,8 @@
 """A step of the answer predicts a later step (Step-JEPA).
 
-Step i's view is everything up to its last token; a branch of predictors hangs behind it. Step i + h stands alone in a copy.
-The question is step 0 of its answer: its view is everything up to the token before the answer. Of several horizons each has
-a group of predictor tokens, and so a branch, of its own.
+The view of step i is everything up to its last token, followed by a branch of predictors. Step i + h is an isolated copy.
+With `plan`, the question is step 0 of its answer: its view is everything up to the token before the answer. With several
+horizons, each has its own group of predictor tokens, and so its own branch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StepJEPAOptions(StepsOptions):
 
     @property
     def horizons(self) -> tuple[int, ...]:
-        """All values of h in step i -> step i + h; the question is step 0."""
+        """All values of h in step i -> step i + h; with `plan` the question is step 0."""
         if self.multi_horizon:
             return tuple(self.multi_horizon)
         return tuple(range(1, self.horizon + 1)) if self.step_pairs == "plan" else (self.horizon,)
@@ -62,8 +62,8 @@ _NAME = Names(StepJEPAOptions)
 class StepJEPA(Objective):
     """``--objective step_jepa``: step i -> step i + h inside every answer, or the question -> step h.
 
-    ``last_token`` counts from the end of a step: -1 is its last token, the one that holds the end of its separator. With
-    predictors the source is read at the last of them all the same.
+    ``last_token`` counts from the end of a step: -1 is its last token, which contains the end of its separator. With
+    predictors, the source is still read at the last of them.
     """
 
     name = "step_jepa"
@@ -76,7 +76,8 @@ class StepJEPA(Objective):
 
     @property
     def one_pair(self) -> bool:
-        """See `Objective`; of random pairs one is drawn anyway."""
+        """See `Objective`."""
+        # Random pairs need no cut here: `draw` keeps one of them.
         return super().one_pair and not self.draws
 
     @property
@@ -92,8 +93,8 @@ class StepJEPA(Objective):
     @property
     def about(self) -> tuple[str, ...]:
         horizons = self.options.horizons
-        further = () if horizons == (1,) else (f"horizon {', '.join(map(str, horizons))}",)
-        return (f"{self.options.step_pairs} pairs", *further)
+        horizon = () if horizons == (1,) else (f"horizon {', '.join(map(str, horizons))}",)
+        return (f"{self.options.step_pairs} pairs", *horizon)
 
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""
@@ -107,25 +108,28 @@ class StepJEPA(Objective):
 
     @property
     def draws(self) -> bool:  # type: ignore[override]
-        """Whether one of an example's pairs is drawn every epoch."""
+        """Whether one of an example's pairs is sampled every epoch."""
         return self.options.step_pairs == "random"
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """By source, and then by horizon."""
+        """All pairs of every answer, ordered by source, then by horizon."""
         options, plan = self.options, self.options.step_pairs == "plan"
         turns, reason = question_and_answer(chat.turns) if plan else (chat.turns, "fewer_than_two_steps")
         builder = self.builder(chat.ids, chat.target_ids)
         for turn in turns:
             steps = turn.steps
+            # The question's view ends where the answer begins, so it includes the markup between them.
             if plan and turn.user is not None:
                 steps = (Span(turn.user.start, turn.answer.start), *steps)
             if len(steps) >= 2 and len(steps) <= min(options.horizons):
                 reason = "horizon_beyond_answer"
+            # `random` collects all pairs here; `draw` picks one of them every epoch.
             for number, step in enumerate(steps[:1] if plan or options.step_pairs == "first" else steps):
                 for group, horizon in enumerate(options.horizons):
                     if number + horizon >= len(steps):
                         continue
                     later = steps[number + horizon]
+                    # A step may have no token, if its last character was merged into the next step's first token.
                     if step.start == step.stop or later.start == later.stop:
                         reason = "empty_view"
                     elif not builder.pair(step, later, horizon=horizon, group=group):
@@ -133,7 +137,7 @@ class StepJEPA(Objective):
         return builder.found(reason)
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
-        """One of its pairs."""
+        """The example with one of its pairs, if they are sampled."""
         if not self.draws or len(example.pairs) < 2:
             return example
         return example.with_pairs([example.pairs[int(rng.integers(len(example.pairs)))]])

@@ -2,14 +2,14 @@ r"""The state before the final answer, reached without the steps, predicts the s
 
     ```
     trunk     [question] [step 1] [step 2] [#### ] 72      v: read at the end of the cue, no gradient
-    branch              <p> .. <p> [#### ]                 u: the cue behind the question, read at its end
+    branch              <p> .. <p> [#### ]                 u: the cue after the question, read at its end
     ```
 
 ``L = gamma * LM + lambda * d(u, v)``: the idea of CODI (arXiv:2502.21074), whose student writes latent thoughts where its
 teacher, the same model, writes steps, and whose states must agree at the token before the answer. Here K predictor tokens
-stand in the place of the steps, none by default, and nothing is generated. The cue is what `data.answers.answer_cue` finds:
-``####``, ``\boxed{``, ``<answer>``, "the answer is". A copy of its tokens hangs behind the prompt, where an answer begins,
-and both sides are read at the same token. `step_jepa` predicts a later step from an earlier one; here all are left out.
+(by default 0) replace the steps, and nothing is generated. The cue is the result of `data.answers.answer_cue`: ``####``,
+``\boxed{``, ``<answer>``, "the answer is". A copy of its tokens follows the prompt, where an answer begins, and both sides
+are read at the same token. `step_jepa` predicts a later step from an earlier one; here all steps are left out.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ class StepsToAnswer(Objective):
     reads = (PairOptions, LossOptions, PredictorOptions)
     unread = frozenset({_NAME.last_token, _NAME.target_encoder})
     defaults = Defaults(target_grad=False, jepa_loss="smooth_l1")
-    separate_targets = False  # they are read on the trunk, which is computed anyway
-    aligned_targets = True  # of the same layer
+    # The targets are read on the trunk, which is computed for the LM loss anyway.
+    separate_targets = False
+    # With several layers, a shuffled target must be of the source's layer.
+    aligned_targets = True
     Options = StepsToAnswerOptions
     vector_names = "without the steps", "with them"
 
@@ -75,17 +77,19 @@ class StepsToAnswer(Objective):
         return answer_cue(answer)
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """One pair a layer for every answer with something before its cue."""
+        """One pair per layer for every answer with text before its cue."""
         builder = self.builder(chat.ids)
         turns, reason = question_and_answer(chat.turns)
         for turn in turns:
             cue = turn.cue
             start = turn.answer.start
+            # Without steps before the cue, both sides would be the same state.
             if cue is None or cue.start in (start, cue.stop):
                 reason = "no_answer_cue"
                 continue
             ids = chat.ids[cue.start : cue.stop]
             branch = Segment(ids, start - 1, start, slots=self.predictors, origin=cue.start)
+            # The view without the predictors, which matters for the mean.
             copy = Span(self.predictors, branch.length)
             source = builder.read(builder.add(branch), copy.stop - 1, copy)
             target = builder.read(TRUNK, cue.stop - 1, cue)

@@ -1,6 +1,6 @@
-"""What a trainer writes and reads: checkpoints, how a run resumes from one, the final model and its upload.
+"""Checkpoints, resuming from one, and the final model with its upload.
 
-Weights, optimizer, schedule, random states and log are the files of transformers' `Trainer`. A checkpoint also has the
+Weights, optimizer, schedule, random states and log are in the files of transformers' `Trainer`. A checkpoint also has the
 predictors, the EMA target encoder, the position in a stream, the record of what a resumed run must share with it, and a
 manifest, which is written last.
 """
@@ -58,15 +58,16 @@ from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAConfig, RunOptions)
+# What to do after something could not be written.
 _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
 class StepEvents(TrainerCallback):
-    """What happens when an epoch begins and when a step or an epoch ends.
+    """Calls the trainer when an epoch begins and when a step or an epoch ends.
 
-    A checkpoint of the last step of an epoch, or of the run, waits for what happens when the epoch ends. The Trainer would
-    write it before the epoch's evaluation and log entry, and a run that is resumed from it begins with the next epoch: they
-    would be lost. A run that is resumed at its last step repeats neither of them.
+    A checkpoint at the last step of an epoch, or of the run, is delayed until the epoch has ended. The Trainer would write
+    it before the epoch's evaluation and log entry. A run that resumes from it begins with the next epoch, so both would be
+    lost. A run that resumes at its last step repeats neither.
     """
 
     def __init__(self, trainer: CheckpointedTrainer):
@@ -76,6 +77,7 @@ class StepEvents(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
         self.first_step, self.save_waits = state.global_step, False
+        # The Trainer asks only after a step, so that a finished run would train one step more.
         if state.global_step >= state.max_steps:
             control.should_training_stop = True
 
@@ -92,6 +94,7 @@ class StepEvents(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
+        # No step was taken since the checkpoint, which has this epoch's evaluation and log entry.
         if state.global_step == self.first_step:
             control.should_log = control.should_evaluate = control.should_save = False
         if self.save_waits:
@@ -100,11 +103,11 @@ class StepEvents(TrainerCallback):
 
 
 class LoadedCheckpoints(TrainerCallback):
-    """Completes what the Trainer loads from checkpoints: from the one that a run resumes from, and from the best one.
+    """Loads what the Trainer does not, from the checkpoint that a run resumes from and from the best one.
 
     Attributes:
-        checkpoint: that the run resumes from, None where it starts at step 0.
-        loaded: whether all of it is loaded, and the first step begins.
+        checkpoint: that the run resumes from; None if it starts at step 0.
+        loaded: whether everything is loaded, that is, whether the first step has begun.
     """
 
     def __init__(self, checkpoint: Path | None):
@@ -116,7 +119,8 @@ class LoadedCheckpoints(TrainerCallback):
             return
         load_extras(model, self.checkpoint)
         if isinstance(lr_scheduler, torch.optim.lr_scheduler.LambdaLR):
-            # The rate that was loaded is the old schedule's, which may have ended at another step.
+            # The loaded rate belongs to the old schedule, which may have had another number of steps. Stepping again from
+            # the place before computes it again.
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
 
@@ -131,10 +135,10 @@ class LoadedCheckpoints(TrainerCallback):
 
 
 class StopAtEvaluation(TrainerCallback):
-    """Ends a training by `metric_for_best_model` of its evaluations: at `value`, or after `patience` of them in a row
-    without a better one, as `transformers.EarlyStoppingCallback`.
+    """Ends training by the `metric_for_best_model` of its evaluations: at `value`, or after `patience` evaluations in a row
+    without an improvement, like `transformers.EarlyStoppingCallback`.
 
-    It looks at the evaluations in the log, which a resumed run has too.
+    It reads the evaluations from the log, which is in every checkpoint, so a resumed run stops at the same evaluation.
     """
 
     def __init__(self, value: float | None, patience: int | None):
@@ -146,59 +150,61 @@ class StopAtEvaluation(TrainerCallback):
             control.should_training_stop = True
 
     def reason(self, args: TrainingArguments, state: TrainerState) -> str:
-        """Why the last evaluation ends the training, empty where it does not."""
+        """Why the last evaluation ends the training; empty if it does not."""
         evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
         if not evaluations:
             return ""
         name = str(args.metric_for_best_model).removeprefix("eval_")
+        # With this sign, a larger score is always better.
         sign = 1 if args.greater_is_better else -1
         logged = [entry.get(f"eval_{name}") for entry in evaluations]
-        # What is not finite counts as the worst; up to version 0.2 it was kept as None.
+        # A value that is not finite is the worst. Up to version 0.2 it was logged as None.
         scores = [-math.inf if value is None or math.isnan(value) else sign * value for value in logged]
         if self.value is not None and scores[-1] >= sign * self.value:
             return f"{args.metric_for_best_model} has reached --{_NAME.stop_at} {self.value:g}"
-        waited = len(scores) - 1 - scores.index(max(scores))
-        if self.patience is not None and waited >= self.patience:
+        since_best = len(scores) - 1 - scores.index(max(scores))
+        if self.patience is not None and since_best >= self.patience:
             rule = f"--{_NAME.early_stopping_patience} {self.patience}"
             return f"{args.metric_for_best_model} has not improved in the last evaluations ({rule})"
         return ""
 
 
 def last_evaluation(state: TrainerState) -> dict[str, float]:
-    """The metrics of the evaluation at the last step of a run; none where there was no evaluation."""
+    """The metrics of the evaluation at the last step of a run; empty if there was none."""
     step = state.global_step
     evaluations = [entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step]
     return {name: value for name, value in evaluations[-1].items() if name != "step"} if evaluations else {}
 
 
 class CheckpointedTrainer(Trainer):
-    """A `Trainer` that ends, after a kill and a resume, with the weights and the number of steps that it would have ended
-    with."""
+    """A `Trainer` that ends with the same weights and number of steps, whether or not it was killed and resumed."""
 
     args: JEPAConfig
     setup: ModelSetup
     data_reports: dict[str, DataReport]
-    run_options: RunOptions | None = None  # of the command, which made the model from them
+    # Of the command, which loaded the model by them; None from Python.
+    run_options: RunOptions | None = None
     _meter: LossMeter
-    _broken_step: torch.Tensor  # (), at which the loss was not finite; 0 for none
+    # (), the step at which the loss was not finite, 0 for none. On the device, so that no step waits for it.
+    _broken_step: torch.Tensor
     view: Any
 
     @property
     def at_equal_compute(self) -> bool:
-        """Whether it takes as many steps as cost what a regular run of the given length costs."""
+        """Whether the run has as many steps as fit into the FLOPs of a regular run of the requested length."""
         return self.args.same_flop and self.setup.objective.makes_pairs
 
     @property
     def requested_steps(self) -> int:
-        """Optimizer steps that the options and the data ask for."""
+        """Optimizer steps of the run by its options and data."""
         raise NotImplementedError
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the examples of this epoch."""
+        """Sample the examples of this epoch."""
         raise NotImplementedError
 
     def end_step(self, control: TrainerControl) -> None:
-        """End a run whose loss broke before anything is logged or written."""
+        """End a run whose loss is not finite, before anything is logged or written."""
         if control.should_log or control.should_save or control.should_evaluate:
             self._check_finite()
 
@@ -208,7 +214,7 @@ class CheckpointedTrainer(Trainer):
 
     @property
     def _inner(self) -> Any:
-        """The causal LM, out of all wrappers."""
+        """The causal LM without its wrappers (DDP, PEFT)."""
         return causal_lm(self.accelerator.unwrap_model(self.model))
 
     # Training, from the start or from a checkpoint
@@ -216,18 +222,18 @@ class CheckpointedTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As `Trainer.train`; ``resume_from_checkpoint=True`` resumes from the newest checkpoint that matches its manifest.
 
-        A checkpoint at the last step that is asked for is loaded, and nothing is trained.
+        A checkpoint at the last step of the run is loaded, and nothing is trained.
 
         Raises:
-            ConfigError: no checkpoint can be resumed from, its run had other settings or data, it has more steps than are
-                asked for, or another run is writing to `output_dir`.
+            ConfigError: there is no checkpoint to resume from, its run had other settings or data, it has more steps than
+                this run, or another run is writing to `output_dir`.
             RunError: a loss, a gradient norm or the weights are not finite, or a checkpoint could not be written.
         """
         with self._folder.running():
             checkpoint = None
             if resume_from_checkpoint:
-                checkpoint, passed = self._folder.chosen(resume_from_checkpoint)
-                for line in passed:
+                checkpoint, unusable = self._folder.chosen(resume_from_checkpoint)
+                for line in unusable:
                     logger.warning("%s; passed over", line)
                 if checkpoint is None:
                     raise ConfigError(
@@ -236,40 +242,45 @@ class CheckpointedTrainer(Trainer):
             return self.train_from(checkpoint, *args, **kwargs)
 
     def train_from(self, checkpoint: Path | None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """`train` inside `RunFolder.running`, from a checkpoint of `RunFolder.chosen`; None starts at step 0.
+        """Do the work of `train` inside `RunFolder.running`, from a checkpoint of `RunFolder.chosen`, or from step 0.
 
         Raises:
             ConfigError, RunError: as `train`.
         """
         on_main(lambda: self._folder.check_checkpoints(checkpoint))
-        # First what must be known before the Trainer loads anything: that it may resume, and how many steps it takes.
+        # Before the Trainer loads anything: may the run resume, and how many steps does it have?
         state = TrainerState() if checkpoint is None else self.check_resumable(checkpoint)
-        steps = self.requested_steps  # a run without a batch is refused
+        # Read even if it is not needed, because it refuses a run without a batch.
+        steps = self.requested_steps
         if self.at_equal_compute:
             self.args.max_steps = steps
         if checkpoint is not None:
-            self._note_changes(checkpoint, state)
-            if last_evaluation(state) and self.stop_reason(state):  # only the final model was not written
+            self._warn_of_changes(checkpoint, state)
+            # An evaluation had ended the run, which was killed before it wrote the final model.
+            if last_evaluation(state) and self.stop_reason(state):
                 self.args.max_steps = state.global_step
         if isinstance(self.train_dataset, StreamedExamples):
             with loading(checkpoint):
                 self.train_dataset.resume(checkpoint, state.global_step)
         if self.args.should_save:
-            (self._folder.path / BROKEN).unlink(missing_ok=True)  # of an earlier start
+            # An earlier start may have left it.
+            (self._folder.path / BROKEN).unlink(missing_ok=True)
         self._meter = LossMeter(self._meter.names)
-        loads, evaluates = LoadedCheckpoints(checkpoint), self.args.eval_on_start
-        self.add_callback(loads)
-        self.args.eval_on_start = evaluates and checkpoint is None  # the start of a resumed run was its own
+        loader, eval_on_start = LoadedCheckpoints(checkpoint), self.args.eval_on_start
+        self.add_callback(loader)
+        # The evaluation at the start is that of step 0, which a resumed run has in its log.
+        self.args.eval_on_start = eval_on_start and checkpoint is None
         try:
-            with loading(checkpoint, lambda: not loads.loaded), warnings.catch_warnings():
-                # Nothing writes to such a view.
+            with loading(checkpoint, lambda: not loader.loaded), warnings.catch_warnings():
+                # The warning is about writing to the view, which nothing here does.
                 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
                 result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
         finally:
             self.view.on_train_end(self.args, self.state, self.control)
-            self.remove_callback(loads)
-            self.args.eval_on_start = evaluates
-        if self.state.global_step == state.global_step:  # of no step there is no mean loss
+            self.remove_callback(loader)
+            self.args.eval_on_start = eval_on_start
+        # Without a step there is no mean loss to report.
+        if self.state.global_step == state.global_step:
             for record in (result.metrics, self.state.log_history[-1]):
                 record.pop("train_loss", None)
         self._check_finite()
@@ -278,11 +289,13 @@ class CheckpointedTrainer(Trainer):
         return result
 
     def check_resumable(self, checkpoint: Path) -> TrainerState:
-        """The state of the run at a checkpoint. With other micro-batches or another number of processes
-        `args.gradient_accumulation_steps` becomes what keeps the batch of the optimizer step.
+        """The state of the run at a checkpoint.
+
+        If the micro-batches or the number of processes differ, `args.gradient_accumulation_steps` is set so that the batch
+        of an optimizer step stays the same.
 
         Raises:
-            ConfigError: its run had other settings, other data or another batch, or it has more steps than are asked for.
+            ConfigError: its run had other settings, other data or another batch, or it has more steps than this run.
         """
         with loading(checkpoint):
             before = ResumeRecord.read(checkpoint)
@@ -297,8 +310,8 @@ class CheckpointedTrainer(Trainer):
             )
         return state
 
-    def _note_changes(self, checkpoint: Path, state: TrainerState) -> None:
-        """Warn of what a resumed run does differently from the one that was in this state at its checkpoint."""
+    def _warn_of_changes(self, checkpoint: Path, state: TrainerState) -> None:
+        """Warn of what this run does differently from the run that wrote a checkpoint, with its state."""
         if not self.is_world_process_zero():
             return
         before, steps = ResumeRecord.read(checkpoint).cut, self.requested_steps
@@ -316,44 +329,47 @@ class CheckpointedTrainer(Trainer):
             )
 
     def stop_reason(self, state: TrainerState) -> str:
-        """Why the last evaluation in a log ends the training, empty where it does not."""
-        stops = [one for one in self.callback_handler.callbacks if isinstance(one, StopAtEvaluation)]
+        """Why the last evaluation in a log ends the training; empty if it does not."""
+        stops = [callback for callback in self.callback_handler.callbacks if isinstance(callback, StopAtEvaluation)]
         return "".join(stop.reason(self.args, state) for stop in stops)
 
     @property
     def cut(self) -> Cut:
-        """How the examples of an optimizer step are shared out."""
+        """How an optimizer step's batch is divided over processes and micro-batches."""
         args = self.args
         return Cut(args.per_device_train_batch_size, args.gradient_accumulation_steps, self.accelerator.num_processes)
 
     @property
     def resume_record(self) -> ResumeRecord:
-        """What a run that is resumed from a checkpoint of this one must share with it."""
+        """The `ResumeRecord` of this run's checkpoints."""
         settings: dict[str, Any] = {}
         model: Any = self.model
         if self.run_options is not None:
-            fixed = [name for name, one in options_of(RunOptions).items() if not one.resume]
+            fixed = [name for name, option in options_of(RunOptions).items() if not option.resume]
             settings = {name: getattr(self.run_options, name) for name in fixed}
         elif hasattr(model, "get_base_model"):
+            # From Python there are no options for the adapter, so its configuration is compared.
             adapter = model.peft_config[model.active_adapter].to_dict()
             names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules")
             settings = {f"peft.{name}": adapter[name] for name in names if name in adapter}
         values = public_values(self.args)
         settings |= {name: values[name] for name in fixed_on_resume() if name in values}
         settings |= objective_of(self.args).code | target_fingerprint(self.args)
-        data = {name: one.fingerprint for name, one in self.data_reports.items() if not name.startswith("eval")}
+        data = {
+            split: report.fingerprint for split, report in self.data_reports.items() if not split.startswith("eval")
+        }
         return ResumeRecord(plain_settings(settings), data, self.cut)
 
     @property
     def run_record(self) -> dict[str, Any]:
-        """What distinguishes one run from another: versions, settings, seed, data."""
+        """The content of ``run.json``: versions, settings, seed and data of the run."""
         run, name = self.run_options, str(getattr(self._inner.config, "_name_or_path", ""))
         if run is not None:
             name = "" if run.pretrain or is_preset(run.model_name) else run.model_name
-        own = {**options_of(JEPAOptions), **options_of(TrainerOptions)}
-        settings = {key: value for key, value in public_values(self.args).items() if key in own and own[key].dumped}
+        known = {**options_of(JEPAOptions), **options_of(TrainerOptions)}
+        settings = {key: value for key, value in public_values(self.args).items() if key in known and known[key].dumped}
         settings = {**(public_values(run) if run else {}), **settings}
-        sources = [one.source for split, one in self.data_reports.items() if split.startswith("train")]
+        sources = [report.source for split, report in self.data_reports.items() if split.startswith("train")]
         return {
             "stepjepa": __version__,
             "torch": torch.__version__,
@@ -365,7 +381,7 @@ class CheckpointedTrainer(Trainer):
             "settings": {**plain_settings(settings), **self.resume_record.settings},
             "loss": loss_line(self.args) if self.setup.objective.makes_pairs else "LM",
             "base_model": base_model(name),
-            "datasets": [one.partition(":")[0] for one in sources if "/" in one and is_hub_id(one)],
+            "datasets": [source.partition(":")[0] for source in sources if "/" in source and is_hub_id(source)],
             "forward": self.setup.forward,
             "data": {split: report.fingerprint for split, report in self.data_reports.items()},
         }
@@ -373,18 +389,20 @@ class CheckpointedTrainer(Trainer):
     # Checkpoints
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As `Trainer._save_checkpoint`, but a manifest is its last file, and older checkpoints go after that. Weights that
-        are not finite are not saved."""
+        """As `Trainer._save_checkpoint`, but the manifest is its last file, and older checkpoints are removed after that.
+        Weights that are not finite are not saved."""
         begin, step = time.perf_counter(), self.state.global_step
         folder = self._folder.path / f"checkpoint-{step}"
         if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
             self._stop_or_warn(step, f"the weights are not finite, so {folder.name} is not written")
             return
-        limit, self.args.save_total_limit = self.args.save_total_limit, None  # the Trainer would remove too early
+        # The Trainer would remove older checkpoints before this one is complete.
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             with writing(folder, _RESUME):
                 if self.args.should_save:
                     begin_checkpoint(folder, self.resume_record)
+                # The folder must exist before any process writes to it, and be complete before the manifest lists it.
                 self.accelerator.wait_for_everyone()
                 super()._save_checkpoint(model, trial)
                 if isinstance(self.train_dataset, StreamedExamples):
@@ -393,7 +411,8 @@ class CheckpointedTrainer(Trainer):
                 if self.args.should_save:
                     write_manifest(folder)
         except BaseException:
-            if self.args.should_save:  # what is left of it would keep the disk full
+            if self.args.should_save:
+                # On a full disk, an incomplete checkpoint would keep it full.
                 remove_checkpoint(folder)
             raise
         finally:
@@ -401,16 +420,17 @@ class CheckpointedTrainer(Trainer):
         if self.args.should_save:
             self._folder.rotate(folder, limit)
         self.accelerator.wait_for_everyone()
+        # The logged speed is that of training, without the time for writing.
         self._meter.since += time.perf_counter() - begin
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse weights that are not those of the model, which the Trainer only warns of. Tied weights are saved once under
-        one of their names, and are not missing.
+        """Refuse weights of another model; the Trainer only warns.
 
         Raises:
             ConfigError: tensors are missing, or not the model's.
         """
         model = cast(torch.nn.Module, self.model)
+        # Tied weights are saved under one of their names; the others are not missing.
         tensors = dict(model.named_parameters(remove_duplicate=False))
         absent = set(load_result.missing_keys)
         loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
@@ -423,10 +443,10 @@ class CheckpointedTrainer(Trainer):
             if names:
                 raise ConfigError(f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one")
 
-    # What is not finite
+    # NaN and infinity
 
     def _check_finite(self) -> None:
-        """End a run whose loss broke, or warn where it is to continue. Every process must call it."""
+        """End a run whose loss is not finite, or warn if it is to continue. Every process must call it."""
         steps = self.accelerator.gather(self._broken_step.reshape(1)).tolist()
         broken = [int(step) for step in steps if step]
         self._broken_step.zero_()
@@ -434,7 +454,7 @@ class CheckpointedTrainer(Trainer):
             self._stop_or_warn(min(broken), "the loss is not finite (NaN or infinite)")
 
     def _stop_or_warn(self, step: int, problem: str) -> None:
-        """End a run that broke at a step, unless it is to continue.
+        """End a run with a problem at a step, or warn if it is to continue.
 
         Raises:
             RunError: `terminate_on_nan` is set.
@@ -446,8 +466,8 @@ class CheckpointedTrainer(Trainer):
         if self.args.should_save:
             with writing(folder.path / BROKEN, _RESUME):
                 write_json(folder.path / BROKEN, {"step": step, "what": problem})
-        kept = on_main(lambda: folder.checkpoint)
-        where = f"the last good checkpoint is {kept}" if kept else "no checkpoint was written before"
+        last_good = on_main(lambda: folder.checkpoint)
+        where = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint was written before"
         raise RunError(
             f"step {step}: {problem}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
             f"(docs/troubleshooting.md), or train on with --{_NAME.terminate_on_nan} false"
@@ -456,34 +476,39 @@ class CheckpointedTrainer(Trainer):
     # Models
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        # Predictors and head are in a separate file, so the weights are those of a plain model.
         plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
-        inner, own = self._inner, self._inner.generation_config
-        inner.generation_config = GenerationConfig()  # the own one may be one that transformers refuses to write
+        inner, generation_config = self._inner, self._inner.generation_config
+        # transformers refuses to write some of the configurations that models come with.
+        inner.generation_config = GenerationConfig()
         try:
             super()._save(output_dir, plain)
         finally:
-            inner.generation_config = own
+            inner.generation_config = generation_config
         folder, tokenizer = Path(output_dir or self.args.output_dir or ""), cast(Any, self.processing_class)
         write_generation_config(inner, tokenizer, folder, self.args.chat_template_kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the final model: the vocabulary and tokenizer as they came, the predictors in a file next to them.
+        """Write the final model with its original vocabulary and tokenizer, and the predictors in a separate file.
 
-        LoRA is merged or written as an adapter as `merge_lora` says; undecided (None) writes an adapter.
+        With `merge_lora` LoRA is merged; false and None write an adapter.
         """
-        if _internal_call:  # a checkpoint's
+        # The Trainer calls it this way for checkpoints.
+        if _internal_call:
             super().save_model(output_dir, _internal_call=True)
             folder, main = Path(output_dir or self.args.output_dir or ""), self.args.should_save
             folder.mkdir(parents=True, exist_ok=True)
             save_extras(self.accelerator.unwrap_model(self.model), folder, main)
-            if main and not (folder / TOKENIZER_CONFIG_FILE).exists():  # the Trainer leaves it out of a sharded one
+            # The Trainer writes no tokenizer into a sharded checkpoint.
+            if main and not (folder / TOKENIZER_CONFIG_FILE).exists():
                 cast(Any, self.processing_class).save_pretrained(folder)
             if main:
                 share(folder)
             return
         target, model = str(output_dir or self.args.output_dir), self.accelerator.unwrap_model(self.model)
+        # The card names the step of the weights, which may be the best one's.
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
-        data = {split: one.to_dict() for split, one in self.data_reports.items()}
+        data = {split: report.to_dict() for split, report in self.data_reports.items()}
         name, step = str(self.hub_model_id or "").rpartition("/")[2], best or self.state.global_step
         with whole_weights(model, self.args.should_save), writing(target, _RESUME):
             if self.args.should_save:
@@ -498,7 +523,7 @@ class CheckpointedTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:  # type: ignore[override]
-        """Nothing: `save_model` has written the card with the model."""
+        """Do nothing: `save_model` writes the card with the model."""
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """As `Trainer.init_hf_repo`.
@@ -511,7 +536,7 @@ class CheckpointedTrainer(Trainer):
 
     @property
     def upload_command(self) -> str:
-        """What uploads the final model later."""
+        """The command that uploads the final model later."""
         name = self.args.hub_model_id or Path(self.args.output_dir or "").name
         return f"upload it with: hf upload {name} {shlex.quote(str(self.args.output_dir))} --exclude 'checkpoint-*/*'"
 
@@ -522,11 +547,12 @@ class CheckpointedTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
     ) -> CommitInfo | None:
-        """As `Trainer.push_to_hub`, of what `save_model` writes. It always waits for the upload.
+        """As `Trainer.push_to_hub`, for the output of `save_model`. It always waits for the upload.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
+        # Not the Trainer's own, which saves the model as it saves a checkpoint.
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
         self.save_model()
@@ -535,7 +561,7 @@ class CheckpointedTrainer(Trainer):
     def upload(
         self, commit_message: str | None = "End of training", token: str | None = None, revision: str | None = None
     ) -> CommitInfo | None:
-        """Upload the final model as `save_model` has written it. It waits for the end.
+        """Upload the final model as written by `save_model`, and wait for the end.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses.
@@ -551,25 +577,28 @@ class CheckpointedTrainer(Trainer):
                 commit_message=commit_message,
                 token=token or self.args.hub_token,
                 revision=revision or self.args.hub_revision,
+                # The files of the model only: `output_dir` may have checkpoints, logs and files of the user.
                 allow_patterns=[MANIFEST, CARD, PREDICTORS_FILE, *(listed_files(folder) or ())],
             )
 
 
 @contextmanager
 def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
-    """Turn whatever goes wrong between here and the Hub into one line.
+    """Within this context, turn every error on the way to the Hub into one line.
 
     Raises:
-        RunError: something went wrong.
+        RunError: with the original error.
     """
     try:
         yield
-    except Exception as error:  # huggingface_hub's, httpx's, the system's
+    except Exception as error:
+        # They come from huggingface_hub, httpx and the operating system, and have no common class.
         raise RunError(f"{failed}: {said(error)}{then}") from None
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON gives them back; those that it cannot hold are left out."""
+    """Settings after a round trip through JSON, so that they compare equal to recorded ones. Values that JSON cannot hold
+    are left out."""
     plain = {}
     for name, value in settings.items():
         with suppress(TypeError):

@@ -1,6 +1,7 @@
 """`JEPAConfig`: the method's options on top of `transformers.TrainingArguments`.
 
-What the interface of `transformers.Trainer` takes is kept, or refused in one line before anything is written.
+Options and arguments of `transformers.Trainer` either work as they do there, or are refused in one line before anything is
+written.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import parse_object, read_json
 
 T = TypeVar("T")
-_MOST = 2**32 - 1  # of any number: the largest seed that all generators take
+# Upper bound of every number: the largest seed that all generators accept.
+_MOST = 2**32 - 1
 _TRAINER = "options of transformers.TrainingArguments"
-# Keys of options of `TrainingArguments` that hold several settings. Those of FSDP are the ones that transformers reads; it
-# ignores any other.
+# Keys of the options of `TrainingArguments` that hold several settings. transformers ignores unknown keys of FSDP, so a typo
+# would go unnoticed.
 _FSDP = (
     *("version", "reshard_after_forward", "cpu_offload", "activation_checkpointing", "cpu_ram_efficient_loading"),
     *("state_dict_type", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "xla", "xla_fsdp_v2"),
@@ -40,7 +42,7 @@ _CHECKPOINTING = (
     *("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"),
     *("every_n_layers", "offload"),
 )
-# How the names of inherited options begin that leave the trained weights alone: a run may be resumed with others.
+# Prefixes of inherited options that do not affect the trained weights, so that a resumed run may change them.
 _BESIDES_TRAINING = (
     *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
     *("include_", "prediction_loss_only", "per_device_eval_", "batch_eval_", "metric_for_", "greater_is_"),
@@ -50,12 +52,13 @@ _BESIDES_TRAINING = (
 
 
 def _by_our_names(config: type[T]) -> type[T]:
-    """`config` whose constructor takes the other spellings of its options too, as the command line does."""
+    """Let the constructor of `config` take other spellings of its options too, as the command line does."""
+    # Around the constructor that `@dataclass` writes, so this decorator must be the outer one.
     construct: Any = config.__init__
 
     @functools.wraps(construct)
-    def __init__(self: T, *args: Any, **given: Any) -> None:
-        construct(self, *args, **by_our_names(given, config))
+    def __init__(self: T, *args: Any, **options: Any) -> None:
+        construct(self, *args, **by_our_names(options, config))
 
     config.__init__ = __init__  # type: ignore[method-assign, assignment]
     return config
@@ -68,10 +71,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
     Defaults that differ from `TrainingArguments`: ``learning_rate`` (2e-5, the published one, 2e-4 for LoRA on a pretrained
     model, and 1e-3 for a model that starts from random weights), ``logging_steps`` 10, ``report_to`` none,
-    ``logging_nan_inf_filter`` false (a loss that is not finite is logged as what it is), ``hub_strategy`` end (the only
-    one).
+    ``logging_nan_inf_filter`` false (a loss that is not finite is logged as it is), ``hub_strategy`` end (the only one).
 
-    Other spellings (names of transformers 4 and of TRL) are taken too, see `stepjepa.config.spellings`.
+    Other spellings (names of transformers 4 and of TRL) are accepted too, see `stepjepa.config.spellings`.
 
     Raises:
         ConfigError: a value that cannot be used.
@@ -103,46 +105,49 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         self._check_mappings()
         self._check_inherited()
         self._check_sizes()
+        # Without an accelerator, transformers requires this for several processes (gloo) and for bf16.
         if not torch.accelerator.is_available() and (self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1):
-            self.use_cpu = True  # without an accelerator, several processes (gloo) and bf16 need to be told so
+            self.use_cpu = True
         try:
             super().__post_init__()
         except (ValueError, ImportError) as error:
             raise ConfigError(said(error)) from None
         self._check_batch()
-        # Rows are chats or packed forests; there are no model inputs to select among their columns.
+        # Rows are chats or packed forests; the Trainer would drop the columns that the model's forward does not name.
         self.remove_unused_columns = False
+        # Pinning memory serves copies to an accelerator.
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False
 
     def settled_learning_rate(self, from_scratch: bool, adapter: bool) -> float:
-        """The learning rate of a run: the one that was given, else `usual_learning_rate`."""
+        """The learning rate of a run: `learning_rate` if it is set, else `usual_learning_rate`."""
         return usual_learning_rate(from_scratch, adapter) if self.learning_rate is None else self.learning_rate
 
     def _check_mappings(self) -> None:
         """Read the options that hold several settings, each a mapping or the path of a JSON file, and check their keys.
 
         Raises:
-            ConfigError: a file that cannot be read, or a key that does not exist.
+            ConfigError: a file cannot be read, or a key does not exist.
         """
         known = {
             _NAME.accelerator_config: list(options_of(AcceleratorConfig)),
             _NAME.fsdp_config: [*_FSDP, *(f"fsdp_{key}" for key in _FSDP)],
         }
-        for name in options_of(JEPAConfig):  # one of the two names is the old one
+        # The option was renamed in transformers, which has both names for a time.
+        for name in options_of(JEPAConfig):
             if name.endswith("_checkpointing_kwargs"):
                 known[name] = list(_CHECKPOINTING)
         for name, keys in known.items():
-            given = getattr(self, name)
-            if isinstance(given, str):
+            value = getattr(self, name)
+            if isinstance(value, str):
                 try:
-                    given = parse_object(given) if given.lstrip().startswith("{") else read_json(given)
+                    value = parse_object(value) if value.lstrip().startswith("{") else read_json(value)
                 except (OSError, ValueError) as error:
                     raise ConfigError(
-                        f"{name} {given[:200]}: cannot be read as a JSON object ({said(error)})"
+                        f"{name} {value[:200]}: cannot be read as a JSON object ({said(error)})"
                     ) from None
-                setattr(self, name, given)
-            for key in given if isinstance(given, dict) else ():
+                setattr(self, name, value)
+            for key in value if isinstance(value, dict) else ():
                 if key not in keys:
                     raise ConfigError(f"{name} has no key {key!r}{did_you_mean(str(key), keys)}")
 
@@ -154,48 +159,56 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         """
         strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
         sampling = self.train_sampling_strategy
-        given: dict[str, Any] = {name: getattr(self, name) for name in _NOT_DONE}
-        given[_NAME.hub_strategy] = strategy != "end" and strategy
-        given[_NAME.train_sampling_strategy] = sampling not in _SAMPLINGS and sampling
+        # A value that is true is refused; of these two options, some values are supported.
+        values: dict[str, Any] = {name: getattr(self, name) for name in _UNSUPPORTED}
+        values[_NAME.hub_strategy] = strategy != "end" and strategy
+        values[_NAME.train_sampling_strategy] = sampling not in _SAMPLINGS and sampling
+        # `accelerate launch` switches DeepSpeed on by an environment variable.
         if not self.deepspeed:
-            given[_NAME.deepspeed] = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate"
-        for name, value in given.items():
+            values[_NAME.deepspeed] = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate"
+        for name, value in values.items():
             if value:
-                raise ConfigError(f"{name} is {value}, which this trainer does not do; {_NOT_DONE[name]}")
+                raise ConfigError(f"{name} is {value}, which this trainer does not do; {_UNSUPPORTED[name]}")
 
     def _check_batch(self) -> None:
-        """Refuse pairs that cannot be told from each other: InfoNCE without a negative, shuffled targets without another
-        example, or one state for several horizons."""
+        """Refuse micro-batches that are too small for the loss: InfoNCE without a negative, shuffled targets without another
+        example; and one state for several horizons.
+
+        Raises:
+            ConfigError: see above.
+        """
         sizes = (_NAME.per_device_train_batch_size, _NAME.per_device_eval_batch_size)
         single = [name for name in sizes if getattr(self, name) == 1]
         objective = objective_of(self)
         self.check_horizons(objective)
         if not objective.makes_pairs or not single:
             return
-        alone = self.world_size == 1 and not objective.several_pairs
-        compared = {
+        # InfoNCE and regularizers compare the pairs of all processes; targets are shuffled within a micro-batch.
+        has_one_pair = self.world_size == 1 and not objective.several_pairs
+        needs_more = {
             f"{_NAME.control}=shuffled": self.control == "shuffled",
-            f"{_NAME.jepa_loss}=infonce": alone and self.jepa_loss == "infonce",
-            f"{_NAME.regularizer}={self.regularizer}": alone and self.regularizer != "none",
+            f"{_NAME.jepa_loss}=infonce": has_one_pair and self.jepa_loss == "infonce",
+            f"{_NAME.regularizer}={self.regularizer}": has_one_pair and self.regularizer != "none",
         }
-        for name, is_set in compared.items():
+        for name, is_set in needs_more.items():
             if is_set:
                 raise ConfigError(f"{name} compares the examples of a micro-batch, and it has one: raise {single[0]}")
 
     def _check_sizes(self) -> None:
-        """Refuse numbers out of their range, which the Trainer would fail on later.
+        """Refuse numbers that are out of range, with which the Trainer would fail later.
 
         Raises:
-            ConfigError: a number out of its bounds, or numbers that give no step.
+            ConfigError: a number is out of range, or the numbers give no step.
         """
         for name in options_of(transformers.TrainingArguments):
-            one, value = options_of(JEPAConfig)[name], getattr(self, name)
-            if one.group is not None:
-                one.check(value)
-            kinds = {one.hint, *get_args(one.hint)}
+            known, value = options_of(JEPAConfig)[name], getattr(self, name)
+            # Only options that this library declares have a group, and bounds.
+            if known.group is not None:
+                known.check(value)
+            kinds = {known.hint, *get_args(known.hint)}
             if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
                 continue
-            lowest = -math.inf if one.bounds else 0
+            lowest = -math.inf if known.bounds else 0
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}")
         epochs, steps, workers = _NAME.num_train_epochs, _NAME.max_steps, _NAME.dataloader_num_workers
@@ -209,30 +222,33 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             raise ConfigError(f"streaming reads no data before it trains, so an epoch has no length: give {steps}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As `TrainingArguments.to_dict`, which hides every name that ends in ``_token`` as if it were a secret."""
+        """As `TrainingArguments.to_dict`, but with ``last_token``."""
+        # transformers hides every value whose name ends in `_token` as a secret.
         public = public_values(self)
         return {**super().to_dict(), **{name: public[name] for name in (_NAME.last_token, _NAME.objective_options)}}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without secrets: ``training_args.bin`` lies in every checkpoint. A copy in memory keeps them."""
-        secrets = {one.name: one.default for one in options_of(type(self)).values() if one.secret}
+        """Pickle without secrets, because ``training_args.bin`` is in every checkpoint."""
+        secrets = {option.name: option.default for option in options_of(type(self)).values() if option.secret}
         return {**self.__dict__, **public_values(self), **secrets}
 
+    # `copy` would use `__getstate__`; a copy in memory keeps the secrets.
+
     def __copy__(self) -> JEPAConfig:
-        made = object.__new__(type(self))
-        made.__dict__ |= self.__dict__
-        return made
+        config = object.__new__(type(self))
+        config.__dict__ |= self.__dict__
+        return config
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JEPAConfig:
-        made = object.__new__(type(self))
-        made.__dict__ |= copy.deepcopy(self.__dict__, memo)
-        return made
+        config = object.__new__(type(self))
+        config.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        return config
 
 
 _NAME = Names(JEPAConfig)
 _SAMPLINGS = ("random", "sequential", "group_by_length")
 # Options of `TrainingArguments` that would be ignored, and what to do instead.
-_NOT_DONE = {
+_UNSUPPORTED = {
     _NAME.label_smoothing_factor: "leave it out",
     _NAME.bf16_full_eval: "leave it out",
     _NAME.fp16_full_eval: "leave it out",
@@ -245,7 +261,7 @@ _NOT_DONE = {
 
 
 def usual_learning_rate(from_scratch: bool, adapter: bool) -> float:
-    """The default learning rate, by whether the model starts from random weights, and whether an adapter is trained."""
+    """The default learning rate of a model from random weights, of an adapter, or of all weights of a pretrained model."""
     if from_scratch:
         return 1e-3
     return 2e-4 if adapter else 2e-5
@@ -253,16 +269,18 @@ def usual_learning_rate(from_scratch: bool, adapter: bool) -> float:
 
 def fixed_on_resume() -> list[str]:
     """The options of a `JEPAConfig` that a resumed run must share with its checkpoint."""
-    return [
-        name
-        for name, one in options_of(JEPAConfig).items()
-        if not (one.resume or one.secret or (one.group is None and name.startswith(_BESIDES_TRAINING)))
-    ]
+    fixed = []
+    for name, known in options_of(JEPAConfig).items():
+        # Inherited options do not say whether they may change.
+        may_change = known.group is None and name.startswith(_BESIDES_TRAINING)
+        if not (known.resume or known.secret or may_change):
+            fixed.append(name)
+    return fixed
 
 
 # The arguments of a Trainer
 
-# What `transformers.Trainer` or `trl.SFTTrainer` takes, and why it cannot be used here.
+# Arguments of `transformers.Trainer` or `trl.SFTTrainer`, and why they cannot be used here.
 _REFUSED = {
     "formatting_func": "rows are chats; write them as messages first, with dataset.map",
     "quantization_config": "load the model with it and give the model",
@@ -274,36 +292,38 @@ _REFUSED = {
 }
 
 
-def check_arguments(given: dict[str, Any]) -> None:
-    """Refuse arguments that a `JEPATrainer` would ignore, and options, which are arguments of a `JEPAConfig`.
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments that a `JEPATrainer` would ignore, and options, which belong to `JEPAConfig`.
 
     Raises:
-        ConfigError: such an argument is given.
+        ConfigError: there is such an argument; the message says what to do instead.
     """
     for name, reason in _REFUSED.items():
-        if given.get(name) is not None:
+        if arguments.get(name) is not None:
             raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
     options = options_of(JEPAConfig).keys()
     spellings = published(JEPAConfig).keys()
-    for name in given.keys() & (options | spellings):
-        named = {name: given[name]}
+    for name in arguments.keys() & (options | spellings):
+        named = {name: arguments[name]}
         (ours,) = by_our_names(named, JEPAConfig) or (name,)
         raise ConfigError(f"JEPATrainer takes no {name}: write JEPAConfig({ours}=...)")
 
 
 def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> None:
-    """Refuse an optimizer or a schedule that cannot be made.
+    """Refuse an optimizer or a schedule that cannot be constructed.
 
     Raises:
         ConfigError: a library or an option of it is missing.
     """
-    from transformers import Trainer, get_scheduler  # which lists of options need not wait for
+    # Imported late, so that listing the options does not wait for it.
+    from transformers import Trainer, get_scheduler
 
+    # Construct both once, before anything is written. The schedule has one step and no warm-up.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    further: Any = args.lr_scheduler_kwargs  # of a schedule of one step, without warm-up
+    schedule_options: Any = args.lr_scheduler_kwargs
     for name, make in (
         ("optim", lambda: Trainer.get_optimizer_cls_and_kwargs(args, model)),
-        (_NAME.lr_scheduler_type, lambda: get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, further)),
+        (_NAME.lr_scheduler_type, lambda: get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, schedule_options)),
     ):
         try:
             make()

@@ -1,5 +1,7 @@
-"""The data sets of a run as examples: one of them or several, stored or streamed, to train or to evaluate on. No torch,
-but for the loader of a stream."""
+"""The data sets of a run as examples: one or several, stored or streamed, to train or to evaluate on.
+
+Only the loader of a stream and a mixture of data sets load torch.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     from stepjepa.training.config import JEPAConfig
 
 _NAME = Names(JEPAOptions, TrainerOptions)
-_KEPT_STARTS = 64  # windows of a stream, of which a checkpoint takes one
+# The starts of this many windows are kept; a checkpoint records the one that contains its step.
+_KEPT_STARTS = 64
+# One file per process in a checkpoint.
 _STREAM = "stream_{}.json"
 
 
@@ -41,21 +45,24 @@ def settings_for(
     splitter: StepSplitter | None = None,
     vocabulary: int | None = None,
 ) -> EncodeOptions:
-    """How the rows of one data set become examples; with ``step_splitter=auto`` its first rows settle the splitter.
+    """How the rows of one data set become examples; with ``step_splitter=auto`` its first rows decide the splitter.
 
     Args:
-        rows: of the data set, with their numbers; none where nothing is to be settled on them.
+        rows: of the data set, with their numbers; empty if they are not to decide anything.
         options: of the run.
-        positions: positions that the model has, None for rotary ones.
-        splitter: the one that ``auto`` was settled on before, on the data set that this one is read like.
+        positions: number of learned positions of the model; None if they are rotary.
+        splitter: the splitter that ``auto`` chose on another data set, to be used here too.
         vocabulary: see `EncodeOptions`.
 
     Raises:
         ConfigError, DataError: as `rules_for`.
     """
+    # Without a need for steps, any splitter does, and the rows need not be read to choose one. The objective is that of the
+    # option, not `objective_of`: with `lbd` 0, the report still has the steps.
     if not find_objective(options.objective)(options).needs_steps:
-        splitter = splitter or make_splitter("separator")  # nobody asks for steps
+        splitter = splitter or make_splitter("separator")
     objective, length = objective_of(options), options.max_length
+    # With `inline`, the predictors take positions of the row itself.
     if positions is not None:
         inserted = options.predictors or 0 if options.forward == "inline" and objective.makes_pairs else 0
         length = min(length, positions - inserted)
@@ -72,12 +79,12 @@ def settings_for(
 
 
 def chat_tokenizer(tokenizer: PreTrainedTokenizerBase, options: JEPAOptions) -> PreTrainedTokenizerBase:
-    """The tokenizer with the template that the options ask for, see `data.template.with_template`."""
+    """The tokenizer with the chat template of the options, see `data.template.with_template`."""
     return with_template(tokenizer, options.chat_template, options.plain)
 
 
 def make_renderer(tokenizer: PreTrainedTokenizerBase, options: JEPAOptions) -> ChatRenderer | None:
-    """The renderer of a run, with the `chat_tokenizer`; None for a tokenizer without a chat template."""
+    """The renderer of a run, with `chat_tokenizer`; None for a tokenizer without a chat template."""
     tokenizer = chat_tokenizer(tokenizer, options)
     if not tokenizer.chat_template:
         return None
@@ -92,13 +99,13 @@ def encode(
     splitter: StepSplitter | None = None,
     vocabulary: int | None = None,
 ) -> tuple[ExampleStore, DataReport]:
-    """Examples of a data set under the options of a run.
+    """The examples of a data set with the options of a run.
 
     Args:
         positions, splitter, vocabulary: see `settings_for`.
 
     Raises:
-        DataError: nothing that can be trained on, or no pair at all for a JEPA objective.
+        DataError: no row can be trained on, or a JEPA objective has no pair.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
     settings = settings_for(rows, options, positions, splitter, vocabulary)
@@ -111,9 +118,10 @@ def encode(
 
 
 def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
-    """The error for data of which `what` (``no example has``) a pair."""
+    """The error for data without pairs; `what` begins its sentence (``no example has``)."""
     plain = f"--{_NAME.objective} regular"
     counts = report.examples_without_pairs.most_common()
+    # One piece of advice, for the first of these reasons that was seen.
     reasons = "; ".join(f"{count:,}: {reason_words(reason)}" for reason, count in counts)
     if "horizon_beyond_answer" in report.examples_without_pairs:
         horizons = ", ".join(map(str, options.horizons))
@@ -124,68 +132,77 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
         first = report.first_without_target
         advice = f"name a column that holds text with --{_NAME.jepa_target_column} (first: {first})"
     elif find_objective(options.objective)(options).needs_steps:
-        other = f"--{_NAME.objective} llm_jepa, which needs no steps"
-        advice = f"check --{_NAME.step_splitter} and --{_NAME.step_separator}, or train with {other}, or with {plain}"
+        without_steps = f"--{_NAME.objective} llm_jepa, which needs no steps"
+        splitter = f"--{_NAME.step_splitter} and --{_NAME.step_separator}"
+        advice = f"check {splitter}, or train with {without_steps}, or with {plain}"
     else:
         advice = f"raise --{_NAME.max_length}, or train with {plain}"
     return DataError(f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}")
 
 
 class Sources(NamedTuple):
-    """Several data sets that are trained on together."""
+    """Several data sets to train on together."""
 
     sources: Sequence[object]
 
 
 class StreamedExamples:
-    """What `DrawnExamples` is for a stream: micro-batches without end, shuffled window by window. Each process reads its own
-    share of the rows, so a run is resumed on as many processes as it began on.
+    """The counterpart of `DrawnExamples` for a stream: endless micro-batches, shuffled window by window.
+
+    Each process reads its own share of the rows, so a run must resume with the same number of processes.
 
     Args:
         stream: the examples.
-        draw: what is random about them.
-        args: of the run: the size of a window, the order in it, this process and the number of them.
+        draw: samples what is random about them.
+        args: of the run: size and order of a window, this process and the number of processes.
     """
 
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
         self.stream, self.draw, self.args = stream, draw, args
+        # The reports before anything was read, for `resume`.
         self._unread = copy.deepcopy(stream.reports)
-        self._done = 0  # optimizer steps that the resumed run has trained on
-        self._resumed: tuple[int, StreamStart | None] = (0, None)  # steps before a window, and where it begins
-        self._starts: dict[int, StreamStart] = {}  # the same of the last windows
+        # Optimizer steps of the run before it was resumed.
+        self._done = 0
+        # The window to resume in: the steps before it, and where it begins.
+        self._resumed: tuple[int, StreamStart | None] = (0, None)
+        # The same for the last windows, for `save`.
+        self._starts: dict[int, StreamStart] = {}
 
     def batches(self, size: int) -> Iterator[list[Example] | None]:
-        """Micro-batches of `size` examples; None for those that the resumed run has trained on.
+        """Micro-batches of `size` examples; None for those before a resume.
 
         Raises:
-            DataError: not a single pair in the first window.
+            DataError: there is no pair in the first window.
         """
         accumulation = self.args.gradient_accumulation_steps
+        # On a resume, the Trainer asks for the batches of earlier steps and skips them, so they need no examples.
         yield from [None] * (self._done * accumulation)
-        own = size * accumulation  # examples of a step
+        step_size = size * accumulation
         number, start = self._resumed
         self._starts = {}
         share = self.stream.part(self.args.process_index, self.args.world_size)
-        window_size = -(-self.args.shuffle_buffer // own) * own
-        for begin, window in share.windows(window_size, start, own):
+        # A window has complete steps, so that a step never needs two windows.
+        window_size = -(-self.args.shuffle_buffer // step_size) * step_size
+        for begin, window in share.windows(window_size, start, step_size):
             self._check_pairs()
             self._starts[number] = begin
             while len(self._starts) > _KEPT_STARTS:
                 del self._starts[min(self._starts)]
-            window = self._ordered(window, begin.window, own)
-            for first in range(0, len(window), own):
+            window = self._ordered(window, begin.window, step_size)
+            for first in range(0, len(window), step_size):
                 number += 1
+                # Steps of the first window that were trained on before the resume.
                 if number <= self._done:
                     continue
-                step = window[first : first + own]
-                examples = [self.draw(one.example, one.passes, one.row, one.source) for one in step]
-                yield from (examples[at : at + size] for at in range(0, own, size))
+                step = window[first : first + step_size]
+                examples = [self.draw(item.example, item.passes, item.row, item.source) for item in step]
+                yield from (examples[at : at + size] for at in range(0, step_size, size))
 
     def _check_pairs(self) -> None:
-        """Refuse data whose first window has no pair.
+        """Refuse data without pairs in the first window.
 
         Raises:
-            DataError: see above.
+            DataError: with the reasons.
         """
         reports = self.stream.reports
         if self.draw.objective.makes_pairs and not any(report.pairs for report in reports):
@@ -193,7 +210,7 @@ class StreamedExamples:
             raise without_pairs(self.args, largest, f"none of the first {largest.examples} examples has")
 
     def _ordered(self, window: list[Streamed], number: int, step: int) -> list[Streamed]:
-        """The examples of a window, `step` of them an optimizer step, in the order of training."""
+        """The examples of a window in the order of training; `step` is the number of examples of an optimizer step."""
         strategy = self.args.train_sampling_strategy
         if strategy == "sequential":
             return window
@@ -201,18 +218,19 @@ class StreamedExamples:
         window = [window[index] for index in random.permutation(len(window)).tolist()]
         if strategy != "group_by_length":
             return window
+        # Sorted within each step only: which examples a step has does not depend on the strategy.
         ordered: list[Streamed] = []
         for first in range(0, len(window), step):
-            ordered += sorted(window[first : first + step], key=lambda one: -len(one.example.trunk))
+            ordered += sorted(window[first : first + step], key=lambda item: -len(item.example.trunk))
         return ordered
 
     def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:
-        """Collated micro-batches of `size` examples, those of this process; None for those to pass over. Its length is that
-        of the run: one epoch."""
+        """This process's collated micro-batches of `size` examples; None for those to skip. Its length is that of the entire
+        run, which is one epoch."""
         from torch.utils.data import DataLoader, IterableDataset
 
         class Batches(IterableDataset):
-            """For a loader without batching of its own."""
+            """Micro-batches, for a loader that does not batch."""
 
             def __iter__(_) -> Iterator[list[Example] | None]:
                 return self.batches(size)
@@ -225,22 +243,24 @@ class StreamedExamples:
 
         return DataLoader(Batches(), batch_size=None, collate_fn=collate)
 
-    # Where a run resumes
+    # Resuming
 
     def save(self, folder: Path, steps: int) -> None:
-        """Write where this process's share is after so many optimizer steps."""
+        """Write the place of this process in its share of the stream after `steps` optimizer steps."""
+        # The start of the window with that step; a resumed run reads the window again and skips its first steps.
         first = max(number for number in self._starts if number <= steps)
         record = {"shares": self.args.world_size, "first_step": first, "start": list(self._starts[first])}
         write_json(folder / _STREAM.format(self.args.process_index), record, indent=None)
 
     def resume(self, folder: Path | None, steps: int = 0) -> None:
-        """Begin after so many optimizer steps of the run that wrote the checkpoint `folder`; None begins at the first. The
-        reports count on from those of that run.
+        """Continue after `steps` optimizer steps of the run that wrote the checkpoint `folder`, with the counts of its
+        reports; without one, start at the first row.
 
         Raises:
-            ConfigError: version 0.2 wrote it, in a run that had gone on from another number of processes.
+            ConfigError: version 0.2 wrote it, in a run that was itself resumed with another number of processes.
         """
         self._done, self._resumed = steps, (0, None)
+        # In place, because `ExampleReader.reports` has the same objects.
         for report, unread in zip(self.stream.reports, self._unread, strict=True):
             vars(report).update(vars(copy.deepcopy(unread)))
         if folder is None:
@@ -266,7 +286,7 @@ class ExampleReader:
         positions, vocabulary: see `settings_for`.
 
     Attributes:
-        reports: what was read, by the name of the data set: ``train`` (``train_1``, ... of several), ``eval``.
+        reports: on the data that was read, by the name of the data set: ``train`` (or ``train_1``, ...), ``eval``.
     """
 
     def __init__(
@@ -277,54 +297,60 @@ class ExampleReader:
         self.reports: dict[str, DataReport] = {}
 
     def read_training(self, source: object) -> DrawnExamples | StreamedExamples | None:
-        """Examples to train on, streamed with ``streaming``; None of None.
+        """Examples to train on, streamed with ``streaming``; None if the source is None.
 
         Args:
-            source: one data set, `Sources` of several, or examples that were read before.
+            source: one data set, `Sources`, or examples that were read before, which are returned unchanged.
 
         Raises:
-            ConfigError: weights that do not fit the data sets.
+            ConfigError: the weights do not fit the data sets.
             DataError: as `encode`.
         """
         args = self.args
         if source is None or isinstance(source, (DrawnExamples, StreamedExamples)):
             return source
-        several = source.sources if isinstance(source, Sources) else [source]
+        sources = source.sources if isinstance(source, Sources) else [source]
         weights = args.mixing_weights
-        if weights is not None and len(weights) != len(several):
+        if weights is not None and len(weights) != len(sources):
             raise ConfigError(
-                f"{_NAME.mixing_weights} has {len(weights)} numbers for {len(several)} data sets; give one for each"
+                f"{_NAME.mixing_weights} has {len(weights)} numbers for {len(sources)} data sets; give one for each"
             )
-        names = ["train"] if len(several) == 1 else [f"train_{number}" for number in range(1, len(several) + 1)]
+        names = ["train"] if len(sources) == 1 else [f"train_{number}" for number in range(1, len(sources) + 1)]
         if args.streaming:
-            return self._stream(several, names)
-        if any(type(one).__name__ == "IterableDataset" for one in several):
+            return self._stream(sources, names)
+        # Compared by name, so that `datasets` need not be imported.
+        if any(type(rows).__name__ == "IterableDataset" for rows in sources):
             raise ConfigError(
                 "the training data is an IterableDataset, which is read while the model trains: set streaming=True and "
                 f"{_NAME.max_steps}"
             )
-        stores = [self._store(one, name) for one, name in zip(several, names, strict=True)]
+        stores = [self._store(rows, name) for rows, name in zip(sources, names, strict=True)]
         store: Any = stores[0]
         if len(stores) > 1:
             from torch.utils.data import ConcatDataset
 
             store = ConcatDataset(stores)  # type: ignore[arg-type]
-        sizes = [len(one) for one in stores]
+        sizes = [len(examples) for examples in stores]
         mixture = Mixture.weighted(sizes, weights, args.stopping_strategy) if weights else None
         return DrawnExamples(store, objective_of(args), args.seed, args.jepa_ratio, self.pad_id, mixture)
 
     def read_evaluation(self, source: object, name: str = "eval") -> DrawnExamples | dict[str, Any] | None:
-        """Examples to evaluate on, with all their pairs; a plain dict holds several data sets by name, as
-        `transformers.Trainer` takes them."""
+        """Examples to evaluate on, with all their pairs.
+
+        Args:
+            source: one data set, or a plain dict of several by name, as for `transformers.Trainer`.
+            name: of its report.
+        """
+        # A `DatasetDict` is a dict too, and is read as one data set.
         if type(source) is dict:
-            return {key: self.read_evaluation(one, f"eval_{key}") for key, one in source.items()}
+            return {key: self.read_evaluation(rows, f"eval_{key}") for key, rows in source.items()}
         if source is None or isinstance(source, DrawnExamples):
             return source
         args = self.args
         splitter = None
         train = self.reports.get("train")
         if train is not None and train.steps.looked and args.step_splitter == "auto":
-            # Steps are those that the training data has.
+            # `auto` decides on the training data, so that both are split in the same way.
             splitter = make_splitter(train.steps.splitter, args.step_separator)
         store = self._store(source, name, splitter)
         return DrawnExamples(store, objective_of(args), args.seed, filler_id=self.pad_id)
@@ -337,19 +363,22 @@ class ExampleReader:
         )
         return store
 
-    def _stream(self, several: Sequence[Any], names: Sequence[str]) -> StreamedExamples:
+    def _stream(self, data_sets: Sequence[Any], names: Sequence[str]) -> StreamedExamples:
         args = self.args
-        if any(isinstance(one, ExampleStore) for one in several):
+        if any(isinstance(data_set, ExampleStore) for data_set in data_sets):
             raise ConfigError("streaming reads rows, and the training data is an ExampleStore; leave streaming out")
-        sources = [one if isinstance(one, RowSource) else RowSource(one) for one in several]
+        sources = [data_set if isinstance(data_set, RowSource) else RowSource(data_set) for data_set in data_sets]
         renderer = make_renderer(self.tokenizer, args)
-        settings = [settings_for(one, args, self.positions, vocabulary=self.vocabulary) for one in sources]
-        encoders = [
-            make_encoder(one, self.tokenizer, renderer, own) for one, own in zip(sources, settings, strict=True)
-        ]
+        # Each data set has an encoder, because each may have another splitter.
+        encoders = []
+        for source in sources:
+            settings = settings_for(source, args, self.positions, vocabulary=self.vocabulary)
+            encoders.append(make_encoder(source, self.tokenizer, renderer, settings))
         rows = RowStream(sources, args.mixing_weights)
         stream = ExampleStream(rows, encoders, args.dataset_num_proc)
+        # The stream counts while it reads; what is known before is set here.
         for name, source, encoder, report in zip(names, sources, encoders, stream.reports, strict=True):
             report.fingerprint, report.steps = source.fingerprint, encoder.new_counts()
             self.reports[name] = report
-        return StreamedExamples(stream, ExampleDraw(objective_of(args), args.seed, args.jepa_ratio), args)
+        draw = ExampleDraw(objective_of(args), args.seed, args.jepa_ratio)
+        return StreamedExamples(stream, draw, args)

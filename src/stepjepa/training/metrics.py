@@ -1,8 +1,7 @@
-"""The numbers of a run: the loss of an optimizer step, what is summed between two log entries and over an evaluation, and
-how they are shown.
+"""The numbers of a run: the loss of an optimizer step, the metrics of a log entry and of an evaluation, and their display.
 
-Shapes: P pairs, D width; B examples of a batch, N labelled tokens of it, L those of the example that has most, E examples of
-a data set; 2 stands for the predicted and the true id.
+Shapes: P pairs, D width; B examples of a batch, N labelled tokens in it, L labelled tokens of the example with the most, E
+examples of a data set; 2 for the predicted and the true id.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from stepjepa.utils.terminal import is_quiet, say
 
 # Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
 KEPT_TARGETS = 256
-# What does not grow with the number of batches that it was taken over, besides the parts of the loss.
+# Metrics that are means, and not counts, besides the parts of the loss.
 MEANS = ("cosine_similarity", "target_std", "effective_rank")
-# Of the labelled tokens, where they are asked for; called as in TRL.
+# Means over labelled tokens, with `token_metrics`; the names are TRL's.
 TOKEN_MEANS = ("mean_token_accuracy", "entropy")
-# What a line of the log shows, how it is called there, and its format.
+# What a line of the log shows: key of the log entry, label, format.
 _SHOWN = (
     ("lm_loss", "lm", ".4f"),
     ("jepa_loss", "jepa", ".4f"),
@@ -47,17 +46,17 @@ _SHOWN = (
     ("eval_jepa_loss", "eval jepa", ".4f"),
     ("tokens_per_second", "tok/s", ".0f"),
 )
-# The same in the words of the published script.
+# The same with the labels of the published script.
 _PUBLISHED = (("lm_loss", "LM loss"), ("jepa_loss", "JEPA loss"), ("loss", "Total"))
 
 
 def evaluation_names(parts: Sequence[str], scored: Sequence[str], token_means: Sequence[str] = ()) -> list[str]:
-    """What an evaluation is called by in the log, without ``eval_``.
+    """Names of the metrics of an evaluation in the log, without ``eval_``.
 
     Args:
-        parts: of the loss besides the LM loss; none where no pairs are compared.
-        scored: metrics of answers.
-        token_means: of the labelled tokens.
+        parts: of the loss besides the LM loss; empty if no pairs are compared.
+        scored: metrics of generated answers.
+        token_means: those of `TOKEN_MEANS` that are computed.
     """
     pairs = (*parts, "num_pairs", *MEANS) if parts else ()
     answers = (*scored, "did_not_stop") if scored else ()
@@ -65,7 +64,7 @@ def evaluation_names(parts: Sequence[str], scored: Sequence[str], token_means: S
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
+    """float64 if the device has it, else float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -74,11 +73,12 @@ def on_device(number: torch.Tensor | float, device: torch.device) -> torch.Tenso
     dtype = precise_dtype(device)
     if isinstance(number, torch.Tensor):
         return number.to(device, dtype)
-    return torch.full((), number, dtype=dtype, device=device)  # a copy from the host would wait for the device
+    # Filling on the device does not wait for it, unlike a copy from the host.
+    return torch.full((), number, dtype=dtype, device=device)
 
 
 def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelerator) -> list[float]:
-    """The sums over all processes of some numbers (N,). Every process must call it."""
+    """The sums over all processes of numbers (N,). Every process must call it."""
     device = accelerator.device
     totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
     return accelerator.reduce(totals, reduction="sum").tolist()
@@ -87,25 +87,27 @@ def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelera
 def window_counts(
     objective: Objective, batches: Sequence[Batch], device: torch.device | str
 ) -> dict[str, torch.Tensor]:
-    """What each part of the loss is divided by, () float64 by its name (float32 where the device has no other): the labels
-    and pairs of some micro-batches of this process."""
+    """The divisor of each part of the loss, by its name: the labels and pairs of some micro-batches of this process, each ()
+    of `precise_dtype`."""
     counts = [{LM: batch.label_ids.numel(), **objective.counts(batch)} for batch in batches]
     names = (LM, *objective.part_names)
-    return {name: on_device(sum(one[name] for one in counts), torch.device(device)) for name in names}
+    return {name: on_device(sum(count[name] for count in counts), torch.device(device)) for name in names}
 
 
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
-    """``sum of weight * part / count``, all parts but the LM loss times lambda: () float32.
+    """``sum of weight * part / count``, () float32, with all parts except the LM loss multiplied by lambda.
 
     Args:
         parts: of one micro-batch.
-        counts: () of the optimizer step, by the names of the parts: over all micro-batches and processes; zero divides by
+        counts: () each, of all micro-batches and processes of the optimizer step, by the names of the parts; zero counts as
             one.
         lbd: lambda of this step, see `lbd_at`.
     """
     terms = []
     for name, part in parts.items():
+        # Divided by the count of the entire step, not of the micro-batch: how the step is cut does not change its gradient.
         count = counts[name]
+        # A count of 0 divides by 1. Comparing in Python would wait for the device.
         divisor = count + (count == 0)
         scale = part.weight if name == LM else lbd * part.weight
         terms.append(scale * part.sum / divisor)
@@ -113,7 +115,7 @@ def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float)
 
 
 def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
-    """lambda at optimizer step `step` (from 0) of a run of `steps`: the warm-up, then the schedule, 0 after `jepa_until`."""
+    """lambda at optimizer step `step` (from 0) of `steps`: warm-up, then the schedule, 0 after `jepa_until`."""
     if options.jepa_until < 1 and step >= options.jepa_until * steps:
         return 0.0
     warm = options.lbd_warmup_ratio * steps
@@ -126,23 +128,23 @@ def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
 
 
 def weights_are_finite(model: torch.nn.Module, accelerator: Accelerator) -> bool:
-    """Whether all weights that are trained are finite, on all processes. Every process must call it."""
-    # Of what is sharded, this process's part.
-    own = {name: local(weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad}
-    return over_processes([float(bool(broken_weights(own)))], accelerator) == [0.0]
+    """Whether all trained weights are finite on all processes. Every process must call it."""
+    # A process sees only its own shards.
+    shards = {name: local(weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad}
+    return over_processes([float(bool(broken_weights(shards)))], accelerator) == [0.0]
 
 
 @dataclass
 class LossMeter:
-    """Sums over micro-batches, kept on the device until they are asked for.
+    """Sums over micro-batches, which stay on the device until they are logged.
 
     Attributes:
         names: of the parts of the loss.
         sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens; two more for
             `TOKEN_MEANS` if they are logged.
         targets: (P, D) target states of some micro-batches.
-        since: the start of the time that the speed is taken over.
-        tokens: of all processes, once `metrics` was called.
+        since: start of the time over which the speed is measured.
+        tokens: of all processes; set by `metrics`.
         weights: constant factors of the parts.
     """
 
@@ -158,28 +160,30 @@ class LossMeter:
         source_PD = output.source_states.detach().float()
         target_PD = output.target_states.detach().float()
         cosine_P = F.cosine_similarity(source_PD, target_PD, dim=-1)
-        # The numbers stay on the device, and are read when they are logged.
+        # No number is read here: that would make every step wait for the device.
         numbers: list[Any] = []
         for name in self.names:
             part = output.parts[name]
             self.weights[name] = part.weight
             numbers += [part.sum.detach(), part.count]
-        tokens = sum(rows.filled.sum() for rows in batch.every_rows)  # without padding
+        # All rows of the batch, including those of separate targets, without padding.
+        tokens = sum(rows.filled.sum() for rows in batch.every_rows)
         numbers += [len(source_PD), cosine_P.sum(), tokens]
         if output.token_sums is not None:
             numbers += output.token_sums
         sums = torch.stack([on_device(number, source_PD.device) for number in numbers])
         self.sums = sums if self.sums is None else self.sums + sums
-        kept = sum(map(len, self.targets))
-        if len(target_PD) and kept < KEPT_TARGETS:
+        kept_targets = sum(map(len, self.targets))
+        if len(target_PD) and kept_targets < KEPT_TARGETS:
             self.targets.append(target_PD)
 
     def metrics(self, makes_pairs: bool, accelerator: Accelerator) -> dict[str, float]:
-        """Means over the labels and pairs of all processes, by the names of the log. Every process must call it.
+        """Means over the labels and pairs of all processes, by their names in the log. Every process must call it.
 
         Args:
-            makes_pairs: whether pairs are compared at all.
+            makes_pairs: whether the objective compares pairs.
         """
+        # A process without a micro-batch takes part in the sum, or the others would wait forever.
         sums = [] if self.sums is None else self.sums.tolist()
         missing = 2 * len(self.names) + 5 - len(sums)
         totals = over_processes([*sums, *[0.0] * missing], accelerator)
@@ -188,7 +192,8 @@ class LossMeter:
         for name, total, count in zip(self.names, parts[::2], parts[1::2], strict=True):
             if name == LM or count:
                 metrics[name] = total / (count or 1.0)
-        if entropy:  # zero where nothing was counted
+        # Zero means that `token_metrics` is off.
+        if entropy:
             labels = parts[2 * self.names.index(LM) + 1]
             metrics |= dict(zip(TOKEN_MEANS, (right / labels, entropy / labels), strict=True))
         if makes_pairs:
@@ -198,16 +203,16 @@ class LossMeter:
         return metrics
 
     def speed(self) -> dict[str, float]:
-        """Tokens a second of all processes since `since`; `metrics` has counted them."""
+        """Tokens per second of all processes since `since`; `metrics` must have been called before."""
         return {"tokens_per_second": round(self.tokens / (time.perf_counter() - self.since), 1)}
 
 
 def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
-    """Numbers that show whether all targets become one vector.
+    """Numbers that show whether the targets collapse to one vector.
 
-    ``target_std``: standard deviation of the unit-length targets over the batch, times the root of the width (1 for
-    targets spread evenly in all directions, 0 for a single point). ``effective_rank``: exponential of the entropy of
-    their normalised singular values (RankMe, arXiv:2210.02885, Eq. 1; uncentred), 1 at collapse.
+    ``target_std``: standard deviation of the unit-length targets over the batch, times the square root of the width (1 if
+    they are spread evenly in all directions, 0 for a single point). ``effective_rank``: exponential of the entropy of their
+    normalised singular values (RankMe, arXiv:2210.02885, Eq. 1; uncentred), 1 at collapse.
 
     Args:
         targets: (P, D) tensors.
@@ -216,8 +221,10 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
     if pairs < 2:
         return {}
     every_target = torch.cat(targets)
-    kept = every_target[:KEPT_TARGETS].cpu().double()
-    states = F.normalize(kept, dim=-1)
+    # On the CPU, because not every device has float64 and singular values.
+    kept_targets = every_target[:KEPT_TARGETS].cpu().double()
+    states = F.normalize(kept_targets, dim=-1)
+    # The decomposition fails on NaN.
     if not states.isfinite().all():
         return {"target_std": float("nan"), "effective_rank": float("nan")}
     singular_values = torch.linalg.svdvals(states).numpy()
@@ -228,44 +235,48 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
 
 
 class Predictions:
-    """The most likely and the true ids of labelled tokens, batch by batch in the order of the data set: what
-    ``compute_metrics`` and ``predict`` of the Trainer's interface give."""
+    """The most likely and the true ids of labelled tokens in the order of the data set, for ``compute_metrics`` and
+    ``predict`` of the Trainer's interface."""
 
     def __init__(self) -> None:
-        self._rows: list[torch.Tensor] = []  # (L, 2) of each example
+        # (L, 2) of each example.
+        self._rows: list[torch.Tensor] = []
 
     def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Accelerator) -> None:
-        """Add a batch of every process. Every process must call it.
+        """Add a batch of each process. Every process must call it.
 
         Args:
-            batch: a collator's, of this process.
+            batch: of this process.
             predicted_N: (N,) int64, the most likely next token at each labelled position.
             size: B, the same on every process.
         """
+        # The example of each label: one per padded row, several in a packed row.
         rows = batch.rows
         if rows.example is None:
             example_N = batch.label_positions // rows.input_ids.shape[1]
-        else:  # packed rows hold several
+        else:
             example_N = rows.example.flatten()[batch.label_positions]
         counts = torch.bincount(example_N, minlength=size).tolist()
-        both_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
-        both_BL2 = pad_sequence(both_N2.split(counts), batch_first=True, padding_value=NOT_LABELLED)
-        both_BL2 = accelerator.pad_across_processes(both_BL2, dim=1, pad_index=NOT_LABELLED)
-        self._rows += accelerator.gather(both_BL2).cpu()
+        ids_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
+        ids_BL2 = pad_sequence(ids_N2.split(counts), batch_first=True, padding_value=NOT_LABELLED)
+        # `gather` needs the same shape on every process.
+        ids_BL2 = accelerator.pad_across_processes(ids_BL2, dim=1, pad_index=NOT_LABELLED)
+        self._rows += accelerator.gather(ids_BL2).cpu()
 
     def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted and true ids, (E, L) int64 each, of the first `size` examples; short rows end in `NOT_LABELLED`."""
-        both_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=NOT_LABELLED).numpy()
-        longest = int((both_EL2[..., 1] != NOT_LABELLED).sum(1).max())
-        predicted_EL, labels_EL = both_EL2[:, :longest, :].transpose(2, 0, 1)
+        """Predicted and true ids, (E, L) int64 each, of the first `size` examples, padded with `NOT_LABELLED`."""
+        # Rows after `size` are those that fill up the last batch.
+        ids_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=NOT_LABELLED).numpy()
+        longest = int((ids_EL2[..., 1] != NOT_LABELLED).sum(1).max())
+        predicted_EL, labels_EL = ids_EL2[:, :longest, :].transpose(2, 0, 1)
         return predicted_EL, labels_EL
 
 
-# What is shown meanwhile
+# Display during a run
 
 
-def short(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
-    """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are those of answers."""
+def log_line(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
+    """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are scores of answers."""
     shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
     numbers = [f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))]
     return "  ".join(numbers)
@@ -277,11 +288,11 @@ def clock(seconds: float) -> str:
 
 
 class RunDisplay(ProgressCallback):
-    """One plain line a log entry; on a terminal also the Trainer's bars. With `published` the line of a training step is
-    ``LM loss: 2.3451, JEPA loss: 0.1234, Total: 2.3574``.
+    """One plain line per log entry, and on a terminal the Trainer's progress bars. With `published` the line of a training
+    step is ``LM loss: 2.3451, JEPA loss: 0.1234, Total: 2.3574``.
 
     Args:
-        disable_tqdm: lines alone on a terminal, too.
+        disable_tqdm: only lines, even on a terminal.
         metrics: names of the scores of answers.
     """
 
@@ -309,16 +320,17 @@ class RunDisplay(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """See `TrainerCallback`."""
         logs = logs or {}
-        losses = short(logs, self.metrics)
+        losses = log_line(logs, self.metrics)
         if self.published and "loss" in logs:
             losses = ", ".join(f"{name}: {logs[key]:.4f}" for key, name in _PUBLISHED if key in logs)
         if not state.is_world_process_zero or not losses:
             return
+        # tqdm's `write` prints above the bar instead of into it.
         show = say if self.training_bar is None else self.training_bar.write
         show(f"step {state.global_step}/{state.max_steps}  {losses}")
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Leave the bars as they stand; also called when training ends by an error."""
+        """Close the bars; also called when training ends with an error."""
         for bar in (self.prediction_bar, self.training_bar):
             if bar is not None:
                 bar.close()

@@ -1,7 +1,7 @@
 """The options of the method and of a run, without `TrainingArguments`, so that ``--help`` loads no torch.
 
-Those that objectives read are in `stepjepa.objectives`, those of data in `stepjepa.data.options`, those of the model in
-`stepjepa.modeling.options`. Which an objective reads, its class says; the rest is in the field itself.
+Options of objectives are in `stepjepa.objectives`, options of data in `stepjepa.data.options`, options of the model in
+`stepjepa.modeling.options`. The class of an objective defines which options it reads; everything else is in the field.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MethodOptions(Topic):
 
 @dataclass
 class OutputOptions(Topic):
-    """What is counted and written."""
+    """Metrics to compute, and files to write."""
 
     track_flop: bool = option(False, "Count the floating point operations of every step.", OUTPUT, resume=True)
     token_metrics: bool = option(
@@ -133,7 +133,7 @@ class ExampleOptions(
     PairOptions,
     MethodOptions,
 ):
-    """What decides how rows become examples, and how a model sees them."""
+    """All options that decide how rows become examples, and how a model sees them."""
 
     max_row_length: int | None = option(
         None, "Longest packed row in tokens. Default: chosen for every batch.", DATA, resume=True, at_least=1
@@ -152,14 +152,21 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Replay
         Raises:
             ConfigError: a value that cannot be used; the message names the option.
         """
-        self._name_own()
+        self._replace_objects()
+        # The published scripts write -1 for "off".
         if -1 <= self.jepa_ratio < 0:
-            self.jepa_ratio = 1.0  # the published scripts write -1 for "off"
-        topics: list[Any] = [one for one in JEPAOptions.__mro__[1:] if issubclass(one, Topic) and one is not Topic]
+            self.jepa_ratio = 1.0
+        # First the defaults that depend on other options, then those of the objective, then the bounds of single options,
+        # then what options must be together.
+        topics: list[Any] = [
+            topic for topic in JEPAOptions.__mro__[1:] if issubclass(topic, Topic) and topic is not Topic
+        ]
         chosen = find_objective(self.objective)
+        # `vars`, so that a method that a topic inherits from another one does not run twice.
         for topic in topics:
             if "fill_in" in vars(topic):
                 topic.fill_in(self)
+        # Before the objective's defaults: a target encoder takes no gradient whatever the objective prefers.
         if self.target_encoder != SELF and self.target_grad is None:
             self.target_grad = False
         for name, value in vars(chosen.defaults).items():
@@ -196,27 +203,30 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Replay
             )
 
     def check_horizons(self, objective: Objective) -> None:
-        """Refuse to train one state for several horizons; commands that only lay examples out have no head.
+        """Refuse to train one state for several horizons.
 
         Raises:
-            ConfigError: see above.
+            ConfigError: one state would have several targets.
         """
+        # Not part of `check`, because commands that only lay out examples have no head.
         if len(objective.groups) > 1 and not objective.predictors and self.predictor_head == "none":
             raise ConfigError(
                 f"{_NAME.predictors}=0 reads one state for {len(objective.groups)} horizons; give {_NAME.predictors} or a "
                 f"{_NAME.predictor_head}, of which each horizon has its own"
             )
 
-    def _name_own(self) -> None:
-        """Put the name of an objective or a loss in the place of one that Python code gave, and its options next to it."""
-        given, distance = self.objective, self.jepa_loss
-        if isinstance(given, Objective):
-            self.objective = given.name if is_built_in(type(given)) else given_name(type(given))
-            if given.own is not None and is_built_in(type(given)):
-                for name, value in vars(given.own).items():
+    def _replace_objects(self) -> None:
+        """Replace an objective or a loss that Python code passed as an object by its name and its options."""
+        objective, distance = self.objective, self.jepa_loss
+        if isinstance(objective, Objective):
+            built_in = is_built_in(type(objective))
+            self.objective = objective.name if built_in else given_name(type(objective))
+            # The options of a built-in objective are fields here; those of a user's are not.
+            if objective.own is not None and built_in:
+                for name, value in vars(objective.own).items():
                     setattr(self, name, value)
-            elif given.own is not None:
-                self.objective_options = dict(vars(given.own))
+            elif objective.own is not None:
+                self.objective_options = dict(vars(objective.own))
         if callable(distance):
             self.jepa_loss = given_name(distance)
 
@@ -225,7 +235,8 @@ _NAME = Names(JEPAOptions)
 
 
 def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
-    """Those of the options `given` that have a value of their own and that the run does not read."""
+    """The options among `given` that differ from their defaults and that the run does not read."""
+    # The defaults depend on the objective.
     plain = JEPAOptions(objective=options.objective, objective_options=options.objective_options)
     plain.check()
     changed = {name for name in given if hasattr(plain, name) and getattr(options, name) != getattr(plain, name)}
@@ -236,6 +247,7 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
         for name in options_of(JEPAOptions)
         if name in idle and name in changed
     ]
+    # Of the options that the objective reads, those whose `needs` are not met.
     unread += unread_options(options, changed - idle)
     if options.control == "random" and options.target_encoder != SELF and objective_of(options).makes_pairs:
         unread.append(Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used"))
@@ -243,10 +255,10 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
 
 
 def method_of(options: object) -> JEPAOptions:
-    """The method's options, checked, out of those that a command's options share with it.
+    """The checked options of the method, with the values of a command's options of the same names.
 
     Raises:
-        ConfigError: a value that cannot be used.
+        ConfigError: a value cannot be used.
     """
     shared = [name for name in options_of(JEPAOptions) if hasattr(options, name)]
     method = JEPAOptions(**{name: getattr(options, name) for name in shared})
@@ -266,11 +278,13 @@ def summary(method: JEPAOptions) -> str:
     return ", ".join(part for part in parts if part)
 
 
+# What encodes the targets, in the loss line.
 _ENCODED = {SELF: "no gradient into the target", EMA: "EMA target", FROZEN: "target by the model at the start"}
 
 
 def loss_line(args: JEPAOptions) -> str:
     """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
+    # The weights first, then when and where they apply, then the views, then what is not the default.
     objective = objective_of(args)
     parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {objective.distance_name}"]
     if args.lbd_warmup_ratio:
@@ -303,7 +317,7 @@ def loss_line(args: JEPAOptions) -> str:
 
 @dataclass
 class SourceOptions:
-    """What is read to train and to evaluate on."""
+    """The data to train and to evaluate on."""
 
     train_file: list[str] | None = option(
         None,
@@ -364,7 +378,7 @@ class SourceOptions:
 
 @dataclass
 class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
-    """What ``stepjepa train`` reads and which model it trains."""
+    """The data and the model of ``stepjepa train``."""
 
     @property
     def stop_rules(self) -> dict[str, float | None]:
@@ -437,7 +451,7 @@ class TrainerOptions:
 
 
 _FIRST = Names(RunOptions, TrainerOptions, JEPAOptions)
-# What the help of a command with many options shows of those of training, in the order in which they are met.
+# The options of training that the short help shows, under their headings, in the order in which users need them.
 FIRST = {
     "files and model": (_FIRST.train_file, _FIRST.model_name, _FIRST.output_dir, _FIRST.eval_file),
     METHOD: (
@@ -457,7 +471,7 @@ FIRST = {
 
 @dataclass
 class LoopOptions(JEPAOptions, TrainerOptions):
-    """The options of the method in a loop without a Trainer; of the Trainer's it reads the seed."""
+    """The options of the method in a training loop without a Trainer; of the Trainer's options, only the seed is read."""
 
     def check(self) -> None:
         """As `JEPAOptions.check`; raises ConfigError."""
@@ -466,7 +480,8 @@ class LoopOptions(JEPAOptions, TrainerOptions):
 
 
 def inherited_names() -> set[str]:
-    """The fields of `transformers.TrainingArguments`, from its source: to import it takes seconds."""
+    """The names of the fields of `transformers.TrainingArguments`."""
+    # Parsed from its source, because importing it takes seconds.
     spec = find_spec("transformers")
     if spec is None or spec.origin is None:
         return set()

@@ -1,4 +1,4 @@
-"""One training run from its options to its files: what ``stepjepa train`` does and prints."""
+"""One training run from its options to its files: the work and the output of ``stepjepa train``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.datasets import Sources
-from stepjepa.training.metrics import clock, short
+from stepjepa.training.metrics import clock, log_line
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
@@ -41,9 +41,12 @@ from stepjepa.utils.terminal import is_main_process, say
 from stepjepa.utils.text import counted
 
 _NAME = Names(RunOptions, JEPAConfig)
-_ROWS = 20  # of each file, to see whether their answers have steps
-_FAR = 5  # times the default learning rate, or a part of it, from where on a rate is unusual
-_LABELS = 7  # columns of the labels
+# Rows of each file that are read to see whether the answers have steps.
+_ROWS = 20
+# A learning rate is unusual if it differs from the default by more than this factor.
+_FAR = 5
+# Columns of the labels in front of the lines.
+_LABELS = 7
 
 # What to do after something could not be written.
 AGAIN = f"start the same command again with --{_NAME.resume_from_checkpoint} true"
@@ -51,13 +54,13 @@ AGAIN = f"start the same command again with --{_NAME.resume_from_checkpoint} tru
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A run that has ended. Its text is what ``stepjepa train`` prints at the end.
+    """A run that has ended. ``stepjepa train`` prints its text at the end.
 
     Attributes:
-        output_dir: where the model and its records are.
-        metrics: the final ones, as in ``metrics.json``.
+        output_dir: folder of the model and its records.
+        metrics: the final metrics, as in ``metrics.json``.
         text: the result in lines.
-        trainer: with the trained model; None where the run was complete before.
+        trainer: with the trained model; None if the run was complete before.
     """
 
     output_dir: Path
@@ -72,16 +75,15 @@ class TrainResult:
 def run_training(
     run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswers | None = None, command: str | None = None
 ) -> TrainResult:
-    """Train as the options say and leave the model and its records in `config.output_dir`.
+    """Train by the options, and write the model and its records to `config.output_dir`.
 
-    A run that is resumed from a checkpoint at its last step trains nothing and writes the model. One that is complete
-    changes nothing.
+    A run that resumes from a checkpoint at its last step only writes the model. A complete run changes nothing.
 
     Args:
         run: what to read and which model to train.
-        config: the training configuration; it stays as it is, and the trainer's `args` are the resolved ones.
+        config: the training configuration. It is not changed; the trainer's `args` are a copy with all values resolved.
         score_answers: see `JEPATrainer`.
-        command: that gives the same run, for its record.
+        command: the command line of this run, for its record.
 
     Raises:
         ConfigError, DataError: before anything is written.
@@ -92,7 +94,8 @@ def run_training(
     _check_quantized(run, config)
     folder = RunFolder(config.output_dir or "")
     with folder.running():
-        return _run(run, copy.copy(config), folder, score_answers, command)  # some options are resolved
+        # A copy, because options are resolved in it.
+        return _run(run, copy.copy(config), folder, score_answers, command)
 
 
 def _run(
@@ -100,11 +103,12 @@ def _run(
 ) -> TrainResult:
     begin = time.perf_counter()
     output, overwrite = folder.path, config.overwrite_output_dir
-    wanted = str(config.resume_from_checkpoint or "")
-    resuming, checkpoint = wanted.lower() not in ("", "false", "none"), None
+    # Checks that need no model: where the run resumes, whether it may write, and options that need each other.
+    resume_from = str(config.resume_from_checkpoint or "")
+    resuming, checkpoint = resume_from.lower() not in ("", "false", "none"), None
     if resuming:
-        checkpoint, passed = folder.chosen(True if wanted.lower() == "true" else wanted)
-        for line in passed:
+        checkpoint, unusable = folder.chosen(True if resume_from.lower() == "true" else resume_from)
+        for line in unusable:
             say(f"{line}; passed over")
     if is_main_process():
         folder.check_free(overwrite, resuming, checkpoint)
@@ -116,9 +120,10 @@ def _run(
     rules = [name for name, value in run.stop_rules.items() if value is not None]
     if rules and (config.eval_strategy == "no" or not config.metric_for_best_model):
         raise ConfigError(f"--{rules[0]} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
-    # Whether the run may go on is known once its data and model are read; until then nothing is written.
+    # Whether the run may resume is known once its data and model are read; until then nothing is written.
     trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
+    # The record of a complete run is compared too: with other settings it is another run, not a complete one.
     if checkpoint is not None:
         trainer.check_resumable(checkpoint)
     elif finished is not None:
@@ -140,14 +145,15 @@ def _run(
         if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
-            write_json(output / RECORD, record)  # the first: by it the folder is known as this run's
+            # The first file, which marks the folder as this run's own.
+            write_json(output / RECORD, record)
             dump_yaml((run, trainer.args), output / "resolved.yaml")
             _write_report(trainer, output)
     # Train, evaluate, export; `metrics.json` comes last, and with it the run is complete.
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
-        # That of the last step, where it was of the weights that are saved.
+        # The last evaluation of the training, if it was of the weights that are saved.
         evaluation = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
         metrics |= evaluation or trainer.evaluate()
     trainer.save_model()
@@ -155,7 +161,8 @@ def _run(
     stopped = trainer.stop_reason(state) if state.global_step < record["steps"] else ""
     if trainer.args.should_save:
         with writing(output, AGAIN):
-            _write_report(trainer, output)  # of a stream only now is known what was read
+            # Again, because the report of a stream counts what was read.
+            _write_report(trainer, output)
             total = round(time.perf_counter() - begin, 1)
             if stopped:
                 record |= {"steps": state.global_step, **run.stop_rules}
@@ -169,10 +176,10 @@ def _run(
 
 
 def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
-    """Refuse what a base in 4 or 8 bits cannot do, before anything is loaded."""
-    given = [f"--{name}" for name in (_NAME.load_in_4bit, _NAME.load_in_8bit) if getattr(run, name)]
+    """Refuse what a base model in 4 or 8 bits cannot do, before anything is loaded."""
+    flags = [f"--{name}" for name in (_NAME.load_in_4bit, _NAME.load_in_8bit) if getattr(run, name)]
     reason = ""
-    if len(given) > 1:
+    if len(flags) > 1:
         reason = "the base is held in one of the two; leave out the other"
     elif not run.lora:
         reason = f"quantised weights cannot be trained; train an adapter on them with --{_NAME.lora}"
@@ -182,13 +189,14 @@ def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
         reason = f"an adapter is not merged into quantised weights; leave out --{_NAME.merge_lora}"
     elif config.track_flop or config.same_flop:
         reason = f"the work of quantised layers is not counted; leave out --{_NAME.track_flop} and --{_NAME.same_flop}"
-    if given and reason:
-        raise ConfigError(f"{' '.join(given)}: {reason}")
-    quantization(vars(run))  # whether bitsandbytes is there
+    if flags and reason:
+        raise ConfigError(f"{' '.join(flags)}: {reason}")
+    # Called for its error if bitsandbytes is missing.
+    quantization(vars(run))
 
 
 def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResult:
-    """The result of a run that was complete before."""
+    """The result for a run that was complete before it started."""
     text = (
         f"{folder.path}: complete, {steps} of {steps} steps; nothing is trained and no file is changed. More steps "
         f"(--{_NAME.max_steps}, --{_NAME.num_train_epochs}) train on; --{_NAME.overwrite_output_dir} starts over"
@@ -211,7 +219,8 @@ def _check_not_inside(output: Path, run: RunOptions) -> None:
 def make_trainer(
     run: RunOptions, config: JEPAConfig, checkpoint: Path | None = None, score_answers: ScoreAnswers | None = None
 ) -> JEPATrainer:
-    """The trainer of a run: its data, tokenizer and model."""
+    """The trainer of a run, with its data, tokenizer and model."""
+    # A preset trains its tokenizer on the texts of the data; a resumed run takes that of its checkpoint.
     preset = is_preset(run.model_name)
     sources = [RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()]
     texts = texts_of(sources, config.columns)
@@ -232,6 +241,7 @@ def make_trainer(
         use_kernels=run.use_kernels,
         quantized=quantization({**vars(run), **vars(config)}),
     )
+    # LoRA, and whether it is merged at the end.
     peft = None
     if run.lora:
         tokens = token_rows(model, tokenizer, run.train_tokens or [])
@@ -252,20 +262,23 @@ def make_trainer(
 
 
 def _write_report(trainer: JEPATrainer, output: Path) -> None:
-    write_json(output / "data_report.json", {name: one.to_dict() for name, one in trainer.data_reports.items()})
+    reports = {name: report.to_dict() for name, report in trainer.data_reports.items()}
+    write_json(output / "data_report.json", reports)
 
 
 def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
-    """When, where and by which command a run was started; no names of hosts or users.
+    """When, where and with which command a run was started; without names of hosts or users.
 
-    The variable ``STEPJEPA_COMMIT`` names the commit of a copy of the code whose repository is missing or is an older one.
+    The variable ``STEPJEPA_COMMIT`` gives the commit if the code is a copy without its repository.
     """
     processor, commit = platform.processor(), os.environ.get("STEPJEPA_COMMIT", "")
-    with suppress(OSError):  # Linux
+    # On Linux, Python knows the architecture only.
+    with suppress(OSError):
         match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
         processor = match[1] if match else processor
     if not commit:
-        with suppress(OSError, subprocess.SubprocessError):  # no git, or no repository
+        # Without git or a repository there is no commit to record.
+        with suppress(OSError, subprocess.SubprocessError):
             words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
             commit = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return {
@@ -281,7 +294,7 @@ def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
 
 
 def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
-    """Lines to print before a run; `given` are the names of the options that were given."""
+    """Lines to print before a run; `given` are the names of the options that the user set."""
     objective = objective_of(options)
     lines = objective.notes(given)
     if run.additive_mask:
@@ -300,26 +313,27 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
 
 
 def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
-    """A line for every option of data, evaluation and LoRA that the run does not read."""
+    """A line for each option of data, evaluation and LoRA that was set and that the run does not read."""
     plain = RunOptions()
     changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
     return [str(option) for option in unread_options(run, changed)]
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
-    """Whether the first rows of the training data say that their answers have steps."""
+    """Whether the first rows of the training data name the steps of their answers."""
     try:
         sources = [RowSource(name, run.dataset_split, options.streaming) for name in run.train_file or ()]
         return any(names_steps(row, options.steps_column) for rows in sources for _, row in islice(rows, _ROWS))
-    except StepJepaError:  # the run reports it
+    except StepJepaError:
+        # The run reports the error, a note need not.
         return False
 
 
-# What a run prints: the start-up summary, and the result when it is done
+# Output: the start-up summary and the result
 
 
 def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None) -> str:
-    """What will be trained, on what, at what cost, and what will be written where."""
+    """The start-up summary: data, model, loss, steps and output folder."""
     args = trainer.args
     width = max(_LABELS, *(len(name) + 1 for name in trainer.data_reports))
     parts: list[tuple[str, Sequence[str]]] = []
@@ -331,16 +345,16 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
         parts.append((name, lines))
     # The model and its loss.
     model: Any = trainer.model
-    trained, every = model.num_parameters(only_trainable=True), model.num_parameters()
+    trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
     kind = ", LoRA" if run.lora else ""
-    size = f"{run.model_name}: {every:,} parameters, {trained:,} trained ({100 * trained / every:.3g} %{kind})"
+    size = f"{run.model_name}: {total:,} parameters, {trained:,} trained ({100 * trained / total:.3g} %{kind})"
     objective, loss = trainer.setup.objective, "LM loss alone"
     if objective.makes_pairs:
         loss = loss_line(args)
     elif find_objective(args.objective).makes_pairs:
         loss += f" (lbd is 0: trains exactly like {objective.name})"
     parts += [("model", [size]), ("loss", [f"{args.objective}: {loss}"])]
-    # How long, and where to.
+    # The length of the run, and the output folder.
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
         count = f"{trainer.requested_steps} steps for {regular} regular ones"
@@ -352,18 +366,19 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
 
 
 def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: str = "") -> str:
-    """The result of a run, and where it is.
+    """The result of a run, and where its files are.
 
     Args:
-        trainer: after its training.
-        run: what was read.
-        metrics: the final ones, as in ``metrics.json``.
-        stopped: why an evaluation ended it before its last step, if one did.
+        trainer: after training.
+        run: options of the run.
+        metrics: the final metrics, as in ``metrics.json``.
+        stopped: why an evaluation ended the run before its last step; empty if none did.
     """
     output = str(trainer.args.output_dir)
     parts: list[tuple[str, Sequence[str]]] = []
     for name, report in trainer.data_reports.items():
-        if trainer.args.streaming and name.startswith("train"):  # only now is known what the rows hold
+        # The rows of a stream were counted while it trained.
+        if trainer.args.streaming and name.startswith("train"):
             parts.append((name, [line.removeprefix("  ") for line in report.lines()]))
     steps = counted(trainer.state.global_step, "step")
     done = [f"{steps} in {clock(metrics.get('train_runtime', 0.0))}"]
@@ -374,14 +389,14 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
         done.append(stopped)
     parts.append(("done", done))
 
-    parts.append(("final", [short(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
+    parts.append(("final", [log_line(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
     parts.append(("output", [f"{output}: model and records (metrics.json, run.json, data_report.json, resolved.yaml)"]))
     parts.append(("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]))
     return "\n".join(["", *labelled(parts)])
 
 
 def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -> list[str]:
-    """Lines after their labels, which are in a column of their own."""
+    """Lines with their labels in a column before them."""
     texts = []
     for label, lines in parts:
         for number, line in enumerate(lines):
@@ -390,13 +405,14 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
 
 
 def rate_line(args: JEPAConfig, run: RunOptions) -> str:
-    """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``: of a rate far from the default of the mode."""
+    """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``; in parentheses only if it is far from the default."""
     scratch = is_preset(run.model_name) or run.pretrain
     usual = usual_learning_rate(scratch, run.lora)
     rate = args.settled_learning_rate(scratch, run.lora)
     line = f"learning rate {rate:g}"
+    # Other optimizers need rates of another scale.
     optimizer = str(getattr(args.optim, "value", args.optim))
-    if "adam" not in optimizer:  # other optimizers have other scales
+    if "adam" not in optimizer:
         return line
     if usual / _FAR <= rate <= usual * _FAR:
         return line
@@ -424,11 +440,12 @@ def steps_line(trainer: JEPATrainer) -> str:
 
 
 def leave_process_group() -> None:
-    """Close the process group of a distributed run, once nothing that uses it is left.
+    """Close the process group of a distributed run, when nothing uses it any more.
 
-    Its threads must not outlive the interpreter, which aborts then; and DDP's reducer must not be its last owner: that one
-    waits for a thread which waits for the interpreter's lock, for ever.
+    If its threads outlive the interpreter, the process aborts. If DDP's reducer is its last owner, the process hangs: the
+    reducer waits for a thread that waits for the interpreter's lock.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # trainers and models refer to each other
+        # Trainers and models refer to each other, so only a collection frees the reducer.
+        gc.collect()
         torch.distributed.destroy_process_group()

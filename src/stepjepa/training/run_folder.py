@@ -1,6 +1,6 @@
-"""The folder of a training run: what state it is in, which checkpoint can be resumed from, and who may write to it.
+"""The folder of a training run: the state of the run, the checkpoint to resume from, and who may write to the folder.
 
-Everything that asks whether a run is complete, cut off or running asks `RunFolder`. This module loads no torch.
+Only `RunFolder` decides whether a run is complete, interrupted or running. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ from stepjepa.utils.files import (
 )
 
 _NAME = Names(TrainerOptions, JEPAOptions)
+# The first and the last file that a run writes.
 RECORD, METRICS = "run.json", "metrics.json"
-BROKEN = "broken.json"  # of a run that stopped because something was not finite: at which step, and what
-RESUME_RECORD = "resume_record.json"  # in every checkpoint: what a resumed run must share
-_STATE, _SCHEDULE = "trainer_state.json", "scheduler.pt"  # the Trainer's
+# Written by a run that stopped because something was not finite, with the step and the reason.
+BROKEN = "broken.json"
+# In every checkpoint: what a resumed run must share with it.
+RESUME_RECORD = "resume_record.json"
+# Files of the Trainer in a checkpoint.
+_STATE, _SCHEDULE = "trainer_state.json", "scheduler.pt"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-# In the order in which they are removed: first those by which a run is complete.
-_OWN_FILES = [METRICS, MANIFEST, BROKEN]
-_OWN_FILES += (
+# In the order of removal. Those that mark a run as complete go first, so that a kill in between leaves no complete run.
+_RUN_FILES = [METRICS, MANIFEST, BROKEN]
+_RUN_FILES += (
     "run.json resolved.yaml data_report.json config.json generation_config.json model.safetensors "
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors"
 ).split()
@@ -48,7 +52,7 @@ T = TypeVar("T")
 
 
 class Cut(NamedTuple):
-    """How the examples of an optimizer step are shared out: examples of a micro-batch, micro-batches of a process, and
+    """How the examples of an optimizer step are divided: examples of a micro-batch, micro-batches of a process, and
     processes. Its text is ``8 x 2 accumulated x 2 processes``."""
 
     size: int = 1
@@ -69,13 +73,13 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class ResumeRecord:
-    """What a resumed run must share with its checkpoint; lies in every checkpoint.
+    """What a resumed run must share with its checkpoint; part of every checkpoint.
 
     Attributes:
-        settings: options that may not change when a run is resumed -> value, as JSON holds it; of a PEFT model the
-            adapter's as well.
+        settings: option -> value in its JSON form, of the options that must not change when a run is resumed; for a PEFT
+            model also those of the adapter.
         data: training data set -> fingerprint.
-        cut: of the run; only its batch must be shared.
+        cut: of the run; only its batch must stay the same.
     """
 
     settings: dict[str, Any]
@@ -88,7 +92,7 @@ class ResumeRecord:
 
     @classmethod
     def read(cls, checkpoint: Path) -> ResumeRecord:
-        """What `write` wrote."""
+        """Read the record of a checkpoint."""
         record = read_json(checkpoint / RESUME_RECORD)
         return cls(dict(record["settings"]), dict(record["data"]), Cut(*record["cut"]))
 
@@ -96,31 +100,40 @@ class ResumeRecord:
         """Refuse to resume the run in `where`, whose record is `before`, with other data, settings or another batch.
 
         Returns:
-            how many micro-batches of this run's make an optimizer step of that one.
+            The number of this run's micro-batches per process that make an optimizer step of that run.
 
         Raises:
-            ConfigError: what differs, with both values.
+            ConfigError: something differs; the message has both values.
         """
-        values = {name: (before.settings.get(name, new), new) for name, new in self.settings.items()}
-        differs = [f"{name}={old}, not {new}" for name, (old, new) in values.items() if old != new]
-        if differs:
-            wrong = f"the run in {where} has {differs[0]}; resume with the same settings"
+        # An option that is missing in the record is newer than the run, and is not compared.
+        differences = []
+        for name, value in self.settings.items():
+            recorded = before.settings.get(name, value)
+            if recorded != value:
+                differences.append(f"{name}={recorded}, not {value}")
+        problem = ""
+        if differences:
+            problem = f"the run in {where} has {differences[0]}; resume with the same settings"
         elif before.data != self.data:
-            wrong = f"the training data is not that of the run in {where}; resume with the same file"
+            problem = f"the training data is not that of the run in {where}; resume with the same file"
         else:
-            wrong = self._unfit(before.cut)
-            wrong = wrong and f"the run in {where} takes {before.cut.batch} examples a step ({before.cut}), {wrong}"
-        if wrong:
-            raise ConfigError(f"--{_NAME.resume_from_checkpoint}: {wrong}, or give another --{_NAME.output_dir}")
+            batch_problem = self._batch_mismatch(before.cut)
+            if batch_problem:
+                batch = f"{before.cut.batch} examples a step ({before.cut})"
+                problem = f"the run in {where} takes {batch}, {batch_problem}"
+        if problem:
+            raise ConfigError(f"--{_NAME.resume_from_checkpoint}: {problem}, or give another --{_NAME.output_dir}")
         return before.cut.batch // (self.cut.size * self.cut.processes)
 
-    def _unfit(self, old: Cut) -> str:
-        """Why this run's micro-batches do not make the optimizer steps of a run that was cut as `old`; empty if they do."""
+    def _batch_mismatch(self, old: Cut) -> str:
+        """Why this run's micro-batches cannot form the optimizer steps of a run with the cut `old`; empty if they can."""
         size, accumulation, processes = self.cut
+        # Each process reads its own share of a stream.
         if self.settings.get(_NAME.streaming) and processes != old.processes:
             return f"and a stream is resumed on as many processes: start {old.processes}"
         if size * processes == old.size * old.processes:
             return "" if accumulation == old.accumulation else f"not {self.cut.batch}; resume with as many"
+        # Here micro-batches differ, and accumulation is to be adapted; two options depend on the micro-batch itself.
         if self.settings.get("dataloader_drop_last"):
             return "and what --dataloader_drop_last drops depends on how; resume with the same"
         if self.settings.get(_NAME.loss_scale) == "reference":
@@ -136,8 +149,8 @@ class ResumeRecord:
 class RunFolder:
     """The `output_dir` of a run.
 
-    It is complete where `finished_steps` is the number of steps that is asked for, running while another process is inside
-    `running`, and else new or cut off: `newest` says where it resumes.
+    The run is complete if `finished_steps` is the requested number of steps, running while another process is inside
+    `running`, and otherwise new or interrupted: `newest` says where it resumes.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -147,26 +160,27 @@ class RunFolder:
 
     @property
     def holds_model(self) -> bool:
-        """Whether a run's records or a model are here, next to which no other command may write."""
+        """Whether the folder has the records of a run or a model; no other command may write next to them."""
         names = RECORD, "resolved.yaml", "config.json", "adapter_config.json"
         return any((self.path / name).is_file() for name in names)
 
     @property
     def ended(self) -> bool:
-        """Whether the run that was begun here last has written its metrics, its last file. Nothing else is looked at."""
+        """Whether the run that started here last has written its metrics, its last file. No other file is checked."""
         metrics = self._read(METRICS)
         return bool(metrics) and metrics.get("steps") == self._read(RECORD).get("steps")
 
     @cached_property
     def finished_steps(self) -> int | None:
-        """The steps of the run that ended here; None where none has, where a longer one was begun, or where the exported
-        model is not as it was written."""
+        """The steps of the run that ended here. None if no run has ended, if another one was started after it, or if the
+        weights of the exported model have changed."""
+        # The weights alone: users may edit the card or the tokenizer of a model.
         if not self.ended or mismatch(self.path, only_weights=True) is not None:
             return None
         return self._read(METRICS).get("steps")
 
     def stopped_by(self, rules: Mapping[str, float | None]) -> bool:
-        """Whether the run that ended here was stopped before its last step under these rules of its evaluations."""
+        """Whether the run that ended here was stopped before its last step by an evaluation, with these same rules."""
         record = self._read(RECORD)
         return any(record.get(name) is not None for name in rules) and all(
             record.get(name) == value for name, value in rules.items()
@@ -174,20 +188,21 @@ class RunFolder:
 
     @property
     def broken(self) -> dict[str, Any] | None:
-        """``step`` and ``what`` of a run that stopped there because something was not finite; None for any other."""
+        """``step`` and ``what`` of a run that stopped because something was not finite; None for any other run."""
         return self._read(BROKEN) or None
 
     def _read(self, name: str) -> dict[str, Any]:
         return read_object(self.path / name)
 
     def check_same(self, record: ResumeRecord) -> int:
-        """`ResumeRecord.check_same` of a run that ended here and that of `record`, which is about to start.
+        """`ResumeRecord.check_same` of `record`, of a run that is about to start, with the run that ended here.
 
         Raises:
             ConfigError: they differ in data, settings or batch.
         """
         before = self._read(RECORD)
-        data = {name: one for name, one in before.get("data", {}).items() if not name.startswith("eval")}
+        fingerprints = before.get("data", {})
+        data = {split: value for split, value in fingerprints.items() if not split.startswith("eval")}
         cut = Cut(*before.get("cut", record.cut))
         return record.check_same(ResumeRecord(before.get("settings", {}), data, cut), self.path)
 
@@ -195,13 +210,14 @@ class RunFolder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the only run that writes to this folder, for as long as this context lasts; the folder is made.
+        """Be the only run that writes to this folder within this context; the folder is created.
 
-        Every process of the run must enter it; the main one holds the lock.
+        Every process of the run must enter the context; the main one holds the lock.
 
         Raises:
-            ConfigError: another process writes to it, or it cannot be written to.
+            ConfigError: another process writes to the folder, or it is not writable.
         """
+        # The stack closes the lock at the end, in the process that entered it.
         with ExitStack() as stack:
             on_main(lambda: stack.enter_context(self._locked()))
             yield
@@ -209,7 +225,7 @@ class RunFolder:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         check_writable(self.path)
-        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        created = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             with locked(self.path / LOCK) as free:
@@ -220,24 +236,26 @@ class RunFolder:
                     )
                 yield
         finally:
-            with suppress(OSError):  # what was made for nothing
-                for folder in made:
+            # A run that was refused leaves no empty folders. The first one with a file ends the loop.
+            with suppress(OSError):
+                for folder in created:
                     folder.rmdir()
 
     def check_free(self, overwrite: bool, resuming: bool = False, checkpoint: Path | None = None) -> None:
-        """Refuse to write over anything but what the same run has left: its checkpoints, or what a kill before the first
-        of them leaves.
+        """Refuse to write over anything but files of the same run: its checkpoints, or what a kill before the first
+        checkpoint leaves.
 
         Raises:
-            ConfigError: the folder holds something else and overwriting was not asked for.
+            ConfigError: the folder has something else, and `overwrite` is false.
         """
         self.check_checkpoints(checkpoint)
-        own = checkpoint is not None and self._holds(checkpoint)
-        if overwrite or own or not self.path.is_dir():
+        resumes_here = checkpoint is not None and self._holds(checkpoint)
+        if overwrite or resumes_here or not self.path.is_dir():
             return
-        again = resuming and checkpoint is None  # one that was named is another run's here
+        # With a checkpoint of another folder, this folder must be empty.
+        resumes_without_checkpoint = resuming and checkpoint is None
         unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
-        if again and (unfinished or self.finished_steps is not None):
+        if resumes_without_checkpoint and (unfinished or self.finished_steps is not None):
             return
         entries = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
         if entries:
@@ -247,12 +265,12 @@ class RunFolder:
             )
 
     def check_checkpoints(self, checkpoint: Path | None = None) -> None:
-        """Refuse a folder where the name of a checkpoint is taken by something that a run neither removes nor writes over: a
-        file, a folder that no run of this library has begun, or a symbolic link. Links up to the checkpoint that the run
-        resumes from may stay, since no later checkpoint gets their names.
+        """Refuse a folder in which something else has the name of a checkpoint: a file, a folder that no run of this library
+        wrote, or a symbolic link. The run neither removes nor overwrites these. Links up to the checkpoint that the run
+        resumes from may stay, because no later checkpoint gets their names.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: there is such an entry.
         """
         entries = self.path.glob("checkpoint-*") if self.path.is_dir() else ()
         last = _CHECKPOINT.search(checkpoint.name) if checkpoint is not None and self._holds(checkpoint) else None
@@ -269,9 +287,10 @@ class RunFolder:
             )
 
     def clear(self) -> None:
-        """Remove what a run writes (checkpoints, model, records) and nothing else."""
-        for name in _OWN_FILES:
+        """Remove the files of a run (checkpoints, model, records) and nothing else."""
+        for name in _RUN_FILES:
             (self.path / name).unlink(missing_ok=True)
+        # A README.md may be the user's own.
         if is_card(self.path):
             (self.path / CARD).unlink()
         for entry in self.path.glob("model-*.safetensors"):
@@ -282,10 +301,10 @@ class RunFolder:
     # Checkpoints
 
     def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> tuple[Path | None, list[str]]:
-        """`newest` for True, else the checkpoint that is named. Every process must call it.
+        """`newest` for True, else the named checkpoint. Every process must call it.
 
         Raises:
-            ConfigError: it cannot be resumed from.
+            ConfigError: the run cannot resume from it.
         """
 
         def named() -> tuple[Path, list[str]]:
@@ -298,38 +317,40 @@ class RunFolder:
         return on_main(self.newest if wanted is True else named)
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint that can be resumed from, None where there is none; and what is wrong with newer ones.
+        """The newest usable checkpoint, None if there is none; and the problems of newer ones, a line each.
 
         Raises:
-            ConfigError: there are checkpoints, none can be resumed from, and not all of them were cut short by a kill.
+            ConfigError: there are checkpoints, none is usable, and not all of them were interrupted by a kill.
         """
-        passed: list[str] = []
-        lost = ""
+        unusable: list[str] = []
+        # A checkpoint that was complete once and is damaged: starting at step 0 would lose its work without a word.
+        damaged = ""
         for _, folder in sorted(self._numbered(), reverse=True):
             problem = _problem(folder)
             if problem is None:
-                return folder, passed
-            passed.append(f"{folder}: {problem}")
-            if not lost and not _is_incomplete(folder):
-                lost = passed[-1]
-        if lost:
+                return folder, unusable
+            unusable.append(f"{folder}: {problem}")
+            if not damaged and not _is_incomplete(folder):
+                damaged = unusable[-1]
+        if damaged:
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {lost}; start over with "
+                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {damaged}; start over with "
                 f"--{_NAME.overwrite_output_dir}, or give another --{_NAME.output_dir}"
             )
-        return None, passed
+        return None, unusable
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint that can be resumed from, None where there is none."""
+        """The newest usable checkpoint; None if there is none."""
         with suppress(ConfigError):
             return self.newest()[0]
         return None
 
     def rotate(self, checkpoint: Path, limit: int | None) -> None:
-        """Remove the oldest checkpoints with a manifest beyond `limit` (None and numbers below 1 are no limit), but neither
-        `checkpoint`, which was just written, nor the best one, and nothing through a link. Those with a higher number are
-        of an earlier start: they go first.
+        """Remove the oldest complete checkpoints beyond `limit` (None or below 1: no limit).
+
+        `checkpoint`, which was just written, and the best one stay, and no link is followed. Checkpoints with a higher
+        number are from an earlier start, and are removed first.
         """
         if limit is None or limit < 1:
             return
@@ -338,13 +359,14 @@ class RunFolder:
         best = Path(state.get("best_model_checkpoint") or "")
         others = steps.keys() - {checkpoint.name, best.name}
         newest = steps[checkpoint.name]
+        # False sorts first: those with a higher number, then the oldest.
         by_age = sorted(others, key=lambda name: (steps[name] <= newest, steps[name]))
         surplus = max(len(steps) - limit, 0)
         for name in by_age[:surplus]:
             remove_checkpoint(self.path / name)
 
     def _holds(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint is an entry of this folder, which may be a link to elsewhere."""
+        """Whether a checkpoint is an entry of this folder; the entry may be a link."""
         return checkpoint.parent.resolve() == self.path.resolve()
 
     def _numbered(self) -> list[tuple[int, Path]]:
@@ -353,24 +375,25 @@ class RunFolder:
 
 
 def recorded_steps(checkpoint: Path) -> tuple[int, int]:
-    """The step that a checkpoint was written at, and how many steps its run was to have."""
+    """The step of a checkpoint, and the number of steps that its run was to have."""
     state = read_json(checkpoint / _STATE)
     return index(state["global_step"]), index(state["max_steps"])
 
 
 @contextmanager
 def loading(checkpoint: Path | None, is_loading: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Within this context, while `is_loading`, files that fit the manifest of a checkpoint and cannot be resumed from are
-    one line; None is no checkpoint.
+    """Within this context, while `is_loading`, turn errors of loading a checkpoint into one line. Its files match the
+    manifest, but their content may still be unusable. None is no checkpoint.
 
     Raises:
-        ConfigError: something in the checkpoint cannot be used.
+        ConfigError: the content of the checkpoint cannot be used.
     """
     try:
         yield
     except StepJepaError:
         raise
-    except Exception as error:  # json's, pickle's, safetensors', torch's, and those of code that meets other content
+    except Exception as error:
+        # Errors of json, pickle, safetensors and torch, and of any code that reads unexpected content.
         if checkpoint is None or not is_loading() or is_out_of_memory(error):
             raise
         raise ConfigError(
@@ -380,12 +403,14 @@ def loading(checkpoint: Path | None, is_loading: Callable[[], bool] = lambda: Tr
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Do `work` in the main process alone; its result, or its error, in all processes."""
-    import torch  # here, so that a reader of records need not load it
+    """Do `work` in the main process only, and return its result, or raise its error, in all processes."""
+    # Imported here, so that reading records does not load it.
+    import torch
 
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()):
         return work()
+    # Result and error. The error is sent too, or the other processes would wait for a result forever.
     shared: list[Any] = [None, None]
     if group.get_rank() == 0:
         try:
@@ -399,22 +424,22 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def _is_old(folder: Path) -> bool:
-    """Whether version 0.1 wrote a checkpoint, which has another record and no manifest."""
+    """Whether version 0.1 wrote a checkpoint: it has another record and no manifest."""
     return (folder / _STATE).exists() and "cut" not in read_object(folder / RESUME_RECORD)
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether a run of this library has written all of a checkpoint, which is not a link to elsewhere."""
+    """Whether a run of this library has completed a checkpoint, and it is not a link."""
     return _is_own(folder) and (folder / MANIFEST).exists()
 
 
 def _is_incomplete(folder: Path) -> bool:
-    """Whether a kill came while a checkpoint was written or removed."""
+    """Whether a checkpoint was being written or removed when its run was killed."""
     return folder.is_dir() and not (folder / MANIFEST).exists() and not _is_old(folder)
 
 
 def _problem(folder: Path) -> str | None:
-    """Why a checkpoint cannot be resumed from, None where it can. Reads all of it."""
+    """Why a run cannot resume from a checkpoint; None if it can. Reads all files of the checkpoint."""
     if not folder.is_dir():
         return "there is no such checkpoint"
     if _is_incomplete(folder):
@@ -430,12 +455,12 @@ def _problem(folder: Path) -> str | None:
 
 
 def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
-    """Make the folder of a checkpoint and write the record, its first file, by which the folder is known as a run's own.
+    """Create the folder of a checkpoint and write the record, its first file, which marks the folder as a run's own.
 
-    What is there under this name (a checkpoint that was cut short or damaged, or one of an earlier start) is removed.
+    An existing checkpoint of this name (incomplete, damaged, or of an earlier start) is removed.
 
     Raises:
-        RunError: something else is there.
+        RunError: the name is taken by something else.
     """
     if os.path.lexists(checkpoint) and not _is_own(checkpoint):
         raise RunError(f"{checkpoint}: was not written by this run, and is not removed; move it away, then resume")
@@ -445,15 +470,16 @@ def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint that a run of this library has begun; anything else, and what a link points to, stays.
+    """Remove a checkpoint of a run of this library. Anything else, and the target of a link, stays.
 
-    The manifest goes first, so that one that is removed in part is known as incomplete, and the record last, so that the
-    rest is still known as a run's own.
+    The manifest is removed first, so that a partly removed checkpoint counts as incomplete, and the record last, so that the
+    rest still counts as a run's own.
     """
     if not _is_own(checkpoint):
         return
     entries = sorted(checkpoint.iterdir(), key=lambda entry: (entry.name != MANIFEST, entry.name))
-    with suppress(OSError):  # what cannot be removed stays, and keeps the record
+    # A file that cannot be removed stays, and the record with it: the next start tries again.
+    with suppress(OSError):
         for entry in entries:
             if entry.name != RESUME_RECORD:
                 remove_tree(entry)
@@ -462,9 +488,10 @@ def remove_checkpoint(checkpoint: Path) -> None:
 
 
 def _is_own(checkpoint: Path) -> bool:
-    """Whether a run of this library has begun the folder of a checkpoint: it has the record, or a kill came before that."""
+    """Whether a run of this library created the folder of a checkpoint: it has the record, or was killed before that."""
     if checkpoint.is_symlink() or not checkpoint.is_dir():
         return False
     if (checkpoint / RESUME_RECORD).is_file():
         return True
+    # A kill before the record was in place leaves an empty folder, or the temporary file of the record.
     return all(entry.name == f".{RESUME_RECORD}.tmp" for entry in checkpoint.iterdir())

@@ -1,7 +1,9 @@
-"""What training draws: the order of examples, and what is random about them.
+"""The order of training examples, and what is random about them.
 
-All of it is a pure function of the seed, the data and how often a row was seen before: not of the rank, the worker, the
-batch or a resume. No torch.
+All of it is a pure function of the seed, the data and how often a row was seen before, and does not depend on rank, worker,
+batch or a resume. Importing this module does not load torch.
+
+Shapes: S examples of an epoch, E examples of the store.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import numpy as np
 from stepjepa.data.types import Example
 from stepjepa.objectives.base import Objective
 
+# The row number of an example that fills up a batch.
 FILLER = -1
-# What random numbers are for; objectives have numbers of their own (`Objective.stream`).
+# Random streams, one per purpose; 2, 3 and 6 are those of objectives (`Objective.stream`).
 _ORDER, _RATIO, _MIXED, WINDOW, _REPLAY = 0, 1, 4, 5, 7
 
 
 def generator(seed: int, epoch: int, row: int, what: int, source: int = 0) -> np.random.Generator:
-    """Random numbers of one row of one data set in one epoch, counter-based: no state is carried from row to row."""
+    """The random generator for one purpose, of one row of one data set in one epoch. It is counter-based: no state is
+    carried from row to row."""
+    # The counter's lowest word is free: it counts the numbers that are drawn from this generator.
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, source, what, row]))
 
@@ -46,7 +51,7 @@ class ExampleDraw:
     jepa_ratio: float = 1.0
 
     def __call__(self, example: Example, epoch: int, row: int, source: int = 0) -> Example:
-        """The example as it is trained on for the `epoch`-th time, counted from 0."""
+        """Sample the form of an example for the `epoch`-th time that it is trained on, counted from 0."""
         if not example.view_pairs:
             return example
         if not keeps_pairs(self.seed, epoch, row, self.jepa_ratio, source):
@@ -57,8 +62,13 @@ class ExampleDraw:
 
 
 class Draw(NamedTuple):
-    """One example: a row, and how often it was drawn before (the epoch, where an epoch is every row once). Row `FILLER`
-    stands for nothing. `replayed`: the example whose pairs are trained again with it."""
+    """One example of an epoch.
+
+    Attributes:
+        epoch: how often the row was drawn before; the epoch, if each epoch has every row once.
+        row: its number in the store, or `FILLER`.
+        replayed: the example whose pairs are trained again with it.
+    """
 
     epoch: int
     row: int
@@ -66,12 +76,12 @@ class Draw(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """How much of which data set makes an epoch.
+    """How many examples of each data set an epoch has.
 
     Attributes:
-        sizes: rows of each data set; they are numbered through.
-        counts: examples of each in an epoch. A data set with more rows continues in the next epoch where it stopped in this
-            one; one with fewer is drawn several times.
+        sizes: rows of each data set; row numbers continue from one data set to the next.
+        counts: examples of each data set in an epoch. A data set with more rows continues in the next epoch where it stopped
+            in this one; the rows of a smaller one are drawn several times.
     """
 
     sizes: tuple[int, ...]
@@ -79,8 +89,9 @@ class Mixture(NamedTuple):
 
     @classmethod
     def weighted(cls, sizes: Sequence[int], weights: Sequence[float], stopping_strategy: str) -> Mixture:
-        """Examples in the proportion of `weights`, until every row of the first data set was drawn (``first_exhausted``)
-        or of the last (``all_exhausted``)."""
+        """Examples in the proportion of `weights`. An epoch ends when one data set (``first_exhausted``) or all of them
+        (``all_exhausted``) have had every row drawn."""
+        # The length of an epoch at which each data set would be drawn exactly once.
         whole = [size / weight for size, weight in zip(sizes, weights, strict=True)]
         length = min(whole) if stopping_strategy == "first_exhausted" else max(whole)
         return cls(tuple(sizes), tuple(max(1, round(length * weight)) for weight in weights))
@@ -90,22 +101,22 @@ class EpochSampler:
     """Draws the examples of an epoch in an order given by (seed, epoch).
 
     The last global batch of an epoch is filled up with `FILLER`, which has no labels and no pairs, so that every process
-    gets as many batches and no example is seen twice; the losses divide by the labels and pairs that are really there.
+    gets the same number of batches and no example is seen twice; the losses are divided by the labels and pairs that exist.
 
     Args:
-        mixture: the examples of an epoch; a number of rows for every row once.
+        mixture: the examples of an epoch; a number of rows means every row once.
         multiple: examples of one micro-batch over all processes; 1 for no filling.
         seed: of the order.
-        shuffle: False keeps the rows' order.
-        lengths: (rows,) tokens of each row. Where given, the examples of an optimizer step are put in order of length, so
-            that those of one micro-batch are alike and little of it is padding. Which examples a step sees does not change,
-            nor do losses and gradients, which are divided by the counts of the optimizer step.
-        window: examples of an optimizer step over all processes; with `lengths` or `replay_ratio`.
-        replay_ratio: share of the examples that replay the pairs of one from an earlier optimizer step of the run.
-        replay_current: from the same optimizer step instead, where an earlier one is there.
+        shuffle: False keeps the order of the rows.
+        lengths: (E,) tokens of each row. If given, the examples of an optimizer step are sorted by length, so that the
+            examples of a micro-batch have similar lengths and little padding. The examples of a step do not change, nor do
+            losses and gradients, which are divided by the counts of the optimizer step.
+        window: examples of an optimizer step over all processes; used with `lengths` and `replay_ratio`.
+        replay_ratio: share of the examples that replay the pairs of an example from an earlier optimizer step of the run.
+        replay_current: take the pairs from the same optimizer step instead; the first step still replays nothing.
 
     Attributes:
-        epoch: whose examples are drawn next; the trainer sets it.
+        epoch: of the examples to draw next; the trainer sets it.
     """
 
     def __init__(
@@ -129,7 +140,8 @@ class EpochSampler:
         self.replay_ratio = replay_ratio
         self.replay_current = replay_current
         self.epoch = 0
-        self._orders: dict[int, np.ndarray] = {}  # (2, size), passes and rows of an epoch's examples
+        # Passes and rows of the examples of past epochs, (2, S) each, for replay.
+        self._orders: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return self.padded
@@ -140,7 +152,8 @@ class EpochSampler:
         if self.lengths is not None:
             windows = np.arange(self.size) // self.window
             lengths = self.lengths[rows[order]]
-            longest_first = np.lexsort((-lengths, windows))  # so that memory shows at once
+            # Longest first, so that a lack of memory shows at the first step.
+            longest_first = np.lexsort((-lengths, windows))
             order = order[longest_first]
         replayed = self._replayed(epoch)
         for place, index in enumerate(order.tolist()):
@@ -149,10 +162,10 @@ class EpochSampler:
             yield Draw(epoch, FILLER)
 
     def _replayed(self, epoch: int) -> dict[int, Draw]:
-        """What is replayed in an epoch, by the place of the example that brings it along.
+        """The replayed examples of an epoch, by the place of the example that they are trained with.
 
-        The n examples that a run has drawn before an optimizer step are numbered through, and each of the step's examples
-        takes one of these numbers at random.
+        The examples that a run has drawn before an optimizer step have the numbers 0 to n - 1, and each example of the step
+        that replays takes one of these numbers at random.
         """
         replayed: dict[int, Draw] = {}
         if not self.replay_ratio:
@@ -162,7 +175,8 @@ class EpochSampler:
         for place in np.flatnonzero(chance_S < self.replay_ratio).tolist():
             step_begin = place // self.window * self.window
             before = epoch * self.size + step_begin
-            if not before:  # the first step of the run
+            # Nothing was drawn before the first step of the run. The control skips it too, for equal compute.
+            if not before:
                 continue
             if self.replay_current:
                 examples = min(self.window, self.size - step_begin)
@@ -173,7 +187,7 @@ class EpochSampler:
         return replayed
 
     def _numbered(self, number: int) -> Draw:
-        """The example of this number in the run, before those of an optimizer step are put in order of length."""
+        """The example with this number in the run, before the examples of a step are sorted by length."""
         epoch, place = divmod(number, self.size)
         if epoch not in self._orders:
             passes, rows, order = self._examples(epoch)
@@ -183,14 +197,15 @@ class EpochSampler:
         return Draw(row_pass, row)
 
     def _examples(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Passes and rows of the examples of an epoch, (size,) each, and their order, (size,) indices."""
+        """Passes and rows of the examples of an epoch, (S,) each, and their order, (S,) indices."""
         all_passes, all_rows, all_shares = [], [], []
         offset = 0
         for source, (size, count) in enumerate(zip(*self.mixture, strict=True)):
-            # A data set is drawn pass by pass, in an epoch `count` of its `size` rows.
+            # A data set is drawn pass by pass; an epoch takes the next `count` rows, which may be in several passes.
             drawn = np.arange(epoch * count, (epoch + 1) * count)
             passes = drawn // size
             rows = drawn % size
+            # A pass that is cut by epochs needs an order of its own. If a pass is an epoch, the order below shuffles it.
             if self.shuffle and count != size:
                 for number in np.unique(passes):
                     permuted = generator(self.seed, int(number), source, _MIXED).permutation(size)
@@ -202,18 +217,19 @@ class EpochSampler:
         if self.shuffle:
             order = generator(self.seed, epoch, 0, _ORDER).permutation(self.size)
         else:
-            order = np.argsort(np.concatenate(all_shares), kind="stable")  # evenly mixed
+            # By the share of its data set that an example completes: evenly mixed, and each data set in its own order.
+            order = np.argsort(np.concatenate(all_shares), kind="stable")
         return np.concatenate(all_passes), np.concatenate(all_rows), order
 
 
 class DrawnExamples:
-    """Examples by `Draw`, with what is random about them.
+    """The examples that belong to `Draw`s, as sampled for each of them.
 
     Args:
-        store: the examples, of several data sets one after the other.
+        store: the examples; several data sets are concatenated.
         objective, seed, jepa_ratio: see `ExampleDraw`.
-        filler_id: a token id for rows that stand for nothing.
-        mixture: how many examples of which data set make an epoch; None for every row once.
+        filler_id: the token id of a `FILLER`.
+        mixture: examples of each data set in an epoch; None for every row once.
     """
 
     def __init__(
@@ -236,7 +252,7 @@ class DrawnExamples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each of the E examples, (E,) int64."""
+        """Tokens of each example, (E,) int64."""
         stores: list[Any] = getattr(self.store, "datasets", [self.store])
         return np.concatenate([store.lengths for store in stores])
 
@@ -247,5 +263,6 @@ class DrawnExamples:
         example = self._draw(self.store[row], epoch, row)
         if replayed is None:
             return example
+        # Sampled as it was for its own draw: the same pairs, masks and spans as when it was trained on.
         earlier = self[replayed]
         return example._replace(replayed=earlier) if earlier.pairs else example

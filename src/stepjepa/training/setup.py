@@ -1,5 +1,5 @@
-"""What happens once before training: tokenizer, LoRA, predictor rows and head, the choice of forward, the collator, the
-number of steps."""
+"""The setup before training: tokenizer, LoRA, predictor rows and head, the choice of forward, the collator, the number of
+steps."""
 
 from __future__ import annotations
 
@@ -50,17 +50,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAConfig)
 Collator = Callable[[list[Example]], Batch]
-_SETUP, _ATTENTION = "_stepjepa_setup", "_stepjepa_attention_before"  # on the model
+# Attributes on the causal LM: its `ModelSetup`, and its attention before that.
+_SETUP, _ATTENTION = "_stepjepa_setup", "_stepjepa_attention_before"
 
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """What was done to the model.
+    """How a model was set up.
 
     Attributes:
         vocabulary: V of the LM softmax, rows of the model's embedding.
-        predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (of the first alone where it is repeated); where
-            views are masked, V+K of the mask token.
+        predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (only the first if it is repeated), and if views
+            are masked, V+K of the mask token.
         forward: ``packed``, ``two_pass`` or ``inline``.
         objective: of the run.
         frozen: names of the parameters that were frozen because no loss reaches them.
@@ -74,10 +75,10 @@ class ModelSetup:
 
 
 def setup_of(model: nn.Module) -> ModelSetup:
-    """What `set_up_model` did to a model.
+    """The setup by `set_up_model` of a model.
 
     Raises:
-        ConfigError: nothing.
+        ConfigError: the model was not set up.
     """
     setup = vars(causal_lm(model)).get(_SETUP)
     if setup is None:
@@ -86,8 +87,8 @@ def setup_of(model: nn.Module) -> ModelSetup:
 
 
 def detach_setup(model: nn.Module) -> None:
-    """Undo `set_up_model`, but for the weights that were trained. Forward, attention and the parameters that take a gradient
-    are as before; predictor rows, head and target encoder are gone; the configuration is an equal one."""
+    """Undo `set_up_model`, except for the trained weights. Forward, attention and the parameters that require gradients are
+    as before; predictor rows, head and target encoder are removed; the configuration is an equal copy."""
     inner = causal_lm(model)
     release(inner)
     detach_forest_forward(inner)
@@ -110,18 +111,19 @@ def set_up_model(
 ) -> tuple[Any, ModelSetup]:
     """Add LoRA, predictor rows and head, choose the forward, and let the model take batches.
 
-    What an earlier trainer has attached to the model is dropped; its weights stay trained. Predictor rows begin as copies of
-    the vocabulary's where the tokenizer already knows predictor tokens (a model written with ``--keep_predictors``).
+    The setup of an earlier trainer is removed; its weights stay trained. If the tokenizer already has predictor tokens (a
+    model written with ``--keep_predictors``), the predictor rows start as copies of theirs.
 
     Returns:
-        The model (with `peft_config` a PEFT model around a copy that shares the weights' memory) and what was done.
+        The model (with `peft_config` a PEFT model around a copy that shares the weights' memory) and its setup.
 
     Raises:
-        ConfigError: the model cannot compute the forward that was asked for.
+        ConfigError: the model cannot compute the requested forward.
     """
     inner: Any = causal_lm(model)
     detach_setup(model)
-    if text_config(inner.config)._attn_implementation in OWN:  # made of the configuration of a model in training
+    # A model constructed from the configuration of a model in training has this library's attention already.
+    if text_config(inner.config)._attn_implementation in OWN:
         use_attention(inner, "sdpa")
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
@@ -134,44 +136,51 @@ def set_up_model(
     inner = causal_lm(model)
     if inner is not model and tokenizer is not None:
         warn_of_untrained(model, tokenizer, options.chat_template_kwargs)
+    # Other models may share these configuration objects, and the setup and the Trainer write to them.
     own_configs(inner)
     vars(inner)[_ATTENTION] = text_config(inner.config)._attn_implementation
-    # Rows, head and modules are drawn by the seed alone, whatever was drawn before.
-    vocabulary, rows, objective, other = vocabulary_size(inner), None, objective_of(options), None
+    # Rows, head and modules depend on the seed alone, not on the state of the global generator.
+    vocabulary, rows, objective, encoder = vocabulary_size(inner), None, objective_of(options), None
     if objective.learned_tokens:
         names = predictor_names(objective.learned_tokens, objective.groups)
         rows = PredictorRows.drawn(inner, len(names), seed, known_predictors(tokenizer, vocabulary, names))
+        # float32 like PEFT's own weights, because a shorter dtype loses small steps.
         if inner is not model:
-            rows = rows.float()  # as PEFT keeps its own weights: small steps are lost in a shorter dtype
+            rows = rows.float()
     if objective.makes_pairs:
         width = inner.get_output_embeddings().weight.shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             modules = objective.modules(width, vocabulary)
-        other = other_encoder(options, inner, tokenizer)
-        target_width = width if other is None else other.get_output_embeddings().weight.shape[1]
+        encoder = separate_encoder(options, inner, tokenizer)
+        target_width = width if encoder is None else encoder.get_output_embeddings().weight.shape[1]
         head = options.predictor_head
+        # A distance needs states of the same width.
         if target_width != width and head == "none":
             head = "linear"
             logger.warning(
                 "states of %s have %d dimensions: a linear head maps to them", options.target_encoder, target_width
             )
         add_extras(inner, rows, head, seed, modules, objective.groups, target_width)
-        for model_read in (inner, other):
+        # Called for its error: a layer that one of the models does not have.
+        for model_read in (inner, encoder):
             for layer in objective.layers:
                 if layer is not None and model_read is not None:
                     known_layers(model_read, layer)
-    # The Trainer's own NEFTune scales by the length of a packed row, and would change targets.
+    # NEFTune is part of this forward: the Trainer's scales by the length of a packed row, and would change targets.
     attach_forest_forward(model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None))
     predictor_ids = [] if rows is None else rows.ids
     ids = placed_predictors(predictor_ids, options, len(objective.groups))
-    asked = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
-    compiled = bool(getattr(options, "torch_compile", False))  # which keeps its shapes, and so dense rows
-    forward = choose_forward(model, asked, vocabulary, device, ids, keep=compiled)
-    if other is not None:
-        encodes = "two_pass" if forward == "two_pass" else "packed"
-        choose_forward(other, encodes, vocabulary_size(other), device, keep=compiled)
-        OtherEncoder(inner, other)
+    # Without pairs, nothing is inserted into a chat, and `inline` is `packed`.
+    requested = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
+    # A compiled model keeps its shapes, and so dense rows.
+    compiled = bool(getattr(options, "torch_compile", False))
+    forward = choose_forward(model, requested, vocabulary, device, ids, keep=compiled)
+    if encoder is not None:
+        encoder_forward = "two_pass" if forward == "two_pass" else "packed"
+        choose_forward(encoder, encoder_forward, vocabulary_size(encoder), device, keep=compiled)
+        OtherEncoder(inner, encoder)
+    # Distributed processes would wait for the gradients of parameters that text cannot reach.
     frozen = freeze_unreached(model, ids)
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
@@ -181,42 +190,44 @@ def set_up_model(
     return model, setup
 
 
-def other_encoder(
+def separate_encoder(
     options: JEPAOptions, inner: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> PreTrainedModel | None:
-    """The model of its own that encodes the targets, in the dtype and on the device of the causal LM that is trained; None
-    where that one encodes them itself.
+    """The separate model that encodes the targets, with the dtype and on the device of the trained causal LM; None if the
+    trained model, or a copy of its weights, encodes them.
 
     Raises:
-        ConfigError: it cannot be loaded, or reads other token ids or fewer positions.
+        ConfigError: it cannot be loaded, or has other token ids or fewer positions.
     """
     name = options.target_encoder
     if name in TARGET_ENCODERS:
         return None
     try:
-        own_tokenizer = load_tokenizer(name)
-        other = load_model(name, own_tokenizer, dtype=str(inner.dtype).removeprefix("torch."))
+        encoder_tokenizer = load_tokenizer(name)
+        encoder = load_model(name, encoder_tokenizer, dtype=str(inner.dtype).removeprefix("torch."))
     except ConfigError as error:
         raise ConfigError(f"{_NAME.target_encoder}: {error}") from error
-    known, read = own_tokenizer.get_vocab(), {} if tokenizer is None else tokenizer.get_vocab()
-    differing = [token for token, index in read.items() if known.get(token) != index]
+    # It gets the token ids of the trained model. It may have more tokens, but none of these may have another id.
+    known, used = encoder_tokenizer.get_vocab(), {} if tokenizer is None else tokenizer.get_vocab()
+    differing = [token for token, index in used.items() if known.get(token) != index]
     if differing:
         raise ConfigError(
             f"{_NAME.target_encoder} {name}: has another tokenizer ({len(differing)} tokens have other ids, such as "
             f"{min(differing)!r}); give a model with the tokenizer of the trained one"
         )
-    positions, limit = max_positions(other), max_positions(inner)
+    # Learned positions of both models; None means rotary ones, without a limit.
+    positions, limit = max_positions(encoder), max_positions(inner)
     if positions is not None and (limit is None or limit > positions):
         raise ConfigError(
             f"{_NAME.target_encoder} {name}: has {positions} learned positions, fewer than the trained model; give another"
         )
-    other.to(embedding_rows(inner).device)  # type: ignore[arg-type]
-    attach_forest_forward(other, vocabulary_size(other))
-    return other
+    encoder.to(embedding_rows(inner).device)  # type: ignore[arg-type]
+    attach_forest_forward(encoder, vocabulary_size(encoder))
+    return encoder
 
 
 def target_fingerprint(options: JEPAOptions) -> dict[str, str]:
-    """A digest of the model in a folder that encodes the targets, by what it is; empty where there is none."""
+    """The digest of a target encoder in a folder, by its name in messages; empty without such an encoder."""
     folder = Path(options.target_encoder)
     if options.target_encoder in TARGET_ENCODERS or not folder.is_dir():
         return {}
@@ -224,10 +235,12 @@ def target_fingerprint(options: JEPAOptions) -> dict[str, str]:
 
 
 def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataReport], options: JEPAOptions) -> None:
-    """Warn of rows that are longer than what a rotary model was made for; rows for learned positions are cut before."""
+    """Warn of rows with more tokens than a rotary model was trained for."""
+    # Rows for learned positions were cut when they were encoded.
     config: Any = text_config(model.config)
     rope = getattr(config, "rope_parameters", None) or {}
     made_for = getattr(config, "max_position_embeddings", None) or 0
+    # Some configurations give the extended length only as a factor on the original one.
     made_for = max(made_for, rope.get("factor", 1) * rope.get("original_max_position_embeddings", 0))
     for report in reports.values():
         longest = options.max_length if options.streaming else report.token_length.get("max", 0)
@@ -256,13 +269,13 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
 
 
 def tokenizer_for(name: str, train_dataset: object, options: JEPAOptions) -> tuple[PreTrainedTokenizerBase, object]:
-    """The tokenizer that comes with a model; a preset's is trained on the training data.
+    """The tokenizer of a model; that of a preset is trained on the training data.
 
     Returns:
-        It, and the training data, as a list if they could be read but once.
+        The tokenizer and the training data, as a list if they are an iterator, which can be read only once.
 
     Raises:
-        ConfigError: a preset without rows to train a tokenizer on, or a tokenizer that cannot be loaded.
+        ConfigError: a preset has no rows to train a tokenizer on, or the tokenizer cannot be loaded.
     """
     if not is_preset(name):
         return load_tokenizer(name), train_dataset
@@ -277,10 +290,10 @@ def tokenizer_for(name: str, train_dataset: object, options: JEPAOptions) -> tup
 
 
 def planned_steps(args: TrainingArguments, examples: int | None, processes: int) -> int:
-    """Optimizer steps of a run as `transformers.Trainer` counts them; `examples` of an epoch, None of a stream.
+    """Optimizer steps of a run as `transformers.Trainer` counts them; `examples` is the number per epoch, None for a stream.
 
     Raises:
-        ConfigError: an epoch has no batch, because its only one is not full and is dropped.
+        ConfigError: an epoch has no batch, because its only batch is incomplete and dropped.
     """
     if examples is None:
         return args.max_steps
