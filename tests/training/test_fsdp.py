@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import cache
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from support.rows import write
@@ -56,17 +58,24 @@ EQUAL = [name for name in CASES if name != "bf16"]
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory, tokenizer):
-    """What a case came to on two processes that share the weights; a pair of processes for all short ones, and for all long
-    ones."""
+    """The outcome of a case on two processes that share the weights; one pair of processes runs all short cases, and one all
+    long ones. The workers of a test run share them."""
+    folder_of_all = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder_of_all = folder_of_all.parent
 
     @cache
     def run(long: bool) -> dict[str, dict]:
         cases = {name: options for name, options in CASES.items() if (name in LONG) == long}
-        folder = tmp_path_factory.mktemp("sharded")
-        (folder / "cases.json").write_text(json.dumps(cases))
-        tokenizer.save_pretrained(folder / "tokenizer")
-        done = launch([folder])
-        assert done.returncode == 0, done.stderr[-3000:]
+        folder = folder_of_all / f"sharded-{'long' if long else 'short'}"
+        with FileLock(folder.with_suffix(".lock")):
+            if not (folder / "done").exists():
+                folder.mkdir(exist_ok=True)
+                (folder / "cases.json").write_text(json.dumps(cases))
+                tokenizer.save_pretrained(folder / "tokenizer")
+                done = launch([folder])
+                assert done.returncode == 0, done.stderr[-3000:]
+                (folder / "done").touch()
         return {name: {"folder": folder / name, **torch.load(folder / f"{name}.pt")} for name in cases}
 
     return lambda name: run(name in LONG)[name]
