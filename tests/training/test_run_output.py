@@ -21,11 +21,12 @@ from transformers import TrainerControl, TrainerState
 from stepjepa.cli.main import main
 from stepjepa.modeling.load import load_model
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.metrics import RunDisplay, clock, log_line
+from stepjepa.training.metrics import RunDisplay, log_line
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import conclusion, start_summary, steps_line
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.terminal import only_results
+from stepjepa.utils.text import clock
 from support.rows import step_rows, write
 
 FLAGS = "--model_name tiny --step_jepa --batch_size 4 --logging_steps 1 --save_strategy no"

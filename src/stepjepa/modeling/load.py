@@ -156,6 +156,8 @@ def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool
             tokenizer = AutoTokenizer.from_pretrained(
                 **source, mistral_format=False, trust_remote_code=trust_remote_code
             )
+        # Some damaged settings only fail when a text is encoded.
+        tokenizer("text")
     except Exception as error:
         raise _not_loaded("tokenizer", name, error) from None
     return tokenizer

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -28,7 +27,7 @@ from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts,
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
-from stepjepa.utils.text import counted, scaled, written
+from stepjepa.utils.text import clock, counted, scaled, written
 from stepjepa.version import __version__
 
 if TYPE_CHECKING:
@@ -265,7 +264,7 @@ def _cost(run: ReportedRun) -> list[str]:
     return [
         run.label,
         f"{max(steps):,.0f}" if steps else "-",
-        "-" if seconds is None else str(timedelta(seconds=round(seconds))),
+        "-" if seconds is None else clock(seconds),
         written(number(run.metrics, "train_samples_per_second"), ".3g"),
         scaled(flops),
     ]

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -280,11 +279,6 @@ def log_line(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
     shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
     numbers = [f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))]
     return "  ".join(numbers)
-
-
-def clock(seconds: float) -> str:
-    """``0:01:05``."""
-    return str(timedelta(seconds=round(seconds)))
 
 
 class RunDisplay(ProgressCallback):

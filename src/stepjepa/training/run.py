@@ -32,13 +32,13 @@ from stepjepa.objectives.base import find_objective, objective_of
 from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.datasets import Sources
-from stepjepa.training.metrics import clock, log_line
+from stepjepa.training.metrics import log_line
 from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.files import read_object, write_json
 from stepjepa.utils.terminal import is_main_process, say
-from stepjepa.utils.text import counted
+from stepjepa.utils.text import clock, counted
 
 _NAME = Names(RunOptions, JEPAConfig)
 # Rows of each file that are read to see whether the answers have steps.

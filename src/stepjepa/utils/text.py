@@ -72,6 +72,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def clock(seconds: float) -> str:
+    """``0:01:05``. A damaged record may hold more seconds than `datetime.timedelta` does."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
 def scaled(value: float | None) -> str:
     """A large number with a prefix: 1.23e15 is "1.23 P"."""
     if value is None:
