@@ -183,9 +183,9 @@ class LossMeter:
             makes_pairs: whether the objective compares pairs.
         """
         # A process without a micro-batch takes part in the sum, or the others would wait forever.
-        sums = [] if self.sums is None else self.sums.tolist()
+        sums = torch.zeros(0) if self.sums is None else self.sums
         missing = 2 * len(self.names) + 5 - len(sums)
-        totals = over_processes([*sums, *[0.0] * missing], accelerator)
+        totals = over_processes(F.pad(sums, (0, missing)), accelerator)
         *parts, pairs, cosine, self.tokens, right, entropy = totals
         metrics = {}
         for name, total, count in zip(self.names, parts[::2], parts[1::2], strict=True):
