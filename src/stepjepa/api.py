@@ -65,7 +65,11 @@ __all__ = [
 ]
 
 # Functions of other modules that are public without a wrapper here; they are imported on first use.
-_MODULES = {"check": "stepjepa.inspect.check", "inspect": "stepjepa.inspect.view", "report": "stepjepa.report.run"}
+_MODULES = {
+    "check": "stepjepa.inspect.check",
+    "inspect": "stepjepa.inspect.view",
+    "report": "stepjepa.report.run",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -122,7 +126,9 @@ def train(**options: Unpack[TrainKeywords]) -> TrainResult:
     # A run that was already complete has no trainer and no next commands.
     if result.trainer is None:
         return result
-    return dataclasses.replace(result, text=f"{result.text}\n{_next_commands(run, result.output_dir)}")
+    return dataclasses.replace(
+        result, text=f"{result.text}\n{_next_commands(run, result.output_dir)}"
+    )
 
 
 def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
@@ -155,7 +161,9 @@ def _show_first_row(run: RunOptions, config: JEPAConfig) -> None:
 
     method = {name: getattr(config, name) for name in options_of(JEPAOptions)}
     try:
-        print_drawn(str(show_row((run.train_file or [""])[0], run.model_name, seed=config.seed, **method)))
+        print_drawn(
+            str(show_row((run.train_file or [""])[0], run.model_name, seed=config.seed, **method))
+        )
     except StepJepaError as error:
         print_text(f"note   the first row cannot be shown: {error}")
 
@@ -203,7 +211,9 @@ def _next_commands(run: RunOptions, output: Path) -> str:
 
 
 def export(
-    checkpoint: str | os.PathLike[str], output_dir: str | os.PathLike[str], **options: Unpack[ExportKeywords]
+    checkpoint: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    **options: Unpack[ExportKeywords],
 ) -> Export:
     """Write a checkpoint as the final model of its run: ``stepjepa export``.
 
@@ -373,7 +383,9 @@ def prepare(data: object = None, **options: Unpack[PrepareKeywords]) -> PrepareR
     return run(checked_options(PrepareOptions, options), data)
 
 
-def study(file: str | os.PathLike[str] | None = None, **options: Unpack[StudyKeywords]) -> StudyResult:
+def study(
+    file: str | os.PathLike[str] | None = None, **options: Unpack[StudyKeywords]
+) -> StudyResult:
     """Train and compare the arms of a study over paired seeds, or resume it: ``stepjepa study``.
 
     Args:

@@ -55,7 +55,9 @@ class RunError(StepJepaError):
 
 def said(error: BaseException, lines: int | None = None) -> str:
     """The first `lines` of an error's message (None for all), folded into one; its type if the message is empty."""
-    return " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__
+    return (
+        " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__
+    )
 
 
 def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowError:
@@ -114,7 +116,9 @@ def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
         reason = why_not_written(error)
         if reason is None:
             raise
-        raise RunError(f"{os.fspath(what)}: could not be written ({reason}); free some space, then {then}") from error
+        raise RunError(
+            f"{os.fspath(what)}: could not be written ({reason}); free some space, then {then}"
+        ) from error
 
 
 @contextmanager
@@ -131,7 +135,9 @@ def explaining(lower: str, then: str) -> Iterator[None]:
         with writing(getattr(error, "filename", None) or "a file", then):
             if not is_out_of_memory(error):
                 raise
-        raise RunError(f"out of memory ({_allocation(error)}); lower {lower}, then {then}") from error
+        raise RunError(
+            f"out of memory ({_allocation(error)}); lower {lower}, then {then}"
+        ) from error
 
 
 def _allocation(error: Exception) -> str:

@@ -34,7 +34,13 @@ from stepjepa.data.types import Batch, Example, ForestOutput
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import begin_targets, move_targets, target_encoder
 from stepjepa.modeling.load import check_vocabulary, max_positions
-from stepjepa.modeling.parts import causal_lm, embedding_rows, is_sharded, text_config, vocabulary_size
+from stepjepa.modeling.parts import (
+    causal_lm,
+    embedding_rows,
+    is_sharded,
+    text_config,
+    vocabulary_size,
+)
 from stepjepa.objectives.base import objective_of
 from stepjepa.objectives.options import ReplayOptions
 from stepjepa.training.datasets import chat_tokenizer, encode
@@ -50,7 +56,16 @@ if TYPE_CHECKING:
 
     from stepjepa.keywords import EncoderKeywords
 
-__all__ = ["Collator", "Encoder", "attach", "counts", "detach", "forward", "loss", "move_target_encoder"]
+__all__ = [
+    "Collator",
+    "Encoder",
+    "attach",
+    "counts",
+    "detach",
+    "forward",
+    "loss",
+    "move_target_encoder",
+]
 
 _NAME = Names(LoopOptions)
 # Options that only a Trainer reads: its own, those of its output, and those of the order of examples. Accepted and ignored,
@@ -88,7 +103,9 @@ class Encoder:
         # By our names, so that another spelling of such an option is refused, too.
         for name in by_our_names(options, LoopOptions):
             if name in ONLY_TRAINERS:
-                raise ConfigError(f"{name} is for JEPATrainer, and a loop of your own decides it; leave it out")
+                raise ConfigError(
+                    f"{name} is for JEPATrainer, and a loop of your own decides it; leave it out"
+                )
         self.options = checked_options(LoopOptions, options)
         self.tokenizer = chat_tokenizer(tokenizer, self.options)
         # Padding is masked by its place, so any id will do.
@@ -108,8 +125,12 @@ class Encoder:
             DataError: no row can be trained on, or no row has a pair for a JEPA objective.
         """
         options = self.options
-        store, self.report = encode(rows, self.tokenizer, options, self.positions, vocabulary=self.vocabulary)
-        return DrawnExamples(store, objective_of(options), options.seed, options.jepa_ratio, self.pad_id)
+        store, self.report = encode(
+            rows, self.tokenizer, options, self.positions, vocabulary=self.vocabulary
+        )
+        return DrawnExamples(
+            store, objective_of(options), options.seed, options.jepa_ratio, self.pad_id
+        )
 
     def __call__(self, rows: object, epoch: int = 0) -> list[Example]:
         """The examples of an epoch in the order of the rows.
@@ -145,7 +166,9 @@ class Collator:
         inner = causal_lm(extract_model_from_parallel(model))
         setup = setup_of(inner)
         if setup.objective.options != encoder.options:
-            raise ConfigError("the model was attached with another Encoder: attach it with this one")
+            raise ConfigError(
+                "the model was attached with another Encoder: attach it with this one"
+            )
         attention = text_config(inner.config)._attn_implementation
         device = embedding_rows(inner).device.type
         collator: Any = make_collator(setup, encoder.options, encoder.pad_id, attention, device)
@@ -232,7 +255,9 @@ def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor
     return window_counts(objective_of(encoder.options), batches, batches[0].label_ids.device)
 
 
-def loss(output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+def loss(
+    output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | None = None
+) -> torch.Tensor:
     """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the optimizer step: () with its graph.
 
     DDP and FSDP average gradients over the processes: if `counts` are summed over them, multiply the loss by their number.

@@ -126,7 +126,9 @@ def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
     n, width = source.shape
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
     top_100 = float(spectrum[:100].mean())
-    return GeometryNumbers(n, width, pair_numbers(source, target), _view(source), _view(target), top_100)
+    return GeometryNumbers(
+        n, width, pair_numbers(source, target), _view(source), _view(target), top_100
+    )
 
 
 def _view(states: np.ndarray) -> ViewNumbers:
@@ -206,7 +208,9 @@ def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
         center: subtract the mean row first.
     """
     states_ND = states.astype(np.float64)
-    return np.linalg.svd(states_ND - states_ND.mean(axis=0) if center else states_ND, compute_uv=False)
+    return np.linalg.svd(
+        states_ND - states_ND.mean(axis=0) if center else states_ND, compute_uv=False
+    )
 
 
 def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearMap:
@@ -223,10 +227,13 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
 
     source_ND, target_ND = source.astype(np.float64), target.astype(np.float64)
     n = len(source_ND)
-    order, held = np.random.default_rng(seed).permutation(n), min(max(1, round(n * TEST_SHARE)), n - 2)
+    order = np.random.default_rng(seed).permutation(n)
+    held = min(max(1, round(n * TEST_SHARE)), n - 2)
     test, train = order[:held], order[held:]
     # gelsy is a rank-revealing QR decomposition, three times as fast as the SVD.
-    map_DD, *_ = linalg.lstsq(source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy")
+    map_DD, *_ = linalg.lstsq(
+        source_ND[train], target_ND[train], cond=CUTOFF, lapack_driver="gelsy"
+    )
 
     def error(predicted: np.ndarray, rows: np.ndarray) -> float:
         residual = predicted - target_ND[rows]
@@ -254,14 +261,18 @@ def check_views(source: np.ndarray, target: np.ndarray) -> None:
     """
     for name, states in (("source", source), ("target", target)):
         if states.ndim != 2 or len(states) < 2:
-            raise DataError(f"{name} must be of shape (rows, width) with two rows or more, not {states.shape}")
+            raise DataError(
+                f"{name} must be of shape (rows, width) with two rows or more, not {states.shape}"
+            )
         bad_N = ~np.isfinite(states).all(axis=1)
         if bad_N.any():
             raise DataError(
                 f"{name}: {bad_N.sum()} of {len(states)} rows are not finite, the first is row {bad_N.argmax()}"
             )
     if source.shape != target.shape:
-        raise DataError(f"source is of shape {source.shape} and target of {target.shape}: row i of both must be a pair")
+        raise DataError(
+            f"source is of shape {source.shape} and target of {target.shape}: row i of both must be a pair"
+        )
 
 
 def _blocks(rows: int) -> Iterator[slice]:
@@ -297,7 +308,9 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
     for name, view in (("source", numbers.source), ("target", numbers.target)):
         rank, cosine = view.effective_rank, view.pairwise_cosine
         if most >= RANK_ROWS and rank < LOW_RANK:
-            text = f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
+            text = (
+                f"{name} states have an effective rank of {rank:.2f} of {most} (below {LOW_RANK})"
+            )
             signs.append(CollapseSign("low_rank", name, text))
         if cosine >= CONE_COSINE:
             text = (

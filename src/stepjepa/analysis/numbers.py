@@ -29,7 +29,11 @@ _VIEWS: _Columns = {
     "own cosine": ("pairwise_cosine", ".3f", "mean cosine of two states of a view"),
 }
 _TOP: _Columns = {
-    "top 100 s-t": ("difference_top_100", ".4g", "mean of the 100 largest singular values of source less target"),
+    "top 100 s-t": (
+        "difference_top_100",
+        ".4g",
+        "mean of the 100 largest singular values of source less target",
+    ),
 }
 # Methods of prediction, which are rows of their table.
 _PREDICTION: _Columns = {
@@ -86,7 +90,17 @@ class GeometryComparison:
     def _pairs(self) -> Iterator[str]:
         rows = [[label, *_row(_PAIRS, measures.pairs)] for label, measures in self.shown.items()]
         chance = next(iter(self.shown.values())).pairs
-        rows.append(["chance", "", "", "", "", written(chance.chance_at_1, ".1%"), written(chance.chance_mrr, ".3f")])
+        rows.append(
+            [
+                "chance",
+                "",
+                "",
+                "",
+                "",
+                written(chance.chance_at_1, ".1%"),
+                written(chance.chance_mrr, ".3f"),
+            ]
+        )
         yield from _table(["pairs", *_PAIRS], rows, _PAIRS)
 
     def _views(self) -> Iterator[str]:
@@ -99,7 +113,11 @@ class GeometryComparison:
 
     def _prediction(self) -> Iterator[str]:
         """Errors of predicting later states, by horizon."""
-        known = {label: model.prediction for label, model in self.models.items() if model.prediction is not None}
+        known = {
+            label: model.prediction
+            for label, model in self.models.items()
+            if model.prediction is not None
+        }
         horizons = sorted({horizon for errors in known.values() for horizon in errors})
         if not known:
             return
@@ -144,7 +162,9 @@ def _table(head: list[str], rows: list[list[str]], columns: _Columns) -> list[st
 
 
 def compare(
-    states: Mapping[str, States], advance: Callable[[str], None] = lambda label: None, horizon: int = 5
+    states: Mapping[str, States],
+    advance: Callable[[str], None] = lambda label: None,
+    horizon: int = 5,
 ) -> GeometryComparison:
     """Measure every layer of every model.
 

@@ -41,11 +41,17 @@ class AnalysisResult:
 class _Analysis:
     """The models, the rows, and the output folder."""
 
-    file: str | None = option(None, "The data file; usually written without --file, in front of the rest.", _MODELS)
-    models: list[str] | None = option(
-        None, "What stepjepa train has written (adapters and checkpoints too), local folders or Hub ids.", _MODELS
+    file: str | None = option(
+        None, "The data file; usually written without --file, in front of the rest.", _MODELS
     )
-    max_examples: int | None = option(1000, "Read the first so many rows only; none reads all.", _MODELS, at_least=1)
+    models: list[str] | None = option(
+        None,
+        "What stepjepa train has written (adapters and checkpoints too), local folders or Hub ids.",
+        _MODELS,
+    )
+    max_examples: int | None = option(
+        1000, "Read the first so many rows only; none reads all.", _MODELS, at_least=1
+    )
     layers: list[int] | None = option(
         None,
         "Layers whose states are saved: 0 the embeddings, i after layer i, -1 after the final norm. Default: all.",
@@ -55,7 +61,9 @@ class _Analysis:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "float32", "Dtype of the weights; states are float32.", _MODELS
     )
-    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS)
+    attn_implementation: str | None = option(
+        None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS
+    )
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
     batch_size: int = option(16, "Pairs a batch.", _MODELS, at_least=1)
     predictors: int | None = option(
@@ -74,12 +82,18 @@ class _Analysis:
         at_least=1,
         at_most=100,
     )
-    output_dir: str | None = option(None, "Folder for states, numbers and figures. Default: analysis-<data>.", _OUTPUT)
-    overwrite_output_dir: bool = option(False, "Replace what an earlier analysis has written there.", _OUTPUT)
+    output_dir: str | None = option(
+        None, "Folder for states, numbers and figures. Default: analysis-<data>.", _OUTPUT
+    )
+    overwrite_output_dir: bool = option(
+        False, "Replace what an earlier analysis has written there.", _OUTPUT
+    )
 
 
 @dataclass
-class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Analysis):
+class AnalyzeOptions(
+    DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Analysis
+):
     """All options of ``stepjepa analyze``. Options of training have the same meaning as there, and default to the values of
     the models' run."""
 
@@ -89,15 +103,24 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         "rest (split), state before the answer without the steps -> with them (steps_to_answer), or a class of your own. "
         "Without it the views are those that the (first) model was trained with.",
         _METHOD,
-        choices=tuple(name for name, objective in built_in().items() if PredictorOptions in objective.reads),
+        choices=tuple(
+            name for name, objective in built_in().items() if PredictorOptions in objective.reads
+        ),
         own=True,
         brings=("objective_options", own_options),
     )
-    objective_options: dict[str, Any] | None = option(None, "Options of an objective of your own.", _METHOD)
-    last_token: int | None = option(
-        None, "Readout by offset from a view's end (-1, -2, ...). Default: found by name.", _METHOD, secret=False
+    objective_options: dict[str, Any] | None = option(
+        None, "Options of an objective of your own.", _METHOD
     )
-    readout: Literal["last", "mean"] = option("last", "A view's last state, or the mean over its tokens.", _METHOD)
+    last_token: int | None = option(
+        None,
+        "Readout by offset from a view's end (-1, -2, ...). Default: found by name.",
+        _METHOD,
+        secret=False,
+    )
+    readout: Literal["last", "mean"] = option(
+        "last", "A view's last state, or the mean over its tokens.", _METHOD
+    )
 
     def check(self) -> None:
         """Check the values, one by one and together.
@@ -109,7 +132,9 @@ class AnalyzeOptions(DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions,
         example = f"write: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B"
         if not self.file:
             hint = f"; put it in front of --{_NAME.models}, which takes all that follows"
-            raise ConfigError(f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}")
+            raise ConfigError(
+                f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}"
+            )
         if not self.models:
             raise ConfigError(f"--{_NAME.models} is missing; {example}")
 

@@ -45,7 +45,9 @@ def new_figure(
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), layout="constrained", dpi=100)
+    figure = library("matplotlib.figure", "analysis").Figure(
+        figsize=(WIDTH, height), layout="constrained", dpi=100
+    )
     figure.get_layout_engine().set(h_pad=0.07)
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
     for axis in axes:
@@ -58,26 +60,37 @@ def new_figure(
     return figure, axes
 
 
-def draw_lines(axis: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], marks: int = 0) -> None:
+def draw_lines(
+    axis: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], marks: int = 0
+) -> None:
     """A line of (x, y) for each name, in its `look`. About `marks` points of a long line get a marker, all if 0."""
     for i, (name, points) in enumerate(lines.items()):
         every = max(1, len(points) // marks) if marks else 1
         xs = [x for x, _ in points]
         ys = [y for _, y in points]
-        axis.plot(xs, ys, label=name, linewidth=1.8, markersize=5, markevery=(i % every, every), **look(i))
+        axis.plot(
+            xs, ys, label=name, linewidth=1.8, markersize=5, markevery=(i % every, every), **look(i)
+        )
 
 
 def legend_below(figure: Figure, axis: Axes) -> None:
     """One legend for all panels, under them, in as many columns as fit."""
     handles, labels = axis.get_legend_handles_labels()
     columns = max(1, min(len(labels), int(110 / (max(map(len, labels), default=1) + 8))))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10
+    )
 
 
-def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target") -> Figure:
+def spectrum_figure(
+    spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target"
+) -> Figure:
     """Singular values (S,) of several models, largest first, on a logarithmic axis."""
     figure, (axis,) = new_figure(height=4.5, title=title)
-    drawn = {name: list(enumerate(np.where(values > 0, values, np.nan), 1)) for name, values in spectra.items()}
+    drawn = {
+        name: list(enumerate(np.where(values > 0, values, np.nan), 1))
+        for name, values in spectra.items()
+    }
     draw_lines(axis, drawn, marks=8)
     top = max(float(values.max()) for values in spectra.values())
     if top > 0:
@@ -99,11 +112,15 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
     for panel in panels.values():
         known.update(*panel.values())
     layers = sorted(known, key=lambda layer: (layer < 0, layer))
-    figure, axes = new_figure(len(panels), height=1.0 + 2.5 * len(panels), title="By layer", sharex=True)
+    figure, axes = new_figure(
+        len(panels), height=1.0 + 2.5 * len(panels), title="By layer", sharex=True
+    )
     for axis, (label, panel) in zip(axes, panels.items(), strict=True):
         lines = {}
         for name, line in panel.items():
-            lines[name] = [(place, line[layer]) for place, layer in enumerate(layers) if layer in line]
+            lines[name] = [
+                (place, line[layer]) for place, layer in enumerate(layers) if layer in line
+            ]
         draw_lines(axis, lines)
         axis.set_ylabel(label)
     last = len(layers) - 1
@@ -117,7 +134,9 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
     return figure
 
 
-def comparison_figures(comparison: GeometryComparison, states: Mapping[str, States]) -> Iterator[tuple[str, Figure]]:
+def comparison_figures(
+    comparison: GeometryComparison, states: Mapping[str, States]
+) -> Iterator[tuple[str, Figure]]:
     """Name and figure: the spectrum, and the measures by layer if there are several layers."""
     where = "final" if comparison.layer == FINAL else f"layer {comparison.layer}"
     spectra = {}

@@ -102,7 +102,8 @@ def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
             continue
         mean, centre = later[is_train].mean(axis=0), now[is_train].mean(axis=0)
         train, validation, test = (
-            _Part(now[part] - centre, later[part] - mean) for part in (is_train, is_validation, is_test)
+            _Part(now[part] - centre, later[part] - mean)
+            for part in (is_train, is_validation, is_test)
         )
         last_step = now[is_test] - before[is_test]
         predicted = {
@@ -143,7 +144,9 @@ def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     scales = [float(np.sqrt(np.square(side).mean())) or 1.0 for side in train]
 
     def tensors(part: _Part) -> list[torch.Tensor]:
-        return [torch.from_numpy(side / scale).float() for side, scale in zip(part, scales, strict=True)]
+        return [
+            torch.from_numpy(side / scale).float() for side, scale in zip(part, scales, strict=True)
+        ]
 
     (x, y), (valid_x, valid_y), (test_x, _) = tensors(train), tensors(validation), tensors(test)
     width = x.shape[1]
@@ -153,7 +156,11 @@ def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(
-            nn.Linear(width, inside), nn.GELU(), nn.Linear(inside, inside), nn.GELU(), nn.Linear(inside, width)
+            nn.Linear(width, inside),
+            nn.GELU(),
+            nn.Linear(inside, inside),
+            nn.GELU(),
+            nn.Linear(inside, width),
         )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         for step in range(1, _STEPS + 1):

@@ -41,7 +41,13 @@ from stepjepa.errors import ConfigError, DataError, library
 from stepjepa.evaluation.questions import read_record
 from stepjepa.forest.collate import collator_for
 from stepjepa.generation.place import Place, find_model, load_place, load_place_tokenizer
-from stepjepa.modeling.extras import PREDICTORS_FILE, attach_saved, placed_predictors, predictor_names, trained_extras
+from stepjepa.modeling.extras import (
+    PREDICTORS_FILE,
+    attach_saved,
+    placed_predictors,
+    predictor_names,
+    trained_extras,
+)
 from stepjepa.modeling.forward import causal_lm, known_layers
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import embedding_rows
@@ -64,7 +70,9 @@ _NAME = Names(AnalyzeOptions, JEPAOptions)
 # Of a run's own options these are about its files; its tokenizer brings its template.
 _OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
 # Options that say which views there are. `load_analyzed` takes those of the predictors from each model's own run.
-_VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)} - _OF_FILES - {_NAME.predictors}
+_VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)} - _OF_FILES - {
+    _NAME.predictors
+}
 # Those that are read whatever the objective.
 _CHATS = {_NAME.plain, _NAME.chat_template_kwargs, _NAME.system_prompt, _NAME.max_length}
 # One of these that is given decides for the others.
@@ -98,7 +106,9 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
             inputs.append(about)
             check_alike(states)
         bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
-        comparison = compare(states, lambda label: bar.advance(1, label), options.prediction_horizon or 0)
+        comparison = compare(
+            states, lambda label: bar.advance(1, label), options.prediction_horizon or 0
+        )
 
     # Nothing can fail any more: the earlier files make room.
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +145,11 @@ def _earlier_files(folder: Path, overwrite: bool) -> list[Path]:
             f"{folder / 'analysis'}"
         )
     check_writable(folder)
-    files = [path for path in sorted(folder.glob("*")) if path.is_file() and _OWN_FILES.fullmatch(path.name)]
+    files = [
+        path
+        for path in sorted(folder.glob("*"))
+        if path.is_file() and _OWN_FILES.fullmatch(path.name)
+    ]
     if files and not overwrite:
         remedy = f"give another folder, or replace it with --{_NAME.overwrite_output_dir}"
         raise ConfigError(f"{flag}: {files[0].name} is there already; {remedy}")
@@ -169,7 +183,9 @@ class _Collection:
             if settled and self._method.step_splitter == "auto":
                 self._splitter = make_splitter(settled, self._method.step_separator)
         if objective_of(self._method).sampled:
-            bar.say(f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch")
+            bar.say(
+                f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch"
+            )
         self.views = {}
         for name in options_of(ExampleOptions):
             if hasattr(self._options, name):
@@ -198,7 +214,12 @@ class _Collection:
         )
         if options.prediction_horizon is not None:
             states = replace(states, walks=self._walks(model))
-        about = {"label": label, "model": place.name, "predictors": model.method.predictors, "head": model.head}
+        about = {
+            "label": label,
+            "model": place.name,
+            "predictors": model.method.predictors,
+            "head": model.head,
+        }
         del model  # before the next one is loaded
         gc.collect()
         if torch.cuda.is_available():
@@ -206,9 +227,13 @@ class _Collection:
         return states, about
 
     def _pairs(self, model: AnalyzedModel, method: JEPAOptions) -> Pairs:
-        settings = settings_for(self._rows, method, max_positions(causal_lm(model.model)), self._splitter)
+        settings = settings_for(
+            self._rows, method, max_positions(causal_lm(model.model)), self._splitter
+        )
         renderer = make_renderer(model.tokenizer, method)
-        return read_pairs(self._rows, model.tokenizer, renderer, settings, self._options.max_examples)
+        return read_pairs(
+            self._rows, model.tokenizer, renderer, settings, self._options.max_examples
+        )
 
     def _walks(self, model: AnalyzedModel) -> Walks:
         """The states behind the steps of a data set's answers, as a model has them in its chats."""
@@ -319,7 +344,9 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
     return AnalyzedModel(place, model, tokenizer, method, placed, head, description, lacking)
 
 
-def _find_predictors(model: Any, tokenizer: Any, wanted: int | None, same: bool) -> tuple[int, Sequence[int]]:
+def _find_predictors(
+    model: Any, tokenizer: Any, wanted: int | None, same: bool
+) -> tuple[int, Sequence[int]]:
     """K and the ids of the predictors that were saved with the model (`extras.attach_saved`), else of those that are kept in
     its vocabulary; of several groups all."""
     extras = trained_extras(causal_lm(model))
@@ -334,7 +361,9 @@ def _find_predictors(model: Any, tokenizer: Any, wanted: int | None, same: bool)
     need = min(count, 1) if same else count
     if need > size:
         return 0, ()
-    return count, [index for group in range(groups) for index in ids[group * size : group * size + need]]
+    return count, [
+        index for group in range(groups) for index in ids[group * size : group * size + need]
+    ]
 
 
 def as_trained(
@@ -373,7 +402,11 @@ def view_notes(model: AnalyzedModel, method: JEPAOptions) -> Iterator[str]:
     if model.lacking:
         yield f"it does not hold {model.lacking} predictor tokens ({PREDICTORS_FILE})"
     # The model's tokenizer brings the template of its training.
-    names = [name for name in (_NAME.system_prompt, *options_of(TemplateOptions)) if name != _NAME.chat_template]
+    names = [
+        name
+        for name in (_NAME.system_prompt, *options_of(TemplateOptions))
+        if name != _NAME.chat_template
+    ]
     if trained_pairs(own):
         names += [_NAME.objective, _NAME.views, _NAME.step_pairs, _NAME.last_token, _NAME.readout]
     for name in names:

@@ -151,7 +151,9 @@ class Walks(NamedTuple):
         first = np.arange(max(len(self.places) - horizon - 1, 0))
         whole = (self.places[first] == self.places[first + horizon + 1]).all(axis=1)
         at = first[whole]
-        before, now, later = (self.states[at + step].astype(np.float64) for step in (0, 1, horizon + 1))
+        before, now, later = (
+            self.states[at + step].astype(np.float64) for step in (0, 1, horizon + 1)
+        )
         return self.places[at, 0], before, now, later
 
 
@@ -233,7 +235,9 @@ def collect_states(
     """
     chosen = layers_of(model, layers)
     collator = collator_for("two_pass", predictor_ids, pad_token_id, separate_targets=True)
-    views = read_states(model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer)
+    views = read_states(
+        model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer
+    )
     return States(name, pairs.file, chosen, pairs.rows, views[0], views[1])
 
 
@@ -275,7 +279,9 @@ def read_states(
         for begin in range(0, len(order), batch_size):
             numbers = order[begin : begin + batch_size]
             batch = collator([examples[number] for number in numbers]).to(device)
-            places = np.concatenate([np.arange(ends[n] - len(examples[n].pairs), ends[n]) for n in numbers])
+            places = np.concatenate(
+                [np.arange(ends[n] - len(examples[n].pairs), ends[n]) for n in numbers]
+            )
             for index, (sources, targets) in enumerate(_read_layers(inner, batch, layers)):
                 if layers[index] == head_layer and predictor is not None:
                     sources = predictor(sources.float(), batch.groups)
@@ -291,18 +297,24 @@ def read_states(
     return views
 
 
-def _read_layers(inner: Any, batch: Batch, layers: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _read_layers(
+    inner: Any, batch: Batch, layers: Sequence[int]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """States (P, D) of the sources and of the targets of a batch, layer by layer."""
     rows = batch.every_rows
     # Targets in rows of their own count from the first of these.
     shift = 0 if batch.target_rows is None else sum(part.input_ids.numel() for part in rows[:-1])
     targets = replace(batch.targets, positions=batch.targets.positions + shift)
     sizes = [len(batch.sources.positions), len(targets.positions)]
-    by_layer = _states_at(inner, rows, layers, torch.cat([batch.sources.positions, targets.positions]))
+    by_layer = _states_at(
+        inner, rows, layers, torch.cat([batch.sources.positions, targets.positions])
+    )
     read = []
     for layer in layers:
         sides = []
-        for states, side in zip(by_layer[layer].split(sizes), (batch.sources, targets), strict=True):
+        for states, side in zip(
+            by_layer[layer].split(sizes), (batch.sources, targets), strict=True
+        ):
             in_order = replace(side, positions=torch.arange(len(states), device=states.device))
             sides.append(read_vectors(states, in_order))
         read.append((sides[0], sides[1]))
@@ -320,10 +332,14 @@ def _states_at(
         last = first + rows.input_ids.numel()
         here_M = (positions_M >= first) & (positions_M < last)
         if here_M.any():
-            by_layer = layer_states(inner, rows, [None if layer == FINAL else layer for layer in layers])
+            by_layer = layer_states(
+                inner, rows, [None if layer == FINAL else layer for layer in layers]
+            )
             for layer in layers:
                 states_TD = by_layer[None if layer == FINAL else layer]
-                kept_MD = states.setdefault(layer, states_TD.new_empty(len(positions_M), states_TD.shape[1]))
+                kept_MD = states.setdefault(
+                    layer, states_TD.new_empty(len(positions_M), states_TD.shape[1])
+                )
                 kept_MD[here_M] = states_TD[positions_M[here_M] - first]
         first = last
     return states
@@ -349,7 +365,8 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     # One entry, for safetensors writes several in any order.
     about = {"model": states.model, "file": states.file}
     header = {"version": VERSION, **about, "layers": list(states.layers)}
-    with replacing(path) as temporary:  # straight to the disk: some gigabytes need no copy in memory
+    # Straight to the disk: some gigabytes need no copy in memory.
+    with replacing(path) as temporary:
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
 
 

@@ -71,7 +71,9 @@ def _command(summary: str, options: str, **attributes: Any) -> Callable[[Callabl
     """Add a command under the name of a function, whose docstring is its help."""
 
     def add(described: Callable[[], None]) -> None:
-        COMMANDS[described.__name__] = Command(summary, options, described.__doc__ or "", **attributes)
+        COMMANDS[described.__name__] = Command(
+            summary, options, described.__doc__ or "", **attributes
+        )
 
     return add
 
@@ -105,7 +107,11 @@ def demo() -> None:
     """
 
 
-@_command("turn raw questions and answers into chat rows with steps", "data.options:PrepareOptions", required=True)
+@_command(
+    "turn raw questions and answers into chat rows with steps",
+    "data.options:PrepareOptions",
+    required=True,
+)
 def prepare() -> None:
     """stepjepa prepare INPUT
 
@@ -133,7 +139,9 @@ def check() -> None:
 
 
 @_command(
-    "show one training row: tokens, views, predictors, who sees whom", "inspect.view:InspectOptions", required=True
+    "show one training row: tokens, views, predictors, who sees whom",
+    "inspect.view:InspectOptions",
+    required=True,
 )
 def inspect() -> None:
     """stepjepa inspect FILE
@@ -194,7 +202,10 @@ def evaluate() -> None:
     """
 
 
-@_command("where source and target views are in a model: numbers, figures, collapse", "analysis.options:AnalyzeOptions")
+@_command(
+    "where source and target views are in a model: numbers, figures, collapse",
+    "analysis.options:AnalyzeOptions",
+)
 def analyze() -> None:
     """stepjepa analyze FILE --models RUN_A RUN_B
 
@@ -261,7 +272,15 @@ QUIET = "--quiet"
 _MANY_OPTIONS = 40
 
 # Errors that the user's command did not cause; the same command may work later, so the exit status differs.
-_SYSTEM_TROUBLES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_SYSTEM_TROUBLES = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EFBIG,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+}
 
 
 def command() -> int:
@@ -290,7 +309,9 @@ def main(argv: list[str] | None = None) -> int:
         # Another pipe, such as a data worker's, is a failure.
         if isinstance(error, BrokenPipeError):
             raise
-        return tell(StepJepaError(_reason(error)), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2)
+        return tell(
+            StepJepaError(_reason(error)), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2
+        )
     # Flushes standard output while its errors can still be handled; Python's own flush at exit would print a traceback.
     trouble = stdout_trouble()
     return status if status or trouble is None else _cannot_print(trouble, argv)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 _TASK = "the built-in tasks are arithmetic, path_star and a5; rows of your own go into train_file"
 # Texts that several values share. `{}` in the pattern is the regular expression that splits as the old value did.
-_PATTERN = "name the words or titles that open a step, as in --step_splitter regex --step_separator '{}'"
+_PATTERN = (
+    "name the words or titles that open a step, as in --step_splitter regex --step_separator '{}'"
+)
 # Option -> removed value -> what to do instead. `Option.read` and `Option.check` put it into their error.
 GONE = {
     "step_splitter": {
@@ -18,7 +20,10 @@ GONE = {
     },
     "metric": {
         "code_execution": "use tasks of the lm-evaluation-harness, as in --harness mbpp,humaneval",
-        **dict.fromkeys(("rouge", "bleu"), "call the package in a function of your own, --metric FILE.py:FUNCTION"),
+        **dict.fromkeys(
+            ("rouge", "bleu"),
+            "call the package in a function of your own, --metric FILE.py:FUNCTION",
+        ),
     },
     "task": dict.fromkeys(("shortest_path", "s5", "countdown"), _TASK),
 }

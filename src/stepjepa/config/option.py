@@ -39,7 +39,12 @@ T = TypeVar("T")
 _options_by_class: dict[type, dict[str, Option]] = {}
 _NUMBERS: dict[Any, str] = {int: "whole number", float: "finite number"}
 # The attributes of `Option` that bound a number, with the comparison that must hold.
-_COMPARISONS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
+_COMPARISONS = {
+    "at_least": operator.ge,
+    "at_most": operator.le,
+    "above": operator.gt,
+    "below": operator.lt,
+}
 
 
 # Characters of the values in a placeholder; a terminal has 80 columns.
@@ -100,7 +105,9 @@ class Option:
         declared = meta.get("option")
         # transformers declares its fields with plain metadata, in which help texts are escaped for argparse.
         if declared is None:
-            declared = cls(str(meta.get("help", "")).replace("%%", "%"), choices=tuple(meta.get("choices", ())))
+            declared = cls(
+                str(meta.get("help", "")).replace("%%", "%"), choices=tuple(meta.get("choices", ()))
+            )
         bare = True if bool in union_members(hint) else MISSING
         return dataclasses.replace(
             declared,
@@ -155,7 +162,9 @@ class Option:
         gone = replacement(self.name, written)
         if gone:
             raise BadValue(f"{written} is gone; {gone}")
-        value = convert(self.hint, written, keep=self.default if isinstance(self.default, str) else None)
+        value = convert(
+            self.hint, written, keep=self.default if isinstance(self.default, str) else None
+        )
         # `convert` knows the choices of a Literal or Enum; those of the metadata are checked here.
         if self.choices and value is not None and not self._names(value, self.choices):
             near = did_you_mean(str(value), self.choices)
@@ -204,7 +213,9 @@ class Option:
             if not is_class(kind, list) or item_kind not in _NUMBERS:
                 continue
             if not value or not isinstance(value, (list, tuple)):
-                raise ConfigError(f"{self.name} is {value!r}; it must be a list of {_NUMBERS[item_kind]}s")
+                raise ConfigError(
+                    f"{self.name} is {value!r}; it must be a list of {_NUMBERS[item_kind]}s"
+                )
             for item in value:
                 self._check_number(item, item_kind)
         if kinds and set(kinds) <= set(_NUMBERS):
@@ -234,7 +245,9 @@ class Option:
     @property
     def _range(self) -> str:
         """The bounds in words: ``above 0 and below 1``."""
-        return " and ".join(f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in self.bounds.items())
+        return " and ".join(
+            f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in self.bounds.items()
+        )
 
     def metavar(self) -> str:
         """The placeholder after the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""
@@ -258,7 +271,9 @@ class Option:
             default = default.value
         if default is not None and default not in ("", [], {}):
             # A default of white space, such as a line break, is shown as Python writes it.
-            blank = isinstance(default, str) and (default.strip() != default or not default.isprintable())
+            blank = isinstance(default, str) and (
+                default.strip() != default or not default.isprintable()
+            )
             shown = repr(default) if blank else default
             notes.append(f"default: {shown}")
         text = f"{self.help} ({'; '.join(notes)})" if notes else self.help
@@ -267,7 +282,9 @@ class Option:
 
 def option(default: T, help: str, group: str | None = None, **about: Any) -> T:
     """Declare a dataclass field that is an option; `about` are further attributes of `Option`."""
-    value: Any = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    value: Any = (
+        {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    )
     metadata = {"option": Option(help, group, **about)}
     return dataclasses.field(metadata=metadata, **value)  # type: ignore[no-any-return]
 
@@ -277,7 +294,9 @@ def options_of(dataclass: type) -> dict[str, Option]:
     if dataclass not in _options_by_class:
         hints = get_type_hints(dataclass)
         fields = [field for field in dataclasses.fields(cast(Any, dataclass)) if field.init]
-        _options_by_class[dataclass] = {field.name: Option.of(field, hints[field.name]) for field in fields}
+        _options_by_class[dataclass] = {
+            field.name: Option.of(field, hints[field.name]) for field in fields
+        }
     return _options_by_class[dataclass]
 
 
@@ -307,7 +326,13 @@ class Names:
     """
 
     def __init__(self, *dataclass_types: Any):
-        vars(self).update({field.name: field.name for dtype in dataclass_types for field in dataclasses.fields(dtype)})
+        vars(self).update(
+            {
+                field.name: field.name
+                for dtype in dataclass_types
+                for field in dataclasses.fields(dtype)
+            }
+        )
 
     if TYPE_CHECKING:
 
@@ -336,7 +361,9 @@ def public_values(options: object) -> dict[str, Any]:
         brought = dataclass_of(values[option.name]) if values.get(carrier) else None
         if brought is not None:
             secret = {name for name, further in options_of(brought).items() if further.secret}
-            values[carrier] = {name: value for name, value in values[carrier].items() if name not in secret}
+            values[carrier] = {
+                name: value for name, value in values[carrier].items() if name not in secret
+            }
     return values
 
 
@@ -383,5 +410,7 @@ def _metavar(kinds: Iterable[Any]) -> str:
     for base, word in ((int, "INT"), (float, "NUMBER"), (dict, "JSON")):
         if any(is_class(kind, base) for kind in kinds):
             return word
-    items = [item for kind in kinds if is_class(kind, list) for item in getattr(kind, "__args__", ())]
+    items = [
+        item for kind in kinds if is_class(kind, list) for item in getattr(kind, "__args__", ())
+    ]
     return _metavar(union_members(items[0])) if items else "TEXT"

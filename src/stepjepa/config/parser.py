@@ -124,10 +124,14 @@ class StrictParser:
         first: Mapping[str, Collection[str]] | None = None,
         others: Collection[str] = (),
     ) -> None:
-        self.dataclass_types = tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
+        self.dataclass_types = (
+            tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
+        )
         # The first paragraph is the usage and the last one the example; line breaks of the docstring mean nothing.
         paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
-        self.prog, self.description, self.epilog = paragraphs[0], " ".join(paragraphs[1:-1]), paragraphs[-1]
+        self.prog = paragraphs[0]
+        self.description = " ".join(paragraphs[1:-1])
+        self.epilog = paragraphs[-1]
         self.positional, self.first = tuple(positional), dict(first or {})
         self.aliases: dict[str, Alias] = dict(aliases or {})
         self.options: dict[str, Option] = {}
@@ -159,7 +163,10 @@ class StrictParser:
         settings: dict[str, Setting] = {}
         if config is not None:
             nodes = read_tree(config).mapping("options")
-            per_key = (self.settings(key, node.written, f"{node.where}: {key}") for key, node in nodes.items())
+            per_key = (
+                self.settings(key, node.written, f"{node.where}: {key}")
+                for key, node in nodes.items()
+            )
             settings = merged(setting for settings_of_key in per_key for setting in settings_of_key)
         # File and flags are merged apart: a flag overrides the file, but two flags that disagree are an error.
         settings |= merged(setting for flag in flags for setting in self._from_flag(*flag))
@@ -216,7 +223,9 @@ class StrictParser:
             # The user's option wins over the note on an option of that name in another version.
             if isinstance(self.aliases.get(option.name), Answer):
                 del self.aliases[option.name]
-            self.options[option.name] = dataclasses.replace(option, group=option.group or f"{name} {value}")
+            self.options[option.name] = dataclasses.replace(
+                option, group=option.group or f"{name} {value}"
+            )
 
     def settings(self, name: str, written: object, spelling: str) -> Iterator[Setting]:
         """Read a flag or a YAML key into the fields that it sets.
@@ -263,7 +272,9 @@ class StrictParser:
         result: Any = option.bare if written is _BARE else option.read(written)
         # 0.1 is a share under either name, but warmup_ratio=5 would become five steps.
         if isinstance(target, Share) and result >= 1:
-            raise BadValue(f"it is a share of the steps, below 1; for a number of steps write --{target}")
+            raise BadValue(
+                f"it is a share of the steps, below 1; for a number of steps write --{target}"
+            )
         return [(str(target), result)]
 
     # Help
@@ -280,7 +291,8 @@ class StrictParser:
         remaining = dict(self.options)
         # An option is shown once, under the first heading that lists it.
         groups = {
-            title: [remaining.pop(name) for name in names if name in remaining] for title, names in self.first.items()
+            title: [remaining.pop(name) for name in names if name in remaining]
+            for title, names in self.first.items()
         }
         for name in self._brought:
             groups.setdefault(str(remaining[name].group), []).append(remaining[name])
@@ -288,7 +300,11 @@ class StrictParser:
 
     def spellings(self, name: str) -> list[str]:
         """The other spellings of a field, including those that set a value, except tables."""
-        plain = {alias: target for alias, target in self.aliases.items() if isinstance(target, (str, tuple))}
+        plain = {
+            alias: target
+            for alias, target in self.aliases.items()
+            if isinstance(target, (str, tuple))
+        }
         return [alias for alias, target in plain.items() if alias_settings(target)[0][0] == name]
 
     def format_help(self, every: bool = False) -> str:
@@ -300,7 +316,9 @@ class StrictParser:
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
         formatter.add_text(self.description)
         section = layout.add_argument_group("options")
-        actions: list[argparse.Action] = [section.add_argument("-h", "--help", action="help", help=_HELP)]
+        actions: list[argparse.Action] = [
+            section.add_argument("-h", "--help", action="help", help=_HELP)
+        ]
         groups = self.groups()
         if self.first and not every:
             actions.append(section.add_argument("--help_all", action="help", help=_HELP_ALL))
@@ -331,7 +349,11 @@ class StrictParser:
     def _split(self, argv: Sequence[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
         """The path after --config, and every other flag as it is spelled, with its words; a list option has all of its."""
         written = _words_by_flag(argv)
-        free = {name: list[str]() for name in self.positional if not written.keys() & {name, *self.spellings(name)}}
+        free = {
+            name: list[str]()
+            for name in self.positional
+            if not written.keys() & {name, *self.spellings(name)}
+        }
         flags: list[tuple[str, list[str]]] = []
         # Each word belongs to the flag before it if that takes the word, or else to the next positional field.
         for word in argv:
@@ -339,7 +361,9 @@ class StrictParser:
             if match:
                 flags.append((f"--{match[1]}", [] if match[2] is None else [match[2]]))
                 continue
-            open_names = [name for name, words in free.items() if self.options[name].many or not words]
+            open_names = [
+                name for name, words in free.items() if self.options[name].many or not words
+            ]
             # A lone dash is standard input.
             is_free = bool(open_names) and (word == "-" or not word.startswith("-"))
             if is_free and not (flags and self._takes(*flags[-1], word)):
@@ -347,7 +371,9 @@ class StrictParser:
             elif flags:
                 flags[-1][1].append(word)
             else:
-                raise ConfigError(f"unexpected argument {word!r}: options are written --name value{self._hint(word)}")
+                raise ConfigError(
+                    f"unexpected argument {word!r}: options are written --name value{self._hint(word)}"
+                )
         flags += [(f"--{name}", words) for name, words in free.items() if words]
         configs = [words for spelling, words in flags if spelling == "--config"]
         if len(configs) > 1 or any(len(words) != 1 for words in configs):
@@ -395,7 +421,11 @@ class StrictParser:
             yield Setting(off.name, False, spelling, alias=off.name != name[3:])
             return
         if len(words) > 1 and not (option and option.many):
-            hint = self._hint(words[1]) if words[1].startswith("-") else "; quote a value that has spaces in it"
+            hint = (
+                self._hint(words[1])
+                if words[1].startswith("-")
+                else "; quote a value that has spaces in it"
+            )
             # A message must not repeat a token.
             start = spelling if option and option.secret else f"{spelling} {words[0]}"
             raise ConfigError(f"unexpected argument {words[1]!r} after '{start}'{hint}")
@@ -442,7 +472,9 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
     Raises:
         ConfigError: a name that no dataclass has, or values that their own checks refuse.
     """
-    known = {name: option for dtype in dataclass_types for name, option in options_of(dtype).items()}
+    known = {
+        name: option for dtype in dataclass_types for name, option in options_of(dtype).items()
+    }
     values = carried(known, values)
     for name in values:
         if name not in known:
@@ -468,7 +500,11 @@ def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str,
         value = moved.get(option.name)
         if option.brings is None or not named_by_file(value):
             continue
-        of_class = {name: moved.pop(name) for name in _options_brought(option.brings, value) if name in values}
+        of_class = {
+            name: moved.pop(name)
+            for name in _options_brought(option.brings, value)
+            if name in values
+        }
         if of_class:
             carrier = option.brings[0]
             moved[carrier] = {**(moved.get(carrier) or {}), **of_class}
@@ -493,7 +529,10 @@ def command_line(command: str, given: Mapping[str, Any], *instances: object) -> 
     for name in carried(known, given):
         value = representable(public.get(name, "***"))
         items = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *(item if isinstance(item, str) else json.dumps(item) for item in items)]
+        words += [
+            f"--{name}",
+            *(item if isinstance(item, str) else json.dumps(item) for item in items),
+        ]
     return shlex.join(words)
 
 
@@ -518,7 +557,12 @@ def merged(settings: Iterable[Setting]) -> dict[str, Setting]:
     last: dict[str, Setting] = {}
     for new in settings:
         old = last.get(new.field)
-        if old and old.spelling != new.spelling and (old.alias or new.alias) and old.value != new.value:
+        if (
+            old
+            and old.spelling != new.spelling
+            and (old.alias or new.alias)
+            and old.value != new.value
+        ):
             raise ConfigError(
                 f"{old.spelling} sets {new.field} to {old.value!r}, but {new.spelling} sets it to "
                 f"{new.value!r}; keep one of them"

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from stepjepa.config.option import options_of
-from stepjepa.config.parser import Alias, Answer, Setting, Share, StrictParser, alias_settings, build, merged
+from stepjepa.config.parser import (
+    Alias,
+    Answer,
+    Setting,
+    Share,
+    StrictParser,
+    alias_settings,
+    build,
+    merged,
+)
 from stepjepa.config.yaml_file import representable
 
 T = TypeVar("T")
@@ -34,7 +43,10 @@ _SCRIPTS: dict[str, Alias] = {
     "jepa_split": "split_ratio",
     "jepa_k": "predictors",
     "jepa_lambda": "lbd",
-    "linear": {word: (("objective", "semantic_tube"), ("tube_mode", mode)) for word, mode in _TUBE_MODES.items()},
+    "linear": {
+        word: (("objective", "semantic_tube"), ("tube_mode", mode))
+        for word, mode in _TUBE_MODES.items()
+    },
     "linear_predictor": ("predictor_head", "linear"),
     "random_span_draw_both": ("tube_sampler", "draw_both"),
     "random_span_uniform": ("tube_sampler", "uniform"),
@@ -79,44 +91,92 @@ _TRL: dict[str, Alias] = {
     "lr": "learning_rate",
     "epochs": "num_train_epochs",
     **_answers(
-        "model_name", "give --{option} a folder with it (hf download NAME --revision ...)", model_revision="none"
+        "model_name",
+        "give --{option} a folder with it (hf download NAME --revision ...)",
+        model_revision="none",
     ),
     **_answers(
         "output_dir",
         "write --dtype, --attn_implementation, ...; in Python, load the model",
         model_init_kwargs="none",
     ),
-    **_answers("train_file", "write it after the data set's name, as in --{option} NAME:CONFIG", dataset_config=""),
-    **_answers("train_file", "give the files or data sets to --{option}, and --mixing_weights", datasets=""),
     **_answers(
-        "eval_file", "write two files with stepjepa prepare --valid_ratio, and give --{option}", test_split_size="none"
+        "train_file",
+        "write it after the data set's name, as in --{option} NAME:CONFIG",
+        dataset_config="",
     ),
     **_answers(
-        "max_length", "rename the column: plain text is read from the column text", dataset_text_field="text none"
+        "train_file", "give the files or data sets to --{option}, and --mixing_weights", datasets=""
+    ),
+    **_answers(
+        "eval_file",
+        "write two files with stepjepa prepare --valid_ratio, and give --{option}",
+        test_split_size="none",
+    ),
+    **_answers(
+        "max_length",
+        "rename the column: plain text is read from the column text",
+        dataset_text_field="text none",
     ),
     **_answers("max_length", "leave it out: rows are read as they are", dataset_kwargs="none"),
-    **_answers("dataset_num_proc", "leave it out; --{option} sets the processes that tokenise", dataset_batch_size=""),
-    **_answers("train_sampling_strategy", "--{option} sequential keeps the order of the file", shuffle_dataset="true"),
-    **_answers("max_length", "longer chats are cut on the right only; raise --{option}", truncation_mode="keep_start"),
+    **_answers(
+        "dataset_num_proc",
+        "leave it out; --{option} sets the processes that tokenise",
+        dataset_batch_size="",
+    ),
+    **_answers(
+        "train_sampling_strategy",
+        "--{option} sequential keeps the order of the file",
+        shuffle_dataset="true",
+    ),
+    **_answers(
+        "max_length",
+        "longer chats are cut on the right only; raise --{option}",
+        truncation_mode="keep_start",
+    ),
     **_answers("max_length", _CHUNKS, chars_per_token="", num_of_sequences="", infinite="false"),
-    **_answers("forward", _PACKED, packing="", eval_packing="", packing_strategy="", padding_free=""),
+    **_answers(
+        "forward", _PACKED, packing="", eval_packing="", packing_strategy="", padding_free=""
+    ),
     **_answers("forward", _PACKED, pad_to_multiple_of="auto none"),
     **_answers("labels", _LABELS, completion_only_loss=""),
-    **_answers("labels", "leave it out: padding is masked by its place, never by its token", pad_token="none"),
-    **_answers("gamma", "the LM loss, weighted by --{option}, is the likelihood's (nll)", loss_type="nll chunked_nll"),
     **_answers(
-        "gamma", "the loss is --{option} * LM + --lbd * JEPA, without a loss of the router", router_aux_loss_coef=""
+        "labels",
+        "leave it out: padding is masked by its place, never by its token",
+        pad_token="none",
     ),
-    **_answers("gradient_checkpointing", "recompute activations: --{option} true", activation_offloading="false"),
+    **_answers(
+        "gamma",
+        "the LM loss, weighted by --{option}, is the likelihood's (nll)",
+        loss_type="nll chunked_nll",
+    ),
+    **_answers(
+        "gamma",
+        "the loss is --{option} * LM + --lbd * JEPA, without a loss of the router",
+        router_aux_loss_coef="",
+    ),
+    **_answers(
+        "gradient_checkpointing",
+        "recompute activations: --{option} true",
+        activation_offloading="false",
+    ),
     **_answers(
         "gradient_checkpointing_kwargs",
         "write --{option} '{{\"use_reentrant\": ...}}'",
         gradient_checkpointing_use_reentrant="",
     ),
     **_answers("chat_template", _END, eos_token="none"),
-    **_answers("ddp_broadcast_buffers", "leave it out; see --{option}", ignore_bias_buffers="false"),
-    **_answers("lora", "leave it out: --{option} is for causal language models", lora_task_type="causal_lm"),
-    **_answers("lora_target_modules", "linear layers alone are adapted: --{option}", lora_target_parameters="none"),
+    **_answers(
+        "ddp_broadcast_buffers", "leave it out; see --{option}", ignore_bias_buffers="false"
+    ),
+    **_answers(
+        "lora", "leave it out: --{option} is for causal language models", lora_task_type="causal_lm"
+    ),
+    **_answers(
+        "lora_target_modules",
+        "linear layers alone are adapted: --{option}",
+        lora_target_parameters="none",
+    ),
     **_answers(
         "train_tokens",
         "--{option} trains rows of tokens; modules next to the adapter cannot be exported",
@@ -150,34 +210,65 @@ _TRANSFORMERS_4: dict[str, Alias] = {
     "push_to_hub_token": "hub_token",
     "torchdynamo": "torch_compile_backend",
     "xpu_backend": "ddp_backend",
-    **_answers("use_cpu", "leave it out: a GPU is used, unless --{option} is given", use_mps_device="true"),
+    **_answers(
+        "use_cpu", "leave it out: a GPU is used, unless --{option} is given", use_mps_device="true"
+    ),
     **_answers(
         "use_cpu",
         "training runs on GPUs, or with --{option} on the CPU",
         tpu_num_cores="none",
         tpu_metrics_debug="false",
     ),
-    **_answers("hub_model_id", "write --{option} ORGANIZATION/NAME", push_to_hub_organization="none"),
-    **_answers("output_dir", "leave it out: weights are written as safetensors only", save_safetensors="true"),
     **_answers(
-        "output_dir", "leave it out: compute_metrics gets predictions and labels", include_inputs_for_metrics="false"
+        "hub_model_id", "write --{option} ORGANIZATION/NAME", push_to_hub_organization="none"
     ),
-    **_answers("output_dir", "leave it out: no state is passed on to the next batch", past_index="-1"),
-    **_answers("output_dir", "leave it out: settings are compared with stepjepa study", ray_scope="last"),
+    **_answers(
+        "output_dir",
+        "leave it out: weights are written as safetensors only",
+        save_safetensors="true",
+    ),
+    **_answers(
+        "output_dir",
+        "leave it out: compute_metrics gets predictions and labels",
+        include_inputs_for_metrics="false",
+    ),
+    **_answers(
+        "output_dir", "leave it out: no state is passed on to the next batch", past_index="-1"
+    ),
+    **_answers(
+        "output_dir", "leave it out: settings are compared with stepjepa study", ray_scope="last"
+    ),
     **_answers("prediction_loss_only", _NO_LOOP, use_legacy_prediction_loop="false"),
     **_answers("logging_steps", _SPEED, include_tokens_per_second="true"),
     **_answers("report_to", _BOARD, logging_dir="none"),
-    **_answers("bf16", _MIXED, fp16_backend="auto", half_precision_backend="auto", fp16_opt_level="o1"),
-    **_answers("torch_compile", "leave it out; --{option} compiles the model", jit_mode_eval="false", use_ipex="false"),
-    **_answers("fsdp", "shard the weights with --{option}", sharded_ddp="none false", mp_parameters="none"),
-    **_answers("fsdp_config", "write --{option} '{{\"min_num_params\": ...}}'", fsdp_min_num_params="0"),
+    **_answers(
+        "bf16", _MIXED, fp16_backend="auto", half_precision_backend="auto", fp16_opt_level="o1"
+    ),
+    **_answers(
+        "torch_compile",
+        "leave it out; --{option} compiles the model",
+        jit_mode_eval="false",
+        use_ipex="false",
+    ),
+    **_answers(
+        "fsdp", "shard the weights with --{option}", sharded_ddp="none false", mp_parameters="none"
+    ),
+    **_answers(
+        "fsdp_config", "write --{option} '{{\"min_num_params\": ...}}'", fsdp_min_num_params="0"
+    ),
     **_answers(
         "fsdp_config",
         "write --{option} '{{\"transformer_layer_cls_to_wrap\": [...]}}'",
         fsdp_transformer_layer_cls_to_wrap="none",
     ),
-    **_answers("accelerator_config", "write --{option} '{{\"dispatch_batches\": ...}}'", dispatch_batches="none"),
-    **_answers("accelerator_config", "write --{option} '{{\"split_batches\": ...}}'", split_batches="none"),
+    **_answers(
+        "accelerator_config",
+        "write --{option} '{{\"dispatch_batches\": ...}}'",
+        dispatch_batches="none",
+    ),
+    **_answers(
+        "accelerator_config", "write --{option} '{{\"split_batches\": ...}}'", split_batches="none"
+    ),
 }
 
 PUBLISHED: dict[str, Alias] = {**_SCRIPTS, **_TRL, **_TRANSFORMERS_4}
@@ -189,46 +280,75 @@ _NO_ENERGIES = (
     "accuracies with stepjepa evaluate"
 )
 _NO_PROGRAMS = (
-    "running what a model writes was removed; use tasks of the lm-evaluation-harness, as in HF_ALLOW_CODE_EVAL=1 stepjepa "
-    "evaluate RUN --harness mbpp,humaneval"
+    "running what a model writes was removed; use tasks of the lm-evaluation-harness, as in "
+    "HF_ALLOW_CODE_EVAL=1 stepjepa evaluate RUN --harness mbpp,humaneval"
 )
 _NO_NUMBERS = (
-    "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads the states of a run"
+    "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads "
+    "the states of a run"
 )
 _AS_TRAINED = "was removed from analyze: every model is read as its own run read it"
 # Flags of the demo of version 0.2 -> where its study has the value.
 _IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
 # Removed flags and commands -> what replaces them. The option that an answer names only says which command it belongs to.
 LEFT: dict[str, Answer] = {
-    "calculator_marks": Answer("valid_ratio", "was removed: the marks of GSM8K are left out", idle=("drop",)),
-    "final_answer": Answer("valid_ratio", "was removed: a final '#### 72' is written as a box", idle=("boxed",)),
-    "max_steps": Answer("valid_ratio", "was removed from prepare: leave rows out of the prepared file", idle=("none",)),
-    "max_examples": Answer("valid_ratio", "was removed from prepare: give a file with fewer rows", idle=("none",)),
-    "answer_column": Answer(
-        "", "was removed: write --response_column or --ground_truth_column in prepare, --target_column in generate"
+    "calculator_marks": Answer(
+        "valid_ratio", "was removed: the marks of GSM8K are left out", idle=("drop",)
     ),
-    "runs": Answer("", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"),
+    "final_answer": Answer(
+        "valid_ratio", "was removed: a final '#### 72' is written as a box", idle=("boxed",)
+    ),
+    "max_steps": Answer(
+        "valid_ratio",
+        "was removed from prepare: leave rows out of the prepared file",
+        idle=("none",),
+    ),
+    "max_examples": Answer(
+        "valid_ratio", "was removed from prepare: give a file with fewer rows", idle=("none",)
+    ),
+    "answer_column": Answer(
+        "",
+        "was removed: write --response_column or --ground_truth_column in prepare, --target_column in generate",
+    ),
+    "runs": Answer(
+        "", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"
+    ),
     "keep_attempts": Answer(
         "",
         "was removed: out.unsolved.jsonl has the last response to every unsolved question",
         idle=("false",),
     ),
     "greedy_first": Answer(
-        "", "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again", idle=("false",)
+        "",
+        "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again",
+        idle=("false",),
     ),
-    "response_field": Answer("", "was removed: the column is called response, which prepare reads", idle=("response",)),
+    "response_field": Answer(
+        "", "was removed: the column is called response, which prepare reads", idle=("response",)
+    ),
     "samples_per_question": Answer("", "was removed: every question is asked once", idle=("1",)),
-    "timeout": Answer("attempts", "was removed: a request is given up after ten minutes and sent again"),
-    "max_retries": Answer("attempts", "was removed: a request is sent again six times, and the same command resumes"),
+    "timeout": Answer(
+        "attempts", "was removed: a request is given up after ten minutes and sent again"
+    ),
+    "max_retries": Answer(
+        "attempts", "was removed: a request is sent again six times, and the same command resumes"
+    ),
     "question_column": Answer("attempts", "write --source_column and --target_column"),
-    "ground_truth_column": Answer("attempts", "call the column ground_truth, or name it with --target_column"),
-    "no_resume": Answer("", "was removed: nothing is replaced without --overwrite; name another --output_file"),
+    "ground_truth_column": Answer(
+        "attempts", "call the column ground_truth, or name it with --target_column"
+    ),
+    "no_resume": Answer(
+        "", "was removed: nothing is replaced without --overwrite; name another --output_file"
+    ),
     "energy": Answer("", _NO_ENERGIES),
     "best_of": Answer("", _NO_ENERGIES),
     "score": Answer("", _NO_ENERGIES),
-    "print_completion": Answer("", "shell completion was removed; stepjepa COMMAND --help lists the options"),
+    "print_completion": Answer(
+        "", "shell completion was removed; stepjepa COMMAND --help lists the options"
+    ),
     "map_layers": Answer(
-        "", "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it"
+        "",
+        "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it",
     ),
     "allow_code_execution": Answer("", _NO_PROGRAMS, idle=("false",)),
     "data_cache": Answer(
@@ -238,18 +358,26 @@ LEFT: dict[str, Answer] = {
         idle=("none",),
     ),
     "log_gradient_cosine": Answer(
-        "lbd_schedule", "was removed: compare a run with one of --objective regular instead", idle=("none",)
+        "lbd_schedule",
+        "was removed: compare a run with one of --objective regular instead",
+        idle=("none",),
     ),
-    "keep_losses": Answer("", "was removed: the losses of every log entry are a line above the bar", ("false", "true")),
+    "keep_losses": Answer(
+        "", "was removed: the losses of every log entry are a line above the bar", ("false", "true")
+    ),
     "geometry": Answer(
         "",
         "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a folder of its own",
     ),
     "engine": Answer(
-        "", "work in a Ray cluster was removed here; docs/scale.md shows it with Ray", idle=("processes",)
+        "",
+        "work in a Ray cluster was removed here; docs/scale.md shows it with Ray",
+        idle=("processes",),
     ),
     "ray_replicas": Answer(
-        "", "was removed: serve copies of the model (vllm serve) and ask them with --backend openai", idle=("none",)
+        "",
+        "was removed: serve copies of the model (vllm serve) and ask them with --backend openai",
+        idle=("none",),
     ),
     "run_model": Answer("", _NO_NUMBERS, idle=("false",)),
     "no_run_model": Answer("", _NO_NUMBERS, idle=("true",)),
@@ -258,18 +386,30 @@ LEFT: dict[str, Answer] = {
         "eval_split",
         "it is an option of stepjepa train; check reports no padding",
     ),
-    "rows_packed": Answer("", "was removed: one row is shown; training's log has the tokens of a batch", idle=("1",)),
+    "rows_packed": Answer(
+        "", "was removed: one row is shown; training's log has the tokens of a batch", idle=("1",)
+    ),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
-    "seed": Answer("eval_split", "was removed from check: nothing of its report is sampled any more"),
-    "blocks": Answer("stop_after", "was removed from study: copy the file and keep the blocks that are to run"),
+    "seed": Answer(
+        "eval_split", "was removed from check: nothing of its report is sampled any more"
+    ),
+    "blocks": Answer(
+        "stop_after", "was removed from study: copy the file and keep the blocks that are to run"
+    ),
     "from_states": Answer(
-        "prediction_horizon", "was removed: run the analysis again, or read its states-*.safetensors with safetensors"
+        "prediction_horizon",
+        "was removed: run the analysis again, or read its states-*.safetensors with safetensors",
     ),
-    "base_model": Answer("prediction_horizon", "was removed from analyze: name the base model under --models as well"),
+    "base_model": Answer(
+        "prediction_horizon", "was removed from analyze: name the base model under --models as well"
+    ),
     "coordinates": Answer(
-        "prediction_horizon", "was removed: sklearn and the saved states draw PCA and t-SNE, which show no collapse"
+        "prediction_horizon",
+        "was removed: sklearn and the saved states draw PCA and t-SNE, which show no collapse",
     ),
-    "figure_format": Answer("prediction_horizon", "was removed: figures are PNG files", idle=("png",)),
+    "figure_format": Answer(
+        "prediction_horizon", "was removed: figures are PNG files", idle=("png",)
+    ),
     **{
         name: Answer("prediction_horizon", _AS_TRAINED)
         for name in ("predictor_order", "same_predictor", "readout_layer")
@@ -281,10 +421,14 @@ LEFT: dict[str, Answer] = {
         "there is no more interrupted run to resume: a file is written in one go; run the command again",
     ),
     "shards": Answer(
-        "valid_ratio", "the training rows are written to one file; to cut it, run: split --number l/4 train.jsonl"
+        "valid_ratio",
+        "the training rows are written to one file; to cut it, run: split --number l/4 train.jsonl",
     ),
     "batch_size": Answer("train_rows", "write --set base.per_device_train_batch_size=VALUE"),
-    **{name: Answer("train_rows", f"write --set {key}.{name}=VALUE") for name, key in _IN_STUDY.items()},
+    **{
+        name: Answer("train_rows", f"write --set {key}.{name}=VALUE")
+        for name, key in _IN_STUDY.items()
+    },
     "data_parallel_size": Answer(
         "",
         "was removed: serve copies of the model (vllm serve --data-parallel-size N) and ask them with --backend openai",
@@ -295,12 +439,21 @@ LEFT: dict[str, Answer] = {
 
 def published(*dataclass_types: type) -> dict[str, Alias]:
     """The spellings that set options of these dataclasses to values that these accept, and the answers for removed names."""
-    known = {name: option for dtype in dataclass_types for name, option in options_of(dtype).items()}
-    removed = {name: answer for name, answer in LEFT.items() if answer.option in {"", *known} and name not in known}
+    known = {
+        name: option for dtype in dataclass_types for name, option in options_of(dtype).items()
+    }
+    removed = {
+        name: answer
+        for name, answer in LEFT.items()
+        if answer.option in {"", *known} and name not in known
+    }
 
     def applies(target: Alias) -> bool:
         settings = alias_settings(target)
-        return all(field in known and (value is None or known[field].fits(value)) for field, value in settings)
+        return all(
+            field in known and (value is None or known[field].fits(value))
+            for field, value in settings
+        )
 
     # A published spelling wins over the answer of a removed name.
     return removed | {name: target for name, target in PUBLISHED.items() if applies(target)}

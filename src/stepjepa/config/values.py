@@ -37,7 +37,13 @@ _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
 # YAML's spellings of infinity, which Python's float does not know.
 _INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", str: "text"}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    dict: "a JSON object",
+    str: "text",
+}
 # Least similarity of a slip, from 0 to 1: of words in the same place, and of names with other breaks (`numproc`).
 _ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95
 # Torch and NumPy count in int64; a larger number would fail far from the option.
@@ -121,7 +127,11 @@ def choices_of(hint: object) -> list[Any] | None:
     """The named values of a Literal or Enum; None for any other type."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    return [member.value for member in hint] if isinstance(hint, type) and issubclass(hint, Enum) else None
+    return (
+        [member.value for member in hint]
+        if isinstance(hint, type) and issubclass(hint, Enum)
+        else None
+    )
 
 
 def describe(hint: object) -> str:
@@ -189,7 +199,9 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
     if type(None) in alternatives:
         none_words = _NONE - {(keep or "").lower()}
         plain = isinstance(written, str) and not isinstance(written, Quoted)
-        if written is None or (plain and str(written).lower() in none_words and written not in words):
+        if written is None or (
+            plain and str(written).lower() in none_words and written not in words
+        ):
             return None
     # The narrowest alternative that accepts the text wins: 1e-5 is a number before it is text.
     for member in sorted(members, key=_precision):
@@ -201,7 +213,11 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
 
 def _check_text(written: object) -> None:
     """Refuse a lone surrogate: it stands for an invalid byte of the command line, and no UTF-8 file can hold it."""
-    text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False, default=str)
+    text = (
+        written
+        if isinstance(written, str)
+        else json.dumps(written, ensure_ascii=False, default=str)
+    )
     half = lone_surrogate(text)
     if half is not None:
         raise BadValue(f"expected UTF-8 text, got {half} in {show(written)[:100]}")
@@ -210,7 +226,9 @@ def _check_text(written: object) -> None:
 def _precision(member: Any) -> int:
     """The rank of a type in the order of trial: types that accept few texts go first."""
     ranks = [
-        rank for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), 1) if is_class(member, kind)
+        rank
+        for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), 1)
+        if is_class(member, kind)
     ]
     return 0 if choices_of(member) is not None else min(ranks, default=9)
 
@@ -305,7 +323,10 @@ _PASSED: dict[str, object] = {}
 
 def named_by_file(name: object) -> TypeGuard[str]:
     """Whether a value names a user's class or function: ``file.py:Name`` or ``package.module:Name``."""
-    return isinstance(name, str) and re.fullmatch(r"(.*\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", name) is not None
+    return (
+        isinstance(name, str)
+        and re.fullmatch(r"(.*\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*", name) is not None
+    )
 
 
 def load_named(name: str, option: str, known: Sequence[str], again: bool = False) -> object:
@@ -324,12 +345,16 @@ def load_named(name: str, option: str, known: Sequence[str], again: bool = False
         return _PASSED[name]
     if not named_by_file(name):
         near = did_you_mean(name, known, "{}")
-        raise ConfigError(f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}")
+        raise ConfigError(
+            f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}"
+        )
     source, _, attribute = name.rpartition(":")
     try:
         with _current_folder_too():
             is_file = source.endswith(".py")
-            module = _file_module(Path(source), again) if is_file else importlib.import_module(source)
+            module = (
+                _file_module(Path(source), again) if is_file else importlib.import_module(source)
+            )
             return getattr(module, attribute)
     except ConfigError:
         raise
@@ -353,7 +378,9 @@ def given_name(thing: Named) -> str:
 def source_fingerprint(thing: Named) -> str:
     """A fingerprint of the module of a class or function; its name if there is no source."""
     try:
-        return hashlib.sha256(inspect.getsource(sys.modules[thing.__module__]).encode()).hexdigest()[:12]
+        return hashlib.sha256(
+            inspect.getsource(sys.modules[thing.__module__]).encode()
+        ).hexdigest()[:12]
     except (OSError, TypeError):
         return str(thing.__qualname__)
 

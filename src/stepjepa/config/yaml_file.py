@@ -91,7 +91,9 @@ class Node(NamedTuple):
         if self.given is None:
             return {}
         if not isinstance(self.given, dict):
-            raise ConfigError(f"{self.where}: {what}: expected a mapping of names to values, got {show(self.written)}")
+            raise ConfigError(
+                f"{self.where}: {what}: expected a mapping of names to values, got {show(self.written)}"
+            )
         return self.given
 
     def listed(self, what: str) -> list[Node]:
@@ -117,7 +119,9 @@ class Node(NamedTuple):
         """The Python value, by YAML's own rules."""
         if isinstance(self.given, dict):
             return {name: child.value for name, child in self.given.items()}
-        return [child.value for child in self.given] if isinstance(self.given, list) else self.scalar
+        return (
+            [child.value for child in self.given] if isinstance(self.given, list) else self.scalar
+        )
 
 
 def read_tree(path: str | os.PathLike[str]) -> Node:
@@ -185,14 +189,19 @@ class _Reader:
             raise ConfigError(f"{where}: not valid YAML: a list or mapping that contains itself")
         # An alias repeats everything under its anchor, including aliases.
         if self.values > MOST_VALUES:
-            raise ConfigError(f"{where}: more than {MOST_VALUES:,} values, aliases (*name) included; write fewer")
+            raise ConfigError(
+                f"{where}: more than {MOST_VALUES:,} values, aliases (*name) included; write fewer"
+            )
         if isinstance(node, yaml.ScalarNode):
             scalar = self.loader.construct_object(node)
             plain = None if scalar is None else node.value
             # A plain scalar has no style; quotes and block styles do.
             return Node(plain if node.style is None else Quoted(node.value), where, scalar)
         if isinstance(node, yaml.SequenceNode):
-            return Node([self.read(child, child.start_mark.line, node, *above) for child in node.value], where)
+            return Node(
+                [self.read(child, child.start_mark.line, node, *above) for child in node.value],
+                where,
+            )
         children: dict[str, Node] = {}
         for key, value in node.value:
             # The line of the key says more than that of the value's first item.

@@ -109,7 +109,11 @@ def _without_latex(text: str) -> str:
 
 def _in_one_line(match: re.Match[str]) -> str:
     above, below = (part.strip(" $") for part in match.groups() if part is not None)
-    return f" {above}/{below}" if _PLAIN_NUMBER.fullmatch(above) and _PLAIN_NUMBER.fullmatch(below) else match[0]
+    return (
+        f" {above}/{below}"
+        if _PLAIN_NUMBER.fullmatch(above) and _PLAIN_NUMBER.fullmatch(below)
+        else match[0]
+    )
 
 
 # The most digits of a number in arithmetic, and the largest exponent. A longer number stays a text.
@@ -279,7 +283,9 @@ def _spelled(negative: bool, whole: str, decimals: str) -> str:
 # Final answers
 
 # "\\boxed", as in doubly escaped JSON, opens a box; an escaped brace does not nest.
-_BRACES = re.compile(r"(?P<box>\\f?boxed\s*\{)|(?P<escaped>\\(?!\\?f?boxed).)|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_BRACES = re.compile(
+    r"(?P<box>\\f?boxed\s*\{)|(?P<escaped>\\(?!\\?f?boxed).)|(?P<open>\{)|(?P<close>\})", re.DOTALL
+)
 _BARE_BOX = re.compile(r"\\boxed\s*(-?\d[\d.,/]*)")
 _ANSWER_TAGS = re.compile(r"<answer>\s{0,8}(\S|\S[^\n]{0,80}?\S)\s{0,8}</answer>")
 
@@ -289,7 +295,9 @@ _LEAD_IN = re.compile(
     r"(?:[\s*_$\\(\[{:=\u2248]|\\text|\b(?:therefore|thus|hence|then|so|simply|exactly|approximately|about|equal|to|a|total|of|the)\b){0,12}",
     re.IGNORECASE,
 )
-_CALCULATION = re.compile(r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(]|\\times|\\cdot|\\div|x[ ]?\d)")
+_CALCULATION = re.compile(
+    r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(]|\\times|\\cdot|\\div|x[ ]?\d)"
+)
 _LIST_ITEM = re.compile(r"[.)][ \t]+\S")
 _HASHES = re.compile(r"####((?:(?!####)[^\n])*)")
 # A number, or "answer" and a number, but not the number of a heading: 1. Count
@@ -363,7 +371,11 @@ def answer_cue(text: str) -> tuple[int, int] | None:
         return None
     begin = len(text) - len(answer_of(text))
     for cue in _CUES:
-        places = [match.span() for match in cue.finditer(text, begin) if text.startswith(answer, match.end())]
+        places = [
+            match.span()
+            for match in cue.finditer(text, begin)
+            if text.startswith(answer, match.end())
+        ]
         if places:
             return places[-1]
     return None

@@ -48,10 +48,23 @@ _TOKEN = re.compile(
     re.MULTILINE,
 )
 # A cheap first test: a text without any of them has no blocks except tables.
-_SIGNS = ("think", "THINK", "thought>", "channel", "message|>", "```", "~~~", "$$", "\\[", "\\begin{")
+_SIGNS = (
+    "think",
+    "THINK",
+    "thought>",
+    "channel",
+    "message|>",
+    "```",
+    "~~~",
+    "$$",
+    "\\[",
+    "\\begin{",
+)
 _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
 # The rule under a table's header: |---|:--:|
-_TABLE_RULE = re.compile(r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE)
+_TABLE_RULE = re.compile(
+    r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE
+)
 # Statements that an equation may parse as: "x = 3" is Python, too.
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
 
@@ -105,18 +118,28 @@ def is_python(text: str) -> bool:
             statements = ast.parse(textwrap.dedent(text)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    calls = any(isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in statements)
+    calls = any(
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in statements
+    )
     indented = re.search(r"\n[ \t]+\S", text) is not None
     return indented or calls or not all(isinstance(node, _SIMPLE) for node in statements)
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
     """Decode token ids with the special tokens that mark thinking, and without all others; None if no token marks it."""
-    special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {
+        number: token.content
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.special
+    }
     if not any(special.get(number) in _MARK_TOKENS for number in ids):
         return None
-    kept = [number for number in ids if special.get(number) in _MARK_TOKENS or number not in special]
-    return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    kept = [
+        number for number in ids if special.get(number) in _MARK_TOKENS or number not in special
+    ]
+    return str(
+        tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
 
 
 def opened_in(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
@@ -149,12 +172,17 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
             start = token.start("fence")
             # A line such as ```code``` is inline code, not a fence.
             if "~" in token["fence"] or "`" not in token["info"]:
-                close = next((n for n in range(at + 1, len(tokens)) if _closes(tokens[n], token)), len(tokens))
+                close = next(
+                    (n for n in range(at + 1, len(tokens)) if _closes(tokens[n], token)),
+                    len(tokens),
+                )
         elif kind in _CLOSED_BY:
             closing = numbers.get((_CLOSED_BY[kind], token["begin"]), [])
             first = bisect_right(closing, at)
             # Thinking that does not close runs to the end; unclosed maths is only a sign in the text.
-            close = closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
+            close = (
+                closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
+            )
         if close is not None:
             end = len(text)
             if close < len(tokens):
@@ -171,7 +199,11 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
 
 def _closes(token: re.Match[str], fence: re.Match[str]) -> bool:
     """Whether a token closes a fence: it is at least as long, and alone on its line."""
-    same = token["fence"] is not None and token["item"] is None and token["fence"].startswith(fence["fence"])
+    same = (
+        token["fence"] is not None
+        and token["item"] is None
+        and token["fence"].startswith(fence["fence"])
+    )
     return same and not token["info"].rstrip(" \t").strip("`~")
 
 
@@ -231,7 +263,9 @@ def holds_code(text: str) -> bool:
     if _OPENER.search(bare):
         return True
     lines = [line for line in bare.split("\n") if line.strip()]
-    return len(lines) > 1 and 2 * sum(_LINE.fullmatch(line) is not None for line in lines) > len(lines)
+    return len(lines) > 1 and 2 * sum(_LINE.fullmatch(line) is not None for line in lines) > len(
+        lines
+    )
 
 
 # Paragraphs, for the step splitters
@@ -252,7 +286,10 @@ _OPENING = re.compile(
 )
 # Characters with a plain form of the same length; see `Text.flat`.
 _PLAIN = {
-    **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000\ufeff", " "),
+    **dict.fromkeys(
+        "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000\ufeff",
+        " ",
+    ),
     **dict.fromkeys("\u2028\u2029\x85", "\n"),
     **dict(zip("（）［］【】：＃＊－＞．", "()[][]:#*->、", strict=True)),
 }
@@ -310,7 +347,9 @@ class Text:
     @cached_property
     def _reach(self) -> tuple[list[int], list[int]]:
         """The starts of the blocks, and for each the largest end so far: blocks may overlap."""
-        return [start for start, _ in self.blocks], list(accumulate((end for _, end in self.blocks), max))
+        return [start for start, _ in self.blocks], list(
+            accumulate((end for _, end in self.blocks), max)
+        )
 
     def in_block(self, position: int) -> bool:
         """Whether a cut before a character would be inside a block."""

@@ -51,7 +51,9 @@ _OTHER_ROLES = {**_SHAREGPT, **dict.fromkeys(("ipython", "function", "observatio
 _CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
 # Columns next to a chat that a model of text alone cannot read.
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-_TEXT_ALONE = "models are trained on text alone; leave such rows out, or train on their text without"
+_TEXT_ALONE = (
+    "models are trained on text alone; leave such rows out, or train on their text without"
+)
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
 _PAIRS = f"a question ({', '.join(QUESTION_COLUMNS)}) with an answer ({', '.join(ANSWER_COLUMNS)}), text with code"
 KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {_FLAGS}"
@@ -81,7 +83,10 @@ def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, st
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     turns = messages if system is None else messages[1:]
     if [turn_name(turn) for turn in turns] != ["user", "assistant"]:
-        raise RowError("several_turns", "the chat is not one question and its answer; stepjepa train reads it as it is")
+        raise RowError(
+            "several_turns",
+            "the chat is not one question and its answer; stepjepa train reads it as it is",
+        )
     return system, turns[0]["content"], turns[1]["content"]
 
 
@@ -90,10 +95,15 @@ def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
     for name in sorted(_MEDIA.intersection(row)):
         media = row[name]
         if media is not None and not (isinstance(media, (str, list)) and not media):
-            raise RowError("not_text_alone", f"column {name!r} goes with the chat, and {_TEXT_ALONE} that column")
+            raise RowError(
+                "not_text_alone",
+                f"column {name!r} goes with the chat, and {_TEXT_ALONE} that column",
+            )
     column = chat_column(row)
     if column is not None:
-        return check_messages(dialogue(row[column]) if column == CHOSEN else as_list(row[column]), column)
+        return check_messages(
+            dialogue(row[column]) if column == CHOSEN else as_list(row[column]), column
+        )
     form = form_of(row)
     if form.question in row and form.answer in row:
         asked, answer = asked_in(row, form), squad_answer(row[form.answer])
@@ -105,14 +115,18 @@ def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
     # An empty column of messages gets the message about it, not the list of known columns.
     if any(name in row for name in CHAT_COLUMNS):
         return check_messages(None)
-    raise RowError("no_known_columns", f"columns found: {listed_columns(row)}; expected {KNOWN_CHATS}")
+    raise RowError(
+        "no_known_columns", f"columns found: {listed_columns(row)}; expected {KNOWN_CHATS}"
+    )
 
 
 def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, str]]:
     values: dict[str, Any] = {name: column_value(row, name) for name in columns if name is not None}
     for name, value in values.items():
         if value is None:
-            raise RowError("no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})")
+            raise RowError(
+                "no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})"
+            )
     target = values[columns.target]
     # A multiple-choice row: the target column lists the choices, and another column has the index of the right one.
     if columns.choice is not None:
@@ -145,14 +159,21 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
             assistant message.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
-        raise RowError("no_messages", f"{name!r} is not a non-empty list; give [{{'role': ..., 'content': ...}}, ...]")
+        raise RowError(
+            "no_messages",
+            f"{name!r} is not a non-empty list; give [{{'role': ..., 'content': ...}}, ...]",
+        )
     checked = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
-            raise RowError("no_messages", f"message {number} is not an object with 'role' and 'content'")
+            raise RowError(
+                "no_messages", f"message {number} is not an object with 'role' and 'content'"
+            )
         role, content = message.get("role"), message.get("content")
         if role is None or content is None:
-            role, content = (message.get(b) if message.get(a) is None else message[a] for a, b in _KEYS)
+            role, content = (
+                message.get(b) if message.get(a) is None else message[a] for a, b in _KEYS
+            )
         # A turn of ShareGPT whose content is the call: read it as a message that has the call in its key.
         calling = message
         if role == FUNCTION_CALL:
@@ -160,18 +181,26 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
         if role not in (*ROLES, TOOL):
             known = ", ".join((*ROLES, TOOL))
-            raise RowError("unknown_role", f"message {number} has role {role!r}; known roles: {known}")
+            raise RowError(
+                "unknown_role", f"message {number} has role {role!r}; known roles: {known}"
+            )
         where = f"message {number} ({role})"
         calls = _tool_calls(calling, where) if role == "assistant" else []
         # OpenAI writes null as the content of a message that only calls tools.
         if calls and content is None:
             content = ""
         # OpenAI's and transformers' form for several modalities: content in parts.
-        if isinstance(content, list) and content and all(isinstance(part, Mapping) for part in content):
+        if (
+            isinstance(content, list)
+            and content
+            and all(isinstance(part, Mapping) for part in content)
+        ):
             content = _joined(content, where)
         if not isinstance(content, str):
             kind = type(content).__name__
-            raise RowError("content_not_text", f"{where} has content of type {kind}; it must be text")
+            raise RowError(
+                "content_not_text", f"{where} has content of type {kind}; it must be text"
+            )
         _refuse_half_characters(content, where)
         # Further keys are set only if needed: a chat with only roles and contents takes the renderer's fast path.
         turn: dict[str, Any] = {"role": role, "content": content}
@@ -186,7 +215,10 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
             turn[TRAINED] = False
         checked.append(turn)
     if all(message["role"] != "assistant" for message in checked):
-        raise RowError("no_assistant_message", "no message has the role 'assistant', so there is no answer to learn")
+        raise RowError(
+            "no_assistant_message",
+            "no message has the role 'assistant', so there is no answer to learn",
+        )
     return checked
 
 
@@ -208,7 +240,9 @@ def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     if not calls:
         return []
     if not isinstance(calls, list):
-        raise RowError("bad_tool_call", f"{where} has tool calls that are no list; give {_CALL_FORM}")
+        raise RowError(
+            "bad_tool_call", f"{where} has tool calls that are no list; give {_CALL_FORM}"
+        )
     checked = [_tool_call(call, where) for call in calls]
     _refuse_half_characters(json.dumps(checked, ensure_ascii=False, default=str), where)
     return checked
@@ -222,7 +256,9 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
     function = function if isinstance(function, Mapping) else {}
     name, raw = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name.strip():
-        raise RowError("bad_tool_call", f"{where} has a tool call without a function's name; give {_CALL_FORM}")
+        raise RowError(
+            "bad_tool_call", f"{where} has a tool call without a function's name; give {_CALL_FORM}"
+        )
     # OpenAI writes the arguments as JSON in a string; most templates expect the object.
     as_object_of_text = parsed(raw)
     arguments = as_object_of_text if isinstance(as_object_of_text, Mapping) else raw
@@ -230,22 +266,35 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, (str, Mapping)):
         kind = type(arguments).__name__
-        raise RowError("bad_tool_call", f"{where} calls {name} with arguments of type {kind}; they must be an object")
+        raise RowError(
+            "bad_tool_call",
+            f"{where} calls {name} with arguments of type {kind}; they must be an object",
+        )
     identity = {"id": outer["id"]} if isinstance(outer.get("id"), str) else {}
-    return {**identity, "type": "function", "function": {"name": name, "arguments": without_nulls(arguments)}}
+    return {
+        **identity,
+        "type": "function",
+        "function": {"name": name, "arguments": without_nulls(arguments)},
+    }
 
 
 def _refuse_half_characters(text: str, where: str) -> None:
     """RowError for a text with a lone surrogate, which no tokenizer can encode."""
     half = None if text.isascii() else lone_surrogate(text)
     if half is not None:
-        raise RowError("broken_text", f"{where} holds {half} without its other half, which is no character; remove it")
+        raise RowError(
+            "broken_text",
+            f"{where} holds {half} without its other half, which is no character; remove it",
+        )
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], where: str) -> Any:
     """The text of a content in parts; the parts themselves if any has no text."""
     media = next((part["type"] for part in parts if part.get("type") not in (None, "text")), None)
     if media is not None:
-        raise RowError("not_text_alone", f"{where} holds a part of type {media!r}, and {_TEXT_ALONE} such parts")
+        raise RowError(
+            "not_text_alone",
+            f"{where} holds a part of type {media!r}, and {_TEXT_ALONE} such parts",
+        )
     texts = [part.get("text") for part in parts]
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts

@@ -47,7 +47,16 @@ def _form(question: str, answer: str) -> Form:
 
 
 QUESTION_COLUMNS = ("question", "prompt", "problem", "instruction", "query", "input")
-ANSWER_COLUMNS = ("answer", "completion", "solution", "output", "response", "code", CHOSEN, SQUAD_ANSWERS)
+ANSWER_COLUMNS = (
+    "answer",
+    "completion",
+    "solution",
+    "output",
+    "response",
+    "code",
+    CHOSEN,
+    SQUAD_ANSWERS,
+)
 # The first choices. A solution comes before an answer, as it ends in the answer that may be in a further column.
 _FIRST_FORMS = (
     ("question", "solution"),
@@ -75,7 +84,9 @@ _CHAT_WORDS = {*CHAT_COLUMNS, *(name for form in FORMS for name in form[:2])} - 
 def as_object(row: object) -> Mapping[str, Any]:
     """Return a row that has columns; RowError for anything else."""
     if not isinstance(row, Mapping):
-        raise RowError("not_an_object", f"the row is a {type(row).__name__}, not an object with columns")
+        raise RowError(
+            "not_an_object", f"the row is a {type(row).__name__}, not an object with columns"
+        )
     return row
 
 
@@ -91,15 +102,23 @@ def column_value(row: Mapping[str, object], name: str, default: object = None) -
 
 def listed_columns(row: Mapping[Any, object]) -> str:
     """List the names of a row's columns in a short printable line; for an object, the names of its keys."""
-    inner = {name: [f"{name}.{key}" for key in value] for name, value in row.items() if isinstance(value, Mapping)}
+    inner = {
+        name: [f"{name}.{key}" for key in value]
+        for name, value in row.items()
+        if isinstance(value, Mapping)
+    }
     names = [" ".join(label.split()) for name in row for label in inner.get(name) or [str(name)]]
-    shown = [escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]]
+    shown = [
+        escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]
+    ]
     return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
 
 
 def absent(row: Mapping[str, object], name: str) -> str:
     """Say why a column has no value."""
-    return f"column {name!r} " + ("is null" if name in row else f"is missing (columns found: {listed_columns(row)})")
+    return f"column {name!r} " + (
+        "is null" if name in row else f"is missing (columns found: {listed_columns(row)})"
+    )
 
 
 def is_stream(row: object) -> bool:
@@ -118,7 +137,9 @@ def listed_steps(row: object, name: str) -> list[str]:
     row = as_object(row)
     value = column_value(row, name)
     if value is None:
-        raise RowError("no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there")
+        raise RowError(
+            "no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there"
+        )
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
         raise RowError("no_steps", f"column {name!r} is no list of texts")
     return list(value)
@@ -130,7 +151,9 @@ def target_text(row: object, name: str) -> str | RowError:
     value = column_value(row, name)
     if isinstance(value, str) and value.strip() and lone_surrogate(value) is None:
         return value
-    return RowError("no_target_text", absent(row, name) if value is None else f"column {name!r} holds no text")
+    return RowError(
+        "no_target_text", absent(row, name) if value is None else f"column {name!r} holds no text"
+    )
 
 
 def chat_column(row: Mapping[str, object]) -> str | None:
@@ -159,7 +182,11 @@ def form_of(row: Mapping[str, object]) -> Form:
     def fit(form: Form) -> tuple[bool, bool]:
         return form.question in row and form.answer in row, row.get(form.question) is not None
 
-    filled = (form for form in FORMS if row.get(form.question) is not None and row.get(form.answer) is not None)
+    filled = (
+        form
+        for form in FORMS
+        if row.get(form.question) is not None and row.get(form.answer) is not None
+    )
     return next(filled, None) or max((_form("question", "answer"), *FORMS), key=fit)
 
 
@@ -193,9 +220,27 @@ REJECTED = "rejected"
 MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 # Keys that switch the training of a message on or off: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's, others.
 _SWITCHES = (TRAINED, "weight", "train", "training", "loss", "loss_mask", "trainable")
-_MESSAGE_KEYS = {"role", "content", "from", "value", *REASONING_KEYS, *_SWITCHES, TOOL_CALLS, FUNCTION_CALL, *TOOL_KEYS}
+_MESSAGE_KEYS = {
+    "role",
+    "content",
+    "from",
+    "value",
+    *REASONING_KEYS,
+    *_SWITCHES,
+    TOOL_CALLS,
+    FUNCTION_CALL,
+    *TOOL_KEYS,
+}
 # Columns that other parts of the library read.
-_READ_ELSEWHERE = {STEPS_COLUMN, TOTAL_COLUMN, "ground_truth", TOOLS, TEMPLATE_KWARGS, CHOSEN, REJECTED}
+_READ_ELSEWHERE = {
+    STEPS_COLUMN,
+    TOTAL_COLUMN,
+    "ground_truth",
+    TOOLS,
+    TEMPLATE_KWARGS,
+    CHOSEN,
+    REJECTED,
+}
 # Columns that describe a row; a sentence in such a column is no text to train on, so it causes no warning.
 _DESCRIPTIONS = set(
     "answer author categories category created dataset date difficulty domain extra_info generator hash id ids idx index "
@@ -226,7 +271,10 @@ def switched_on(message: Mapping[str, Any], where: str) -> bool:
     switches = {name: message[name] for name in _SWITCHES if message.get(name) is not None}
     for name, value in switches.items():
         if value not in (0, 1):
-            raise RowError("unknown_switch", f"{where} has {name} {value!r}; known are 0 and 1, or false and true")
+            raise RowError(
+                "unknown_switch",
+                f"{where} has {name} {value!r}; known are 0 and 1, or false and true",
+            )
     return all(switches.values())
 
 
@@ -265,7 +313,10 @@ def turn_name(message: Mapping[str, Any]) -> str:
 def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a checked chat in which only the last assistant message is trained."""
     *_, last = (turn for turn in messages if turn["role"] == "assistant")
-    return [turn if turn is last or turn["role"] != "assistant" else {**turn, TRAINED: False} for turn in messages]
+    return [
+        turn if turn is last or turn["role"] != "assistant" else {**turn, TRAINED: False}
+        for turn in messages
+    ]
 
 
 def system_of(row: Mapping[str, Any]) -> str | None:
@@ -283,7 +334,11 @@ def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns):
         return []
     roles = ("user", "assistant")
-    return [{"role": role, "content": text} for turn in turns for role, text in zip(roles, turn, strict=True)]
+    return [
+        {"role": role, "content": text}
+        for turn in turns
+        for role, text in zip(roles, turn, strict=True)
+    ]
 
 
 def template_kwargs_of(row: object) -> dict[str, Any]:
@@ -297,7 +352,8 @@ def template_kwargs_of(row: object) -> dict[str, Any]:
     kwargs, tools = (parsed(row.get(name)) for name in (TEMPLATE_KWARGS, TOOLS))
     if not isinstance(kwargs or {}, Mapping) or not isinstance(tools or [], list):
         raise RowError(
-            "bad_template_kwargs", f"{TEMPLATE_KWARGS!r} must be an object, and {TOOLS!r} a list of functions"
+            "bad_template_kwargs",
+            f"{TEMPLATE_KWARGS!r} must be an object, and {TOOLS!r} a list of functions",
         )
     arguments = dict(kwargs) if isinstance(kwargs, Mapping) else {}
     if tools:
@@ -311,7 +367,9 @@ def squad_answer(value: object) -> object:
         return value
     texts = value.get("text")
     if not isinstance(texts, (list, tuple)) or not texts:
-        raise RowError("no_answer", f"{SQUAD_ANSWERS!r} holds no text; leave out questions without an answer")
+        raise RowError(
+            "no_answer", f"{SQUAD_ANSWERS!r} holds no text; leave out questions without an answer"
+        )
     return texts[0]
 
 
@@ -321,7 +379,10 @@ def dialogue(value: object) -> object:
         return value
     _, *parts = re.split(r"\n\n(Human|Assistant):", value)
     turns = zip(parts[::2], parts[1::2], strict=True)
-    return [{"role": "user" if who == "Human" else "assistant", "content": text.strip()} for who, text in turns]
+    return [
+        {"role": "user" if who == "Human" else "assistant", "content": text.strip()}
+        for who, text in turns
+    ]
 
 
 def as_list(value: object) -> object:
@@ -365,7 +426,9 @@ def left_over(
             continue
         if str(name).lower() in _DESCRIPTIONS or not _is_text(value):
             others.append(name)
-        elif not any(isinstance(value, str) and value.strip() in message["content"] for message in messages):
+        elif not any(
+            isinstance(value, str) and value.strip() in message["content"] for message in messages
+        ):
             texts.append(f"column {name!r}")
     for message in _messages_in(row, columns):
         keys = (name for name in message if name not in _MESSAGE_KEYS and _is_text(message[name]))
@@ -380,7 +443,11 @@ def _messages_in(row: Mapping[str, Any], columns: Iterable[str]) -> Iterator[Map
     """The messages in columns that are lists of them."""
     for name in columns:
         entries = as_list(row.get(name))
-        yield from (entry for entry in entries if isinstance(entry, Mapping)) if isinstance(entries, list) else ()
+        yield from (
+            (entry for entry in entries if isinstance(entry, Mapping))
+            if isinstance(entries, list)
+            else ()
+        )
 
 
 def _is_text(value: object) -> bool:

@@ -172,7 +172,9 @@ class CheckedChat(NamedTuple):
     rendered: RenderedChat | None = None
 
     @classmethod
-    def of(cls, row: object, options: EncodeOptions, steps: bool, renderer: ChatRenderer | None = None) -> CheckedChat:
+    def of(
+        cls, row: object, options: EncodeOptions, steps: bool, renderer: ChatRenderer | None = None
+    ) -> CheckedChat:
         """Read the chat of a row, and render it if there is a renderer; RowError for no chat or one that cannot be rendered.
 
         In a row with a list of steps and no answer, the steps are the answer.
@@ -187,7 +189,10 @@ class CheckedChat(NamedTuple):
         if options.train_on == "last":
             messages = last_trained(messages)
         if not any(trained_turns(messages)):
-            raise RowError("switched_off", "every answer that could be trained is switched off (weight 0 or the like)")
+            raise RowError(
+                "switched_off",
+                "every answer that could be trained is switched off (weight 0 or the like)",
+            )
 
         answers = [message["content"] for message in answers_in(messages)]
         template_kwargs = template_kwargs_of(row)
@@ -195,7 +200,11 @@ class CheckedChat(NamedTuple):
         # A template may strip an answer or drop its thinking, so steps are searched in the text that the model gets.
         if renderer is not None:
             rendered = renderer.using(template_kwargs).render(messages)
-            answers = [rendered.text[span.start : span.end] for span in rendered.turns if span.close is None]
+            answers = [
+                rendered.text[span.start : span.end]
+                for span in rendered.turns
+                if span.close is None
+            ]
         target_column = None if options.objective is None else options.objective.target_column
         # Where the user names the columns of the views, the others are left out on purpose.
         rest = LeftOver()
@@ -293,9 +302,15 @@ class RowEncoder:
 
     def new_counts(self) -> StepCounts:
         """Empty counts of where the steps of the data set come from."""
-        return StepCounts.of(self.options.rules) if self.options.needs_steps and not self.streams else StepCounts()
+        return (
+            StepCounts.of(self.options.rules)
+            if self.options.needs_steps and not self.streams
+            else StepCounts()
+        )
 
-    def __call__(self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None) -> Encoded:
+    def __call__(
+        self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None
+    ) -> Encoded:
         """Encode a chunk of rows, whose rendered chats may be in `checked`; DataError for an unusable row with
         `strict_data`."""
         report = DataReport(self.name, steps=self.new_counts())
@@ -319,7 +334,9 @@ class RowEncoder:
             if isinstance(item, CheckedChat):
                 encoded = attempted(self._chat, place, item, next(tokens), report)
             else:
-                encoded = item if isinstance(item, RowError) else attempted(self._text, item, report)
+                encoded = (
+                    item if isinstance(item, RowError) else attempted(self._text, item, report)
+                )
             if isinstance(encoded, RowError):
                 # Rows that the user asked to leave out are no fault of the data.
                 report.skip(encoded, place, self.options.strict_data and encoded.reason != LONGER)
@@ -329,9 +346,13 @@ class RowEncoder:
         report.rows_read, report.examples = len(rows), len(examples)
         report.rows_kept = report.rows_read - report.rows_skipped.total()
         if texts and not self.streams and not report.end_of_turn:
-            report.end_of_turn = "none: the template writes no special token after an answer, and there is no EOS"
+            report.end_of_turn = (
+                "none: the template writes no special token after an answer, and there is no EOS"
+            )
         # A fixed number of bytes per row, so the digest of the data set does not depend on the chunks.
-        digests = b"".join(hashlib.sha256(repr(row).encode("utf-8", "replace")).digest() for _, row in rows)
+        digests = b"".join(
+            hashlib.sha256(repr(row).encode("utf-8", "replace")).digest() for _, row in rows
+        )
         return Encoded(counts, ExampleStore.of(examples), report, digests)
 
     def _text_of(self, chat: CheckedChat) -> str:
@@ -339,7 +360,11 @@ class RowEncoder:
         # The template's text after the answer is cut off, or the tokenizer may merge the answer's last character with it, as
         # a full stop with a line break.
         rendered = chat.shown
-        return rendered.text[: rendered.spans[-1].stop] if self._appends_eos(rendered) else rendered.text
+        return (
+            rendered.text[: rendered.spans[-1].stop]
+            if self._appends_eos(rendered)
+            else rendered.text
+        )
 
     def tokenised(self, chat: CheckedChat) -> TokenisedText:
         """Tokenise a rendered chat: its tokens, of which the example has the first ones, and their last characters."""
@@ -376,14 +401,19 @@ class RowEncoder:
             labelled = [(ids[:limit], labels)] if labels else []
             report.answers_truncated += bool(labels) and row.labels[-1].stop > limit
         if not labelled:
-            raise RowError("nothing_to_learn", "no token to learn: fewer than two tokens, or none that is labelled")
+            raise RowError(
+                "nothing_to_learn",
+                "no token to learn: fewer than two tokens, or none that is labelled",
+            )
         examples = []
         for block, spans in labelled:
             pairs = PairsFound() if objective is None else objective.pairs_of_text(block)
             examples.append(self._paired(Example(block, spans, pairs.segments), pairs, report))
         return examples
 
-    def _chat(self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport) -> list[Example]:
+    def _chat(
+        self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport
+    ) -> list[Example]:
         """Make the one example of a chat and count it in the report; RowError if nothing of it can be trained on."""
         if self.options.needs_steps and isinstance(chat.steps, RowError):
             raise chat.steps
@@ -403,7 +433,11 @@ class RowEncoder:
         context += [token_span(last, span.start, span.end) for span in chat.context_spans]
         # Views are of trained answers; a turn that calls tools has none.
         are_answers = [span.close is None for span in chat.shown.turns]
-        viewed = [turn for turn, *conditions in zip(turns, trained, are_answers, strict=True) if all(conditions)]
+        viewed = [
+            turn
+            for turn, *conditions in zip(turns, trained, are_answers, strict=True)
+            if all(conditions)
+        ]
         turns = list(compress(turns, trained))
         # An answer that begins beyond the limit, or is empty, has nothing to label.
         answers = [
@@ -411,11 +445,15 @@ class RowEncoder:
             for span, turn in zip(compress(written, trained), turns, strict=True)
             if turn.answer.start < min(limit, turn.label_stop)
         ]
-        labels = label_spans(self.options.labels or "assistant", ids, answers, ended_by, limit, context)
+        labels = label_spans(
+            self.options.labels or "assistant", ids, answers, ended_by, limit, context
+        )
         if not labels:
             first = turns[0].answer.start
             if first < limit:
-                raise RowError("nothing_to_learn", "the answer is empty, and nothing ends its turn; fill it in")
+                raise RowError(
+                    "nothing_to_learn", "the answer is empty, and nothing ends its turn; fill it in"
+                )
             raise RowError(
                 "no_room_for_answer",
                 f"the prompt has {first} tokens and {_NAME.max_length} is {limit}; raise --{_NAME.max_length}",
@@ -436,7 +474,16 @@ class RowEncoder:
             # A target column has one text per row, which belongs to the last answer.
             viewed = viewed if chat.target is None else viewed[-1:]
             pairs = objective.pairs_of(
-                TokenChat(ids, trunk, viewed, chat.messages, self.tokenizer, self.chats, chat.target, labels)
+                TokenChat(
+                    ids,
+                    trunk,
+                    viewed,
+                    chat.messages,
+                    self.tokenizer,
+                    self.chats,
+                    chat.target,
+                    labels,
+                )
             )
             if not viewed and pairs.reason:
                 pairs = pairs._replace(reason="no_answer_in_text")
@@ -464,15 +511,21 @@ class RowEncoder:
         if options.vocabulary is not None and largest >= options.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(largest)
             raise RowError(
-                "no_embedding", f"{token} has id {largest}, and the model has {options.vocabulary} embeddings"
+                "no_embedding",
+                f"{token} has id {largest}, and the model has {options.vocabulary} embeddings",
             )
-        limits = (("pair_truncated", options.max_length, False), ("beyond_positions", options.max_positions, True))
+        limits = (
+            ("pair_truncated", options.max_length, False),
+            ("beyond_positions", options.max_positions, True),
+        )
         for why, limit, positions in limits:
             if limit is None:
                 continue
             before = len(pairs) + len(span_pairs)
             pairs = [pair for pair in pairs if example.reach(pair, positions) <= limit]
-            span_pairs = [spans for spans in span_pairs if max(span.stop for span in spans) <= limit]
+            span_pairs = [
+                spans for spans in span_pairs if max(span.stop for span in spans) <= limit
+            ]
             dropped = before - len(pairs) - len(span_pairs)
             if dropped:
                 report.pairs_dropped[why] += dropped
@@ -481,7 +534,9 @@ class RowEncoder:
             if options.objective.one_pair and len(pairs) > 1:
                 report.pairs_dropped["second_pair"] += len(pairs) - 1
                 pairs = pairs[:1]
-            report.pairs += len(pairs) + sum([options.objective.pairs_between(*spans) for spans in span_pairs])
+            report.pairs += len(pairs) + sum(
+                [options.objective.pairs_between(*spans) for spans in span_pairs]
+            )
             if not pairs and not span_pairs:
                 report.examples_without_pairs[reason or "empty_view"] += 1
         report.labelled_tokens += sum([stop - start for start, stop in example.labels])
@@ -494,7 +549,11 @@ class RowEncoder:
             raise RowError(LONGER, f"{len(ids):,} tokens, and {_NAME.max_length} is {limit:,}")
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
-        return chat.spans[-1].role == "assistant" and self.eos is not None and not self.template_ends_turns
+        return (
+            chat.spans[-1].role == "assistant"
+            and self.eos is not None
+            and not self.template_ends_turns
+        )
 
     def _turns(
         self, row: CheckedChat, ids: np.ndarray, last: list[int], report: DataReport
@@ -531,15 +590,26 @@ class RowEncoder:
                 end_id = int(ids[mark])
             elif eos is not None and span is chat.spans[-1] and self._appends_eos(chat):
                 ids = np.append(ids, np.int32(eos))
-                close, end_id, origin = len(ids), eos, " (the tokenizer's EOS, appended: the template writes none)"
+                close = len(ids)
+                end_id = eos
+                origin = " (the tokenizer's EOS, appended: the template writes none)"
             step_spans: list[CharSpan] = []
             cue_span: CharSpan | None = None
             # Steps and cue are in characters of the answer; a turn that calls tools is no answer and has neither.
             if span.close is None:
                 step_spans = [] if steps_of_answers is None else steps_of_answers[answers]
                 answers += 1
-                cue_span = None if objective is None else objective.cue_of(chat.text[span.start : span.end])
-            steps = tuple([token_span(last, span.start + start, span.start + end) for start, end in step_spans])
+                cue_span = (
+                    None
+                    if objective is None
+                    else objective.cue_of(chat.text[span.start : span.end])
+                )
+            steps = tuple(
+                [
+                    token_span(last, span.start + start, span.start + end)
+                    for start, end in step_spans
+                ]
+            )
             cue = cue_span and token_span(last, span.start + cue_span[0], span.start + cue_span[1])
             turns.append(Turn(*user, content, close, steps, cue))
         # The report names the first end of turn of the data set.
@@ -599,7 +669,11 @@ def make_encoder(
     if number is None:
         raise no_rows(rows.name)
     streams = options.columns is None and is_stream(row)
-    if streams and options.objective and (options.objective.target_column or not options.objective.takes_text):
+    if (
+        streams
+        and options.objective
+        and (options.objective.target_column or not options.objective.takes_text)
+    ):
         raise DataError(
             f"{rows.place(number)}: columns found: {listed_columns(row)}; {options.objective.name} needs chats "
             f"({KNOWN_CHATS}); stepjepa check names the objectives for plain text"

@@ -208,7 +208,9 @@ _WORD = (
     "|réponse finale|réponse|respuesta final|respuesta|conclusión|resposta final|resposta|conclusão|最终答案|答案|结论|答))"
 )
 _COLON = r"[ \t]*(?:\*\*|__)?[ \t]*(?:[:：]|(?=\n|\Z))"
-_ENDING = r"(?i:in conclusion|to conclude|in summary|to summari[sz]e|putting it all together)(?![^\W_])"
+_ENDING = (
+    r"(?i:in conclusion|to conclude|in summary|to summari[sz]e|putting it all together)(?![^\W_])"
+)
 _LABEL = re.compile(rf"[#>*_ \t\[(]*(?:{_WORD}{_COLON}|{_ENDING})|{_HASHES}")
 _LABEL_LINE = re.compile(rf"\n(?:[*_\# \t]{{0,8}}{_WORD}{_COLON}|{_HASHES})")
 # A line that is all bold, or a heading.
@@ -220,7 +222,9 @@ def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
 
     They start with a label or a heading, or where the last item has more paragraphs than any other item.
     """
-    usual = max((len(_outer(text, item, later.start)) for item, later in pairwise(items)), default=0)
+    usual = max(
+        (len(_outer(text, item, later.start)) for item, later in pairwise(items)), default=0
+    )
     for number, part in enumerate(_outer(text, items[-1], end)):
         if number >= usual or part.level or _LABEL.match(text.flat, part.start):
             return part.start

@@ -45,10 +45,14 @@ def text_of(value: object) -> str:
 class ColumnOptions(Topic):
     """Which columns hold a pair."""
 
-    source_column: str | None = option(None, "Column with the source text, for data sets of pairs.", VIEWS)
+    source_column: str | None = option(
+        None, "Column with the source text, for data sets of pairs.", VIEWS
+    )
     target_column: str | None = option(None, "Column with the target text.", VIEWS)
     choice_column: str | None = option(
-        None, "Column with the index of the right text, where target_column holds a list (multiple choice).", VIEWS
+        None,
+        "Column with the index of the right text, where target_column holds a list (multiple choice).",
+        VIEWS,
     )
 
     @property
@@ -65,24 +69,34 @@ class ColumnOptions(Topic):
         if (self.source_column is None) != (self.target_column is None):
             raise ConfigError(f"{columns} go together; give both")
         if self.choice_column is not None and self.target_column is None:
-            raise ConfigError(f"{_NAME.choice_column} picks a text of {_NAME.target_column}; give {columns} too")
+            raise ConfigError(
+                f"{_NAME.choice_column} picks a text of {_NAME.target_column}; give {columns} too"
+            )
 
 
 @dataclass
 class TemplateOptions(Topic):
     """How chats become text."""
 
-    plain: bool = option(False, "No chat template: the messages' contents, a line break between them.", DATA)
-    chat_template: str | None = option(None, "File with a Jinja chat template to use instead of the tokenizer's.", DATA)
+    plain: bool = option(
+        False, "No chat template: the messages' contents, a line break between them.", DATA
+    )
+    chat_template: str | None = option(
+        None, "File with a Jinja chat template to use instead of the tokenizer's.", DATA
+    )
     chat_template_kwargs: dict[str, Any] | None = option(
-        None, "What the chat template takes besides the messages, as in '{\"enable_thinking\": false}'.", DATA
+        None,
+        "What the chat template takes besides the messages, as in '{\"enable_thinking\": false}'.",
+        DATA,
     )
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         for name in (_NAME.chat_template, _NAME.chat_template_kwargs):
             if self.plain and getattr(self, name):
-                raise ConfigError(f"plain means no chat template, and {name} is for one; leave one of them out")
+                raise ConfigError(
+                    f"plain means no chat template, and {name} is for one; leave one of them out"
+                )
 
 
 @dataclass
@@ -110,7 +124,10 @@ class DataOptions(TemplateOptions, ColumnOptions):
         DATA,
     )
     max_length: int = option(
-        1024, "Longest chat in tokens; longer ones are cut on the right and counted.", DATA, at_least=2
+        1024,
+        "Longest chat in tokens; longer ones are cut on the right and counted.",
+        DATA,
+        at_least=2,
     )
     train_on: Literal["all", "last"] = option(
         "all",
@@ -119,11 +136,16 @@ class DataOptions(TemplateOptions, ColumnOptions):
         DATA,
     )
     drop_longer: bool = option(
-        False, "Leave out rows that are longer than max_length, and count them, instead of cutting them.", DATA
+        False,
+        "Leave out rows that are longer than max_length, and count them, instead of cutting them.",
+        DATA,
     )
     system_prompt: str | None = option(None, "System message for chats that have none.", DATA)
     strict_data: bool = option(
-        False, "Stop at the first row that cannot be used, instead of counting it.", DATA, resume=True
+        False,
+        "Stop at the first row that cannot be used, instead of counting it.",
+        DATA,
+        resume=True,
     )
 
 
@@ -131,7 +153,9 @@ class DataOptions(TemplateOptions, ColumnOptions):
 class StepsOptions(Topic):
     """How an answer is split into steps, for objectives that need them."""
 
-    step_splitter: Literal["auto", "separator", "lines", "numbered", "sentence", "regex", "list"] = option(
+    step_splitter: Literal[
+        "auto", "separator", "lines", "numbered", "sentence", "regex", "list"
+    ] = option(
         "auto",
         "How steps are found in an answer; auto takes the steps that a row holds, and for other rows the one of separator, "
         "numbered, lines that serves most of them, or what serves each answer where none does. list: every row holds its "
@@ -175,7 +199,9 @@ class ReadingOptions(Topic):
         needs={"mixing_weights": True, "streaming": False},
     )
     streaming: bool = option(
-        False, "Read the training data as it is needed instead of once before; needs max_steps.", DATA
+        False,
+        "Read the training data as it is needed instead of once before; needs max_steps.",
+        DATA,
     )
     shuffle_buffer: int = option(
         10_000,
@@ -212,19 +238,27 @@ class PrepareOptions:
     """All options of ``stepjepa prepare``: the input, the steps, the rows to keep and the output."""
 
     file: str | None = option(
-        None, "The raw rows: a file, or a Hub data set's name; usually written without --file.", _FORMAT
+        None,
+        "The raw rows: a file, or a Hub data set's name; usually written without --file.",
+        _FORMAT,
     )
     format: Literal["auto", "gsm8k", "teacher", "columns"] = option(
-        "auto", "Format of the raw rows; auto recognises it from the first ones and prints it.", _FORMAT
+        "auto",
+        "Format of the raw rows; auto recognises it from the first ones and prints it.",
+        _FORMAT,
     )
-    question_column: str | None = option(None, "Column with the question. Default: question.", _FORMAT)
+    question_column: str | None = option(
+        None, "Column with the question. Default: question.", _FORMAT
+    )
     response_column: str | None = option(
         None,
         f"Column with the response in which steps are found. Default: {RESPONSE_COLUMN} for teacher, else the answer's.",
         _FORMAT,
     )
     ground_truth_column: str | None = option(
-        None, "Column with the final answer. Default: ground_truth, else it is taken from the answer.", _FORMAT
+        None,
+        "Column with the final answer. Default: ground_truth, else it is taken from the answer.",
+        _FORMAT,
     )
     dataset_split: str = option("train", "Split of a Hub data set.", _FORMAT)
     step_splitter: str = option(
@@ -234,7 +268,9 @@ class PrepareOptions:
         choices=STYLES,
     )
     step_separator: str = option(
-        "\\n\\n", "The string between steps for step_splitter=separator and auto, the pattern for regex.", _STEPS
+        "\\n\\n",
+        "The string between steps for step_splitter=separator and auto, the pattern for regex.",
+        _STEPS,
     )
     min_step_length: int | None = option(
         None,
@@ -258,9 +294,13 @@ class PrepareOptions:
         _STEPS,
     )
     min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS, at_least=1)
-    require_correct: bool = option(False, "Drop rows whose response does not end in the ground truth.", _ROWS)
+    require_correct: bool = option(
+        False, "Drop rows whose response does not end in the ground truth.", _ROWS
+    )
     dedup: bool = option(
-        False, "Keep the first of the rows with the same question (letter case and spaces aside).", _ROWS
+        False,
+        "Keep the first of the rows with the same question (letter case and spaces aside).",
+        _ROWS,
     )
     strict_data: bool = option(
         False, "Stop at the first row that cannot be read or used, instead of counting it.", _ROWS

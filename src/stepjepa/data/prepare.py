@@ -60,7 +60,9 @@ class PrepareResult(RowCounts):
     def lines(self) -> list[str]:
         """The counts, one fact a line. Text from the file is escaped, so that it cannot control the terminal."""
         skipped = self.rows_skipped.total()
-        steps = ", ".join(f"{steps} in {rows:,}" for steps, rows in sorted(self.step_counts.items()))
+        steps = ", ".join(
+            f"{steps} in {rows:,}" for steps, rows in sorted(self.step_counts.items())
+        )
         return [
             f"Prepared: {escaped(self.source)}",
             f"  Format: {self.format}",
@@ -111,7 +113,9 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
             result.next_command = _next_command(result, train, valid)
         write_json(report, {**result.to_dict(), "options": vars(options)})
     except OSError as error:
-        raise DataError(f"{error.filename or train}: cannot be written ({error.strerror or error})") from None
+        raise DataError(
+            f"{error.filename or train}: cannot be written ({error.strerror or error})"
+        ) from None
     return result
 
 
@@ -141,7 +145,9 @@ def _first_rows(raw: RowSource) -> list[object]:
     raise no_rows(raw.name)
 
 
-def _kept(raw: RowSource, converter: Converter, options: PrepareOptions, result: PrepareResult) -> Iterator[Kept]:
+def _kept(
+    raw: RowSource, converter: Converter, options: PrepareOptions, result: PrepareResult
+) -> Iterator[Kept]:
     """Yield the rows to write, and count every row."""
     # Hashes of questions: 64 bits a row, where the texts of a large file would not fit into memory.
     seen = set[int]()
@@ -171,7 +177,9 @@ def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, P
     """
     train = Path(os.path.expanduser(options.output_file or ""))
     if train.suffix.lower() not in JSON_SUFFIXES:
-        raise ConfigError(f"{_NAME.output_file} is '{train}'; rows are written as JSONL, so end it in .jsonl")
+        raise ConfigError(
+            f"{_NAME.output_file} is '{train}'; rows are written as JSONL, so end it in .jsonl"
+        )
     # Write to the target of a link: the final rename would replace the link itself.
     if train.is_symlink():
         train = Path(os.path.realpath(train))
@@ -181,7 +189,11 @@ def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, P
         if path.is_dir():
             raise ConfigError(f"{_NAME.output_file}: {path} is a folder; give a file's name")
         if source is not None and os.path.realpath(path) == os.path.realpath(source):
-            raise ConfigError(f"{_NAME.output_file}: {path} is the file that is read; write to another one")
+            raise ConfigError(
+                f"{_NAME.output_file}: {path} is the file that is read; write to another one"
+            )
         if path.exists() and not options.overwrite:
-            raise ConfigError(f"{path} exists already; --{_NAME.overwrite} replaces it once the new one is complete")
+            raise ConfigError(
+                f"{path} exists already; --{_NAME.overwrite} replaces it once the new one is complete"
+            )
     return train, valid, report

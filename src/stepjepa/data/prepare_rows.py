@@ -19,7 +19,15 @@ from stepjepa.config.option import MISSING, Names
 from stepjepa.data.answers import after_hashes, answers_match, final_answer, number_of
 from stepjepa.data.blocks import MARK, answer_of, has_thinking, holds_code, text_of
 from stepjepa.data.chat import one_turn, row_to_messages
-from stepjepa.data.columns import TOTAL_COLUMN, absent, as_object, chat_column, column_value, form_of, listed_columns
+from stepjepa.data.columns import (
+    TOTAL_COLUMN,
+    absent,
+    as_object,
+    chat_column,
+    column_value,
+    form_of,
+    listed_columns,
+)
 from stepjepa.data.options import (
     PUBLISHED_LENGTH,
     RESPONSE_COLUMN,
@@ -98,12 +106,18 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
     """
     objects = [row for row in rows if isinstance(row, Mapping)]
     if not objects:
-        raise DataError(f"{name}: the rows are JSON of type {type(rows[0]).__name__}; JSON objects are expected")
+        raise DataError(
+            f"{name}: the rows are JSON of type {type(rows[0]).__name__}; JSON objects are expected"
+        )
     columns = listed_columns(objects[0])
     for column in (options.question_column, options.response_column, options.ground_truth_column):
         if column and all(column_value(row, column, MISSING) is MISSING for row in objects):
-            raise DataError(f"{name}: none of the first rows has the column {column!r} (found: {columns})")
-    formats = Counter(form for form in (_format_of(row, options) for row in objects) if form is not None)
+            raise DataError(
+                f"{name}: none of the first rows has the column {column!r} (found: {columns})"
+            )
+    formats = Counter(
+        form for form in (_format_of(row, options) for row in objects) if form is not None
+    )
     if not formats:
         raise DataError(
             f"{name}: format not recognised (columns found: {columns}); name the columns with "
@@ -119,7 +133,9 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
     # The column of a generated response, which is trained in place of the data set's answer.
     generated = None
     if response is None and options.format in ("auto", "teacher"):
-        generated = next((name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None)
+        generated = next(
+            (name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None
+        )
     form = RawFormat(options.format, question, response or generated)
     if form.name == "teacher":
         return form._replace(response=form.response or RESPONSE_COLUMN)
@@ -159,7 +175,10 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
     system, *turn = one_turn(_chat_of(row, form))
     for name, text in zip(("question", "answer"), turn, strict=True):
         if len(text) > MAX_TEXT:
-            raise RowError("text_too_long", f"the {name} has {len(text):,} characters; at most {MAX_TEXT:,} are read")
+            raise RowError(
+                "text_too_long",
+                f"the {name} has {len(text):,} characters; at most {MAX_TEXT:,} are read",
+            )
         if not text.strip():
             raise RowError("empty_text", f"the {name} is empty")
     question, answer = map(clean_lines, turn)
@@ -167,7 +186,8 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
     if form.name == "gsm8k":
         if final is None:
             raise RowError(
-                "no_final_answer", f"the answer does not end in a line '#### ...': it ends in {answer[-40:]!r}"
+                "no_final_answer",
+                f"the answer does not end in a line '#### ...': it ends in {answer[-40:]!r}",
             )
         response = _CALCULATOR_MARK.sub("", response)
     # Next to a generated response, the data set's answer stays in its column.
@@ -226,7 +246,8 @@ class Converter:
         if form.name == "gsm8k":
             style = "lines" if style == "auto" else style
             usual = 1
-        self._splitter, self._blank_lines = make_splitter(style, options.step_separator), make_splitter("separator")
+        self._splitter = make_splitter(style, options.step_separator)
+        self._blank_lines = make_splitter("separator")
         self.least = usual if options.min_step_length is None else options.min_step_length
 
     def __call__(self, rows: Sequence[tuple[int, Any]]) -> list[tuple[int, Kept | RowError]]:
@@ -242,8 +263,13 @@ class Converter:
         content, steps = self.steps_of(example)
         if len(steps) < options.min_steps:
             number = counted(len(steps), "step")
-            raise RowError("too_few_steps", f"{number} found (--{_NAME.min_step_length} is {self.least})")
-        messages = [{"role": "user", "content": example.question}, {"role": "assistant", "content": content}]
+            raise RowError(
+                "too_few_steps", f"{number} found (--{_NAME.min_step_length} is {self.least})"
+            )
+        messages = [
+            {"role": "user", "content": example.question},
+            {"role": "assistant", "content": content},
+        ]
         system = example.system or options.system_prompt
         # The default system prompt asks for a box, which this answer does not have.
         if system == SYSTEM_PROMPT and "\\boxed" not in content and not example.system:
@@ -261,7 +287,9 @@ class Converter:
         line = json.dumps(prepared, ensure_ascii=False)
         half = lone_surrogate(line)
         if half is not None:
-            raise RowError("broken_text", f"a text holds {half} without its other half, which is no character")
+            raise RowError(
+                "broken_text", f"a text holds {half} without its other half, which is no character"
+            )
         data = f"{line.translate(_LINE_ENDS)}\n".encode()
         return Kept(data, question_key(example.question), len(steps))
 
@@ -304,7 +332,9 @@ class Converter:
             truth = final_answer(truth) or truth
         answer = final_answer(content) if required else truth
         if required and not answers_match(answer, truth):
-            raise RowError("wrong_answer", f"the response ends in {answer!r}, the ground truth is {truth!r}")
+            raise RowError(
+                "wrong_answer", f"the response ends in {answer!r}, the ground truth is {truth!r}"
+            )
         return truth
 
 
@@ -347,7 +377,10 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     parts = [blank_lines_off(piece if "```" in piece else MARK.sub("", piece)) for piece in pieces]
     parts = [part for part in parts if part]
     if not parts:
-        raise RowError("only_thinking", f"the response is only a thinking block; --{_NAME.keep_thinking} keeps it")
+        raise RowError(
+            "only_thinking",
+            f"the response is only a thinking block; --{_NAME.keep_thinking} keeps it",
+        )
     return parts
 
 

@@ -142,4 +142,6 @@ class RenderedChat(NamedTuple):
     def begins(self) -> list[int]:
         """For each assistant message the first character that the model writes: that of its content, or of the opening."""
         pairs = zip(self.turns, self.openings, strict=True)
-        return [span.start - len(opening.written) if opening else span.start for span, opening in pairs]
+        return [
+            span.start - len(opening.written) if opening else span.start for span, opening in pairs
+        ]

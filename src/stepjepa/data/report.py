@@ -91,8 +91,14 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain record for JSON."""
-        values = {name: value.to_dict() if isinstance(value, Counts) else value for name, value in vars(self).items()}
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+        values = {
+            name: value.to_dict() if isinstance(value, Counts) else value
+            for name, value in vars(self).items()
+        }
+        return {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in values.items()
+        }
 
 
 @dataclass
@@ -195,7 +201,13 @@ class PromptCounts(Counts):
     first: dict[str, str] = field(default_factory=dict)
     switches: dict[str, str] = field(default_factory=dict)
 
-    def count(self, place: str, messages: Sequence[Mapping[str, str]], rendered: RenderedChat, switch: _Switch) -> None:
+    def count(
+        self,
+        place: str,
+        messages: Sequence[Mapping[str, str]],
+        rendered: RenderedChat,
+        switch: _Switch,
+    ) -> None:
         """Count the trained answers of a chat.
 
         Args:
@@ -217,7 +229,9 @@ class PromptCounts(Counts):
             if opening.apart or opening.extra.strip():
                 self.opened += 1
                 prompt = quoted(opening.quoted + opening.extra)
-                self._note("opened", f"{place}: {quoted(opening.quoted)} and {prompt}", messages, switch)
+                self._note(
+                    "opened", f"{place}: {quoted(opening.quoted)} and {prompt}", messages, switch
+                )
             last = opening.extra
         self.endings[last] += 1
         if rendered.characters_left_out:
@@ -225,7 +239,9 @@ class PromptCounts(Counts):
             self.characters_left_out += rendered.characters_left_out
             self._note("left_out", f"{place}: {quoted(rendered.left_out)}", messages, switch)
 
-    def _note(self, name: str, first: str, messages: Sequence[Mapping[str, str]], switch: _Switch) -> None:
+    def _note(
+        self, name: str, first: str, messages: Sequence[Mapping[str, str]], switch: _Switch
+    ) -> None:
         """Keep the first row of a count, and the template's switch for it."""
         # The search for a switch renders the chat several times, so it runs only once.
         if name not in self.first:
@@ -254,7 +270,9 @@ class PromptCounts(Counts):
                 f"the text before {self._share(self.opened)} is not what the template asks with (first, in training and in "
                 f"the generation prompt: {self.first['opened']})"
             )
-            switch = f"train on answers with their thinking, or give another --{_NAME.chat_template}"
+            switch = (
+                f"train on answers with their thinking, or give another --{_NAME.chat_template}"
+            )
             # Only earlier turns differ, as templates often drop their thinking.
             if not any(ending.strip() for ending in self.endings):
                 switch = f"--{_NAME.train_on} last trains only the last answers"
@@ -264,7 +282,8 @@ class PromptCounts(Counts):
             )
             warnings.append(PromptWarning("opened", self.opened, self.answers, text, advice))
         if self.left_out:
-            rows, size = counted(self.left_out, "row"), counted(self.characters_left_out, "character")
+            rows = counted(self.left_out, "row")
+            size = counted(self.characters_left_out, "character")
             first = self.first["left_out"]
             text = f"the template leaves out part of the answer in {rows}, {size} in all (first: {first})"
             switch = (
@@ -309,7 +328,12 @@ class RowCounts(Counts):
     def row_warnings(self) -> Iterator[tuple[str, int, str, str]]:
         """Yield the parts of rows that are not trained: a short key, the number of rows, a text, and what to do."""
         for what, rows in self.unread.most_common():
-            yield "unread", rows, f"{what}: text in {counted(rows, 'row')} that is not read", _UNREAD_ADVICE
+            yield (
+                "unread",
+                rows,
+                f"{what}: text in {counted(rows, 'row')} that is not read",
+                _UNREAD_ADVICE,
+            )
         for name, rows in self.notes.most_common():
             what, advice = NOTES[name]
             yield name, rows, f"{counted(rows, 'row')} {what}", advice
@@ -317,7 +341,11 @@ class RowCounts(Counts):
     def other_lines(self) -> list[str]:
         """List the columns that describe the rows in a line; empty without any."""
         names = sorted(name for name in self.other_columns if f"column {name!r}" not in self.unread)
-        return [f"columns not read (ids, categories and the like): {', '.join(map(escaped, names))}"] if names else []
+        return (
+            [f"columns not read (ids, categories and the like): {', '.join(map(escaped, names))}"]
+            if names
+            else []
+        )
 
     def skip(self, error: RowError, place: str, strict: bool = False) -> None:
         """Count a row that cannot be used; with `strict`, raise a DataError."""
@@ -333,7 +361,9 @@ class RowCounts(Counts):
         if not self.rows_read:
             raise no_rows(self.source)
         if not usable:
-            raise DataError(f"none of {self.rows_read:,} rows {what}; {'; '.join(self.skipped_lines())}")
+            raise DataError(
+                f"none of {self.rows_read:,} rows {what}; {'; '.join(self.skipped_lines())}"
+            )
 
     def skipped_lines(self) -> list[str]:
         """The skipped rows, a line for each reason."""
@@ -342,7 +372,10 @@ class RowCounts(Counts):
 
 def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
     """List skipped rows, a line for each reason; for the arguments see `RowCounts`."""
-    return [f"skipped {rows:,}: {reason_words(reason)} (first: {first[reason]})" for reason, rows in skipped.items()]
+    return [
+        f"skipped {rows:,}: {reason_words(reason)} (first: {first[reason]})"
+        for reason, rows in skipped.items()
+    ]
 
 
 @dataclass
@@ -411,13 +444,17 @@ class DataReport(RowCounts):
         if lengths.size:
             names = ("min", "p50", "p90", "p99", "max")
             values = np.percentile(lengths, (0, 50, 90, 99, 100), method="nearest")
-            self.token_length = {name: int(value) for name, value in zip(names, values, strict=True)}
+            self.token_length = {
+                name: int(value) for name, value in zip(names, values, strict=True)
+            }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
         """Return the report of a record."""
         parts = {"steps": StepCounts, "prompts": PromptCounts}
-        counts = {name: kind(**_known(kind, record.get(name) or {})) for name, kind in parts.items()}
+        counts = {
+            name: kind(**_known(kind, record.get(name) or {})) for name, kind in parts.items()
+        }
         return cls(**{**_known(cls, record), **counts})
 
     def lines(self, warnings: bool = True) -> list[str]:
@@ -430,7 +467,9 @@ class DataReport(RowCounts):
             lines += self.steps.lines()[:1]
         if self.token_length:
             lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
-            lines.append(f"tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled")
+            lines.append(
+                f"tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled"
+            )
             if self.end_of_turn:
                 lines.append(f"end of turn: {self.end_of_turn}")
         first = f"{self.source}: {rows}, {skipped:,} skipped, {counted(self.pairs, 'pair')}"
@@ -457,14 +496,18 @@ class DataReport(RowCounts):
         """What is skipped, cut, left out or read in another way than most rows, one fact a line."""
         lines = []
         if self.examples > self.rows_kept:
-            lines.append(f"{self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}")
+            lines.append(
+                f"{self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}"
+            )
         lines += self.skipped_lines()
         if warnings:
             lines += [f"warning: {text}: {advice}" for _, _, text, advice in self.row_warnings()]
             lines += self.steps.lines()[1:]
         for reason, count in self.examples_without_pairs.most_common():
             first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
-            lines.append(f"{count:,} without a pair (plain language modelling): {reason_words(reason)}{first}")
+            lines.append(
+                f"{count:,} without a pair (plain language modelling): {reason_words(reason)}{first}"
+            )
             if reason == "fewer_than_two_steps" and 2 * count > self.rows_kept:
                 lines.append("most answers have one step: llm_jepa needs no steps")
         for reason, count in self.pairs_dropped.most_common():
@@ -482,7 +525,9 @@ def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
     # Other versions may have written further entries. Types are strings here, under `from __future__ import annotations`.
     kinds = {entry.name: str(entry.type) for entry in fields(kind)}
     return {
-        name: Counter(value) if "Counter" in kinds[name] else value for name, value in record.items() if name in kinds
+        name: Counter(value) if "Counter" in kinds[name] else value
+        for name, value in record.items()
+        if name in kinds
     }
 
 
@@ -498,5 +543,9 @@ def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
 
 def recorded_ending(reports: Mapping[str, Any]) -> str | None:
     """Return `trained_ending` of the data reports in a run's ``data_report.json``."""
-    training = (report for name, report in reports.items() if name.startswith("train") and isinstance(report, dict))
+    training = (
+        report
+        for name, report in reports.items()
+        if name.startswith("train") and isinstance(report, dict)
+    )
     return trained_ending(report.get("prompts") or {} for report in training)

@@ -19,7 +19,15 @@ from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import is_stream
 from stepjepa.data.options import PairColumns
 from stepjepa.errors import DataError, RowError, attempted, said
-from stepjepa.utils.files import MAX_LINE_BYTES, digest, line_text, line_value, parse_json, read_lines, unchanged
+from stepjepa.utils.files import (
+    MAX_LINE_BYTES,
+    digest,
+    line_text,
+    line_value,
+    parse_json,
+    read_lines,
+    unchanged,
+)
 from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
@@ -37,7 +45,9 @@ def reading(name: object) -> Iterator[None]:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def texts_of(sources: Sequence[Any], columns: PairColumns | None = None, limit: int = 50_000) -> Iterator[str]:
+def texts_of(
+    sources: Sequence[Any], columns: PairColumns | None = None, limit: int = 50_000
+) -> Iterator[str]:
     """Yield the texts of the first rows of several data sets, the same number of each, to train a tokenizer on.
 
     Args:
@@ -107,8 +117,14 @@ class RowSource:
             # An iterator can be read only once, but the first rows are read twice: to choose a splitter, and to encode.
             self._rows = list(source) if isinstance(source, Iterator) else source
         else:
-            raise DataError(f"data of type {self.name} cannot be read; give a file, a data set or a list of rows")
-        self.by_line = self.file is not None and self.file.suffix.lower() != ".parquet" and not _is_array(self.file)
+            raise DataError(
+                f"data of type {self.name} cannot be read; give a file, a data set or a list of rows"
+            )
+        self.by_line = (
+            self.file is not None
+            and self.file.suffix.lower() != ".parquet"
+            and not _is_array(self.file)
+        )
 
     def place(self, index: int) -> str:
         """Return the place of row `index` (in the numbering of `__iter__`), for messages."""
@@ -143,7 +159,9 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     if path.is_dir() and not any(path.iterdir()):
         raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
     # A name on the Hub has one or two parts; anything else can only be a path.
-    is_path = suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
+    is_path = (
+        suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
+    )
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{_did_you_mean(path)}")
     if path.is_file():
@@ -181,7 +199,9 @@ def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[An
     if split in source:
         return source[split]
     splits = ", ".join(map(str, source)) or "none"
-    raise DataError(f"{name}: no split {split!r} (found: {splits}); name one of them, or give a list of rows")
+    raise DataError(
+        f"{name}: no split {split!r} (found: {splits}); name one of them, or give a list of rows"
+    )
 
 
 def _did_you_mean(path: Path) -> str:
@@ -190,7 +210,9 @@ def _did_you_mean(path: Path) -> str:
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
-def file_rows(path: Path, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
+def file_rows(
+    path: Path, part: RowShare = EVERY_ROW, strict: bool = True
+) -> Iterator[tuple[int, Any]]:
     """Yield (number, row) of a file, which must not change meanwhile. Lines count from 1, rows of an array and of a Parquet
     file from 0. Without `strict`, an unreadable row is yielded as a RowError, and reading goes on.
 
@@ -262,7 +284,9 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
             yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches))
     except Exception as error:
         # pyarrow raises its own errors, and those of decoding.
-        raise DataError(f"{path}: cannot be read ({said(error, lines=1)}); copy or write it again") from None
+        raise DataError(
+            f"{path}: cannot be read ({said(error, lines=1)}); copy or write it again"
+        ) from None
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:
@@ -290,7 +314,9 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
             elif row:
                 header = fields
     if not header:
-        raise DataError(f"{path}: the file is empty; a CSV file begins with the names of its columns")
+        raise DataError(
+            f"{path}: the file is empty; a CSV file begins with the names of its columns"
+        )
 
 
 def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
@@ -298,7 +324,10 @@ def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
     if lone_surrogate("".join(fields)) is not None:
         return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
     if fields and len(fields) != len(header):
-        return RowError("broken_csv", f"the row has {len(fields)} fields, the header names {len(header)} columns")
+        return RowError(
+            "broken_csv",
+            f"the row has {len(fields)} fields, the header names {len(header)} columns",
+        )
     row = dict(zip(header, fields, strict=False))
     if len(row) != len(fields):
         return RowError("broken_csv", "two columns have the same name; rename one")

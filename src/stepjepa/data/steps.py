@@ -60,7 +60,9 @@ class StepSplitter:
 
     def __post_init__(self) -> None:
         if self.name not in STYLES:
-            raise ConfigError(f"{_NAME.step_splitter} is {self.name!r}; known splitters: {', '.join(STYLES)}")
+            raise ConfigError(
+                f"{_NAME.step_splitter} is {self.name!r}; known splitters: {', '.join(STYLES)}"
+            )
         if self.name == "regex":
             _compiled(self.separator)
         elif not self.separator:
@@ -149,14 +151,18 @@ def _matched(text: Text, pattern: str) -> list[CharSpan]:
 def _compiled(pattern: str) -> Any:
     """Compile a pattern with `regex`, whose search, unlike that of `re`, accepts a time limit; ConfigError for a bad one."""
     if not pattern:
-        raise ConfigError(f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'")
+        raise ConfigError(
+            f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'"
+        )
     try:
         compiled = regex.compile(pattern, regex.MULTILINE)
         empty = compiled.search("", timeout=PATTERN_SECONDS) is not None
     except (regex.error, TimeoutError, OverflowError, RecursionError) as error:
         raise ConfigError(f"the pattern {pattern!r} is broken: {error}") from None
     if empty:
-        raise ConfigError(f"the pattern {pattern!r} matches an empty text, so it would cut at every character")
+        raise ConfigError(
+            f"the pattern {pattern!r} matches an empty text, so it would cut at every character"
+        )
     return compiled
 
 
@@ -199,7 +205,10 @@ def sentences(text: Text) -> list[CharSpan]:
         if match["maths"]:
             continue
         before_small_letter = flat[end : end + 8].lstrip(_OPENERS)[:1].islower()
-        goes_on = before_small_letter or _SHORTENED.search(flat[max(start - _REACH, 0) : end + 2]) is not None
+        goes_on = (
+            before_small_letter
+            or _SHORTENED.search(flat[max(start - _REACH, 0) : end + 2]) is not None
+        )
         if not goes_on or match[0].count("\n") > 1:
             cuts.append(end)
     return text.cut(cuts)

@@ -50,7 +50,12 @@ class StreamStart(NamedTuple):
         window, cursors, dropped, *counted = record
         # Version 0.2.0 wrote no reports.
         reports = tuple(counted[0]) if counted else ()
-        return cls(int(window), tuple(Cursor(*map(int, cursor)) for cursor in cursors), int(dropped), reports)
+        return cls(
+            int(window),
+            tuple(Cursor(*map(int, cursor)) for cursor in cursors),
+            int(dropped),
+            reports,
+        )
 
 
 class Streamed(NamedTuple):
@@ -97,14 +102,18 @@ class RowStream:
         """Return the start of the first window."""
         return StreamStart(0, tuple(Cursor() for _ in self.groups), 0)
 
-    def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[tuple[tuple[Cursor, ...], bool, list[_Row]]]:
+    def chunks(
+        self, size: int, cursors: Sequence[Cursor]
+    ) -> Iterator[tuple[tuple[Cursor, ...], bool, list[_Row]]]:
         """Yield the cursors before a chunk, whether a pass over all groups ends with it, and its rows: `size` of them, or
         fewer at such an end."""
         weights = self.weights or [1.0]
         total = sum(weights)
         shares = [weight / total for weight in weights]
         cursors = list(cursors)
-        readers = [self._read(group, cursor) for group, cursor in zip(self.groups, cursors, strict=True)]
+        readers = [
+            self._read(group, cursor) for group, cursor in zip(self.groups, cursors, strict=True)
+        ]
         while True:
             before = tuple(cursors)
             rows: list[_Row] = []
@@ -112,11 +121,16 @@ class RowStream:
             while len(rows) < size and not ended:
                 drawn = sum(cursor.rows for cursor in cursors) + 1
                 # The group furthest below its share comes next. Without random numbers, a resumed run repeats the order.
-                lags = [share * drawn - cursor.rows for share, cursor in zip(shares, cursors, strict=True)]
+                lags = [
+                    share * drawn - cursor.rows
+                    for share, cursor in zip(shares, cursors, strict=True)
+                ]
                 chosen = lags.index(max(lags))
                 row, cursors[chosen] = next(readers[chosen])
                 rows.append(row)
-                ended = all(now.passes > then.passes for now, then in zip(cursors, before, strict=True))
+                ended = all(
+                    now.passes > then.passes for now, then in zip(cursors, before, strict=True)
+                )
             yield before, ended, rows
 
     def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
@@ -176,7 +190,9 @@ class ExampleStream:
         part.rows = replace(self.rows, shard=shard, shards=shards)
         return part
 
-    def windows(self, size: int, start: StreamStart | None = None, step: int = 1) -> Iterator[Window]:
+    def windows(
+        self, size: int, start: StreamStart | None = None, step: int = 1
+    ) -> Iterator[Window]:
         """Yield windows of `size` examples, in the order of the rows, each with its start. At the end of a pass over the
         data, the window ends with the next multiple of `step` examples.
 
@@ -184,7 +200,9 @@ class ExampleStream:
             DataError: the data cannot be read, or a complete pass has no example.
         """
         window, cursors, dropped, records = start or self.rows.start()
-        counted = list(map(DataReport.from_dict, records)) or [DataReport(source.name) for source in self.rows.sources]
+        counted = list(map(DataReport.from_dict, records)) or [
+            DataReport(source.name) for source in self.rows.sources
+        ]
         # The examples of the unfinished window. It is complete with `most` of them.
         held: list[Streamed] = []
         begin, most = (cursors, dropped, records), size
@@ -208,7 +226,9 @@ class ExampleStream:
                 begin = before, used, records
             held += chunk[used:]
             # Every group was read completely, and no row became an example: waiting longer would not help.
-            if all(cursor.passes for cursor in before) and not any(report.examples for report in self.reports):
+            if all(cursor.passes for cursor in before) and not any(
+                report.examples for report in self.reports
+            ):
                 max(self.reports, key=lambda report: report.rows_read).require(False)
 
     def _encoded(
@@ -219,7 +239,9 @@ class ExampleStream:
         def by_source(chunk: list[_Row]) -> dict[int, list[PlacedRow]]:
             parts: dict[int, list[PlacedRow]] = {}
             for source, _, number, value in chunk:
-                parts.setdefault(source, []).append((self.rows.sources[source].place(number), value))
+                parts.setdefault(source, []).append(
+                    (self.rows.sources[source].place(number), value)
+                )
             return parts
 
         # Workers receive the values of the rows; their numbers and passes stay here.

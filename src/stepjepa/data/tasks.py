@@ -77,7 +77,10 @@ class Task(ABC):
     def chat(self, question: str, steps: Sequence[str], ground_truth: str) -> Row:
         """Build a row: messages (user, assistant), question, ground_truth, total_steps, task; and steps, unless blank lines
         separate them."""
-        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": self.separator.join(steps)}]
+        messages = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": self.separator.join(steps)},
+        ]
         row = {
             "messages": messages,
             "question": question,
@@ -97,7 +100,9 @@ def _solution(row: Mapping[str, Any]) -> str:
 
 _WOMEN = "Mia Lena Ruth Aisha Nora Clara Mei Zoe".split()
 _MEN = "Ben Omar Tom Leo Ivan Hugo Sam Raj".split()
-_PEOPLE = [who for pair in zip(_WOMEN, _MEN, strict=True) for who in zip(pair, ("She", "He"), strict=True)]
+_PEOPLE = [
+    who for pair in zip(_WOMEN, _MEN, strict=True) for who in zip(pair, ("She", "He"), strict=True)
+]
 # Every plural is the singular and an s, which `row` removes for a single object.
 _OBJECTS = (
     "apples books coins marbles stamps cards pens shells stickers beads cookies buttons bricks stones balls flowers"
@@ -157,7 +162,9 @@ class Arithmetic(Task):
 
     min_steps: int = option(2, "Fewest steps in a solution.", GROUP, at_least=2)
     max_steps: int = option(6, "Most steps in a solution.", GROUP)
-    max_number: int = option(99, "No number of the question or the solution is larger.", GROUP, at_least=2)
+    max_number: int = option(
+        99, "No number of the question or the solution is larger.", GROUP, at_least=2
+    )
 
     name: ClassVar[str] = "arithmetic"
     metric: ClassVar[str] = "gsm8k"
@@ -181,7 +188,12 @@ class Arithmetic(Task):
         start, chain = self._chain(rng, length)
         # The order of these draws is fixed: another order would change the rows of every seed.
         (name, pronoun), (friend, _) = rng.sample(_PEOPLE, 2)
-        words = {"name": name, "pronoun": pronoun, "friend": friend, "objects": rng.choice(_OBJECTS)}
+        words = {
+            "name": name,
+            "pronoun": pronoun,
+            "friend": friend,
+            "objects": rng.choice(_OBJECTS),
+        }
         things = words["objects"][:-1] if start == 1 else words["objects"]
         sentences = [rng.choice(_OPENINGS).format(value=start, things=things, **words)]
         steps = []
@@ -207,7 +219,11 @@ class Arithmetic(Task):
             # Addition or subtraction is always possible, as max_number is at least 2.
             kind = rng.choice([kind for kind in _OPERATIONS if self._operands(kind, value)])
             operands = self._operands(kind, value)
-            operand = rng.choice(operands) if kind == "mul" else _log_uniform(rng, operands[0], operands[-1])
+            operand = (
+                rng.choice(operands)
+                if kind == "mul"
+                else _log_uniform(rng, operands[0], operands[-1])
+            )
             value = _OPERATIONS[kind][1](value, operand)
             chain.append((kind, operand, value))
         return start, chain
@@ -239,7 +255,9 @@ class PathStar(Task):
 
     path_length: int = option(5, "Nodes of the path, start and goal among them.", GROUP, at_least=3)
     degree: int = option(2, "Arms of the star.", GROUP, at_least=2)
-    nodes: int | None = option(None, "Names that nodes are drawn from. Default: as many as it has.", GROUP, at_least=1)
+    nodes: int | None = option(
+        None, "Names that nodes are drawn from. Default: as many as it has.", GROUP, at_least=1
+    )
 
     name: ClassVar[str] = "path_star"
 
@@ -298,8 +316,12 @@ class A5(Task):
     """
 
     length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
-    symbols: int = option(4, "Different symbols; the first two generate the group.", GROUP, at_least=2, at_most=60)
-    every: int = option(1, "The answer has every so many-th order, and the last.", GROUP, at_least=1)
+    symbols: int = option(
+        4, "Different symbols; the first two generate the group.", GROUP, at_least=2, at_most=60
+    )
+    every: int = option(
+        1, "The answer has every so many-th order, and the last.", GROUP, at_least=1
+    )
 
     name: ClassVar[str] = "a5"
 
@@ -349,7 +371,9 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Arithmetic, PathSta
 def task_class(name: str) -> type[Task]:
     """Return the class of a task; ConfigError for an unknown name."""
     if name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASKS)} (known: {', '.join(TASKS)})")
+        raise ConfigError(
+            f"unknown task {name!r}{did_you_mean(name, TASKS)} (known: {', '.join(TASKS)})"
+        )
     return TASKS[name]
 
 
@@ -379,7 +403,11 @@ def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 
 
 
 def generate_split(
-    n_train: int, n_test: int, seed: int = 0, task: Task | None = None, test_task: Task | None = None
+    n_train: int,
+    n_test: int,
+    seed: int = 0,
+    task: Task | None = None,
+    test_task: Task | None = None,
 ) -> tuple[list[Row], list[Row]]:
     """Generate training rows and exactly `n_test` test rows. No test question occurs in training, or twice.
 

@@ -58,7 +58,9 @@ _RENDERERS = 100
 # Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
 _DEFAULT_DAY = datetime(2024, 7, 26)
-_DIRECTIVES = "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-j %-M %-m %-S".split()
+_DIRECTIVES = (
+    "%A %a %B %b %d %e %F %H %I %j %M %m %p %S %T %Y %y %-d %-H %-I %-j %-M %-m %-S".split()
+)
 
 
 def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -82,16 +84,24 @@ def with_template(
     if not chat_template and not plain:
         return tokenizer
     try:
-        template = Path(chat_template).read_text(encoding="utf-8") if chat_template else plain_template(tokenizer)
+        template = (
+            Path(chat_template).read_text(encoding="utf-8")
+            if chat_template
+            else plain_template(tokenizer)
+        )
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat template {chat_template}: cannot be read ({error}); give a Jinja file") from None
+        raise ConfigError(
+            f"chat template {chat_template}: cannot be read ({error}); give a Jinja file"
+        ) from None
     if tokenizer.chat_template != template:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.chat_template = template
     return tokenizer
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] | None = None) -> str:
+def template_of(
+    tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] | None = None
+) -> str:
     """Return the text of the tokenizer's chat template; of several, the one for chats with tools if there are any tools.
 
     Raises:
@@ -108,7 +118,9 @@ def template_of(tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] 
         ) from None
     except ValueError as error:
         if tokenizer.chat_template:
-            raise ConfigError(f"the tokenizer of {name} has several chat templates: {error}") from None
+            raise ConfigError(
+                f"the tokenizer of {name} has several chat templates: {error}"
+            ) from None
         raise ConfigError(
             f"the tokenizer of {name} has no chat template; "
             f"give one with --{_NAME.chat_template} FILE, or use the instruction-tuned model's tokenizer"
@@ -131,9 +143,15 @@ class ChatRenderer:
             `apply_chat_template` itself.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+    ):
         # Of the parameters of `apply_chat_template`, only these go on to the template; others would change what it returns.
-        reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
+        reserved = {
+            *inspect.signature(tokenizer.apply_chat_template).parameters,
+            "messages",
+            "conversations",
+        }
         reserved -= {"tools", "documents", "kwargs"}
         refused = sorted(reserved.intersection(template_kwargs or ()))
         if refused:
@@ -149,7 +167,9 @@ class ChatRenderer:
         # transformers passes a function `strftime_now` to templates. A macro of this name shadows it, and writes
         # `DEFAULT_DATE` in place of today's date.
         if "strftime_now" in self._template:
-            day = "format" + "".join(f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES)
+            day = "format" + "".join(
+                f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES
+            )
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
             self.kwargs["chat_template"] = macro + self._template
         # Caches: roles -> text around the contents; roles -> openings; name of `switch` -> its answer.
@@ -170,7 +190,9 @@ class ChatRenderer:
             if len(self._of_rows) == _RENDERERS:
                 self._of_rows.clear()
             try:
-                self._of_rows[key] = ChatRenderer(self._tokenizer, {**self.given, **template_kwargs})
+                self._of_rows[key] = ChatRenderer(
+                    self._tokenizer, {**self.given, **template_kwargs}
+                )
             except ConfigError as error:
                 raise RowError("bad_template_kwargs", str(error)) from None
         return self._of_rows[key]
@@ -179,7 +201,9 @@ class ChatRenderer:
         """Whether the template's text contains the name of an argument."""
         return name in self._template
 
-    def apply(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
+    def apply(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
+    ) -> str:
         """Render `messages` with the template, as on `DEFAULT_DATE`.
 
         Raises:
@@ -196,13 +220,18 @@ class ChatRenderer:
         with _limits(TEMPLATE_BYTES + _BYTES_A_CHARACTER * characters, len(messages)):
             try:
                 return self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.kwargs,
                 )
             except (ConfigError, MemoryError):
                 raise
             except Exception as error:
                 # Jinja raises its own errors, and any error of an expression in the template.
-                raise RowError("template_refused", f"the chat template refuses this chat: {said(error)}") from None
+                raise RowError(
+                    "template_refused", f"the chat template refuses this chat: {said(error)}"
+                ) from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render the generation prompt after `messages`, which end with the user's."""
@@ -217,7 +246,9 @@ class ChatRenderer:
         chat, folded = self._folded(messages)
         return self._located(self.apply(chat), chat, folded)
 
-    def _folded(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[Mapping[str, str]], bool]:
+    def _folded(
+        self, messages: Sequence[Mapping[str, str]]
+    ) -> tuple[list[Mapping[str, str]], bool]:
         """A chat in the form that the template reads, and whether its system message was folded for that."""
         chat = [self._as_template_reads(message) for message in messages]
         folds = chat[0]["role"] == "system" and self._folds_system
@@ -270,7 +301,9 @@ class ChatRenderer:
         call = {"type": "function", "function": {"name": "f", "arguments": {"a": _mark(1)}}}
         calling = {"role": "assistant", "content": "", TOOL_CALLS: [call]}
         user = {"role": "user", "content": _mark(0)}
-        as_object, as_text = (attempted(self._write, [user, form]) for form in (calling, _with_texts(calling)))
+        as_object, as_text = (
+            attempted(self._write, [user, form]) for form in (calling, _with_texts(calling))
+        )
         return isinstance(as_object, RowError) and _mark(1) in str(as_text)
 
     @cached_property
@@ -303,7 +336,9 @@ class ChatRenderer:
             last_message = span.stop
         return tuple(openings)
 
-    def _opening(self, text: str, asked: Sequence[Mapping[str, str]], answer: int, last_message: int) -> Opening | None:
+    def _opening(
+        self, text: str, asked: Sequence[Mapping[str, str]], answer: int, last_message: int
+    ) -> Opening | None:
         """The opening of an answer to the messages `asked`; None without a generation prompt.
 
         Args:
@@ -331,7 +366,9 @@ class ChatRenderer:
         """The opening of each answer of a chat that matches the skeleton: the same for all chats with these roles."""
         roles = tuple(message["role"] for message in chat)
         if roles not in self._usual:
-            marked: Any = [{"role": role, "content": _mark(index)} for index, role in enumerate(roles)]
+            marked: Any = [
+                {"role": role, "content": _mark(index)} for index, role in enumerate(roles)
+            ]
             rendered = self._try(marked)
             places = self._match(rendered, marked) or []
             self._usual[roles] = self._openings(rendered, marked, places)
@@ -351,7 +388,9 @@ class ChatRenderer:
             return self._switches[name]
         self._switches[name] = ""
         # Templates call their switches enable_thinking, thinking, keep_thinking and the like: try each of them.
-        variables = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(REASONING_KEYS)
+        variables = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(
+            REASONING_KEYS
+        )
         for variable, value in product(sorted(variables), (False, True)):
             kwargs = {**self.given, variable: value}
             switched = ChatRenderer(self._tokenizer, kwargs)
@@ -369,7 +408,9 @@ class ChatRenderer:
         trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
         return _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
 
-    def _try(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False) -> str:
+    def _try(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
+    ) -> str:
         """`apply`, or "" if the template refuses."""
         text = attempted(self.apply, messages, add_generation_prompt)
         return text if isinstance(text, str) else ""
@@ -433,7 +474,9 @@ class ChatRenderer:
                 # this answer: then the answer begins at the end of the generation prompt.
                 begins = self._asked(text, chat[:index], message["content"])
                 before, located = text[: begins or 0], begins is not None
-            located = located and text.startswith(before) and len(before) + len(after[0]) <= len(text)
+            located = (
+                located and text.startswith(before) and len(before) + len(after[0]) <= len(text)
+            )
             if located and spans:
                 located = spans[-1].stop <= len(before)
             end = len(text) - len("".join(after))
@@ -450,7 +493,9 @@ class ChatRenderer:
                 raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
         return spans
 
-    def _calls(self, text: str, chat: Sequence[Mapping[str, Any]], index: int, last_message: int) -> MessageSpan:
+    def _calls(
+        self, text: str, chat: Sequence[Mapping[str, Any]], index: int, last_message: int
+    ) -> MessageSpan:
         """The span of the calls in a message, without its content.
 
         The calls contain all characters that change with their arguments. They begin at the end of the generation prompt,
@@ -466,7 +511,8 @@ class ChatRenderer:
         marks = [_mark(number) for number in range(len(message[TOOL_CALLS]))]
         values = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
         arguments = [
-            mark if isinstance(value, str) else {mark: mark} for value, mark in zip(values, marks, strict=True)
+            mark if isinstance(value, str) else {mark: mark}
+            for value, mark in zip(values, marks, strict=True)
         ]
         marked = _with_arguments(message, arguments)
         # The chat with other arguments: the texts differ from the first argument to the last.
@@ -539,7 +585,9 @@ def _limits(room: int, messages: int) -> Iterator[None]:
     import resource
 
     def stop(number: int, frame: object) -> None:
-        raise _unusable(f"the chat template does not end: {messages} messages took more than {TEMPLATE_SECONDS} s")
+        raise _unusable(
+            f"the chat template does not end: {messages} messages took more than {TEMPLATE_SECONDS} s"
+        )
 
     # A virtual timer counts this process's own time, so a busy machine does not trip it.
     handler = signal.signal(signal.SIGVTALRM, stop)
@@ -556,7 +604,9 @@ def _limits(room: int, messages: int) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_SECONDS)
         yield
     except MemoryError:
-        raise _unusable(f"the chat template takes more than {room >> 20:,} MiB for {messages} messages") from None
+        raise _unusable(
+            f"the chat template takes more than {room >> 20:,} MiB for {messages} messages"
+        ) from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, handler)
@@ -586,7 +636,10 @@ def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if TOOL_CALLS not in message:
         return message
     values = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
-    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    texts = [
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for value in values
+    ]
     return _with_arguments(message, texts)
 
 
@@ -597,7 +650,9 @@ def _serves(name: str, rendered: RenderedChat) -> bool:
         return not rendered.characters_left_out
     if name == _NOT_FOUND:
         return True
-    return not any(opening.apart or opening.written.strip() or opening.extra.strip() for opening in openings)
+    return not any(
+        opening.apart or opening.written.strip() or opening.extra.strip() for opening in openings
+    )
 
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
@@ -607,7 +662,11 @@ def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
     for index, message in enumerate(rest):
         if message["role"] == "user":
             lead = f"{system['content']}\n\n" if system["content"].strip() else ""
-            return [*rest[:index], {**message, "content": lead + message["content"]}, *rest[index + 1 :]]
+            return [
+                *rest[:index],
+                {**message, "content": lead + message["content"]},
+                *rest[index + 1 :],
+            ]
     raise RowError(
         "template_refused",
         "the chat template knows no system role and there is no user message to fold it into",

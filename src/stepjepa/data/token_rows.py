@@ -71,10 +71,15 @@ def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | Str
         return _token_row(row, vocabulary)
     text = row["text"]
     if not isinstance(text, str):
-        raise RowError("content_not_text", f"'text' has type {type(text).__name__}; it must be text")
+        raise RowError(
+            "content_not_text", f"'text' has type {type(text).__name__}; it must be text"
+        )
     half = lone_surrogate(text)
     if half is not None:
-        raise RowError("broken_text", f"'text' holds {half} without its other half, which is no character; remove it")
+        raise RowError(
+            "broken_text",
+            f"'text' holds {half} without its other half, which is no character; remove it",
+        )
     if not text.strip():
         raise RowError("nothing_to_learn", "'text' is empty")
     return text
@@ -94,7 +99,11 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
         return StreamRow(tokens)
 
     masked = np.logical_and.reduce(masks)
-    labels = ids if row.get(LABELS) is None else _numbers(row, LABELS, NOT_LABELLED, vocabulary - 1, len(ids))
+    labels = (
+        ids
+        if row.get(LABELS) is None
+        else _numbers(row, LABELS, NOT_LABELLED, vocabulary - 1, len(ids))
+    )
     # The model shifts labels itself: labels that were shifted in the file would be shifted twice.
     named = labels != NOT_LABELLED
     if (labels != ids)[named].any():
@@ -105,7 +114,9 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
         named = masked & attended if masked.all() else masked
     # Nothing predicts the first token, so the columns may differ there.
     elif not masked.all() and not np.array_equal(named[1:], masked[1:]):
-        raise _contradiction(f"{LABELS!r} and the masks of the row label different tokens; leave one of them")
+        raise _contradiction(
+            f"{LABELS!r} and the masks of the row label different tokens; leave one of them"
+        )
     if (named & ~attended).any():
         raise _contradiction(f"a token that {ATTENTION!r} takes out is labelled")
     return StreamRow(tokens, spans_of(named[kept]))
@@ -117,10 +128,16 @@ def _contradiction(words: str) -> RowError:
 
 def _mask(row: Mapping[str, Any], name: str, ids: np.ndarray) -> np.ndarray:
     """A column of zeros and ones as (T,) bool; all ones without that column."""
-    return np.ones(len(ids), bool) if row.get(name) is None else _numbers(row, name, 0, 1, len(ids)) == 1
+    return (
+        np.ones(len(ids), bool)
+        if row.get(name) is None
+        else _numbers(row, name, 0, 1, len(ids)) == 1
+    )
 
 
-def _numbers(row: Mapping[str, Any], name: str, least: int, most: int, length: int | None = None) -> np.ndarray:
+def _numbers(
+    row: Mapping[str, Any], name: str, least: int, most: int, length: int | None = None
+) -> np.ndarray:
     """A column of whole numbers as (T,) int64, checked for bounds and length."""
     # NumPy refuses nested lists of several lengths.
     try:
@@ -128,7 +145,11 @@ def _numbers(row: Mapping[str, Any], name: str, least: int, most: int, length: i
     except ValueError:
         values = np.zeros(0)
     # A mask may be of booleans.
-    if values.ndim != 1 or not len(values) or values.dtype.kind not in ("biu" if most == 1 else "iu"):
+    if (
+        values.ndim != 1
+        or not len(values)
+        or values.dtype.kind not in ("biu" if most == 1 else "iu")
+    ):
         raise RowError("content_not_text", f"{name!r} is no list of whole numbers")
     wrong = values.min() if values.min() < least else values.max()
     if not least <= wrong <= most:

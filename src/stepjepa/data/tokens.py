@@ -27,13 +27,18 @@ from stepjepa.errors import ConfigError, RowError, attempted
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TokenisedText = tuple[np.ndarray, list[int]]  # ids and last characters, as `encode_texts` returns them
+# Ids and last characters, as `encode_texts` returns them.
+TokenisedText = tuple[np.ndarray, list[int]]
 
 _NAME = Names(DataOptions, PromptOptions)
 # The names that `modeling.extras.predictor_names` makes.
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")
 _SHORT_CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
-_IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
+_IDS_ONLY = {
+    "add_special_tokens": False,
+    "return_attention_mask": False,
+    "return_token_type_ids": False,
+}
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -82,9 +87,13 @@ def _without_swallowed(text: str, start: int, end: int) -> tuple[int, int]:
 def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int]) -> TokenisedText:
     """Encode a text as `encode_texts` does, but with a token boundary at each of the character positions `cuts`."""
     edges = [0, *cuts, len(text)]
-    pieces = encode_texts(tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    pieces = encode_texts(
+        tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    )
     ids = np.concatenate([ids for ids, _ in pieces])
-    return ids, [place + start for (_, last), start in zip(pieces, edges[:-1], strict=True) for place in last]
+    return ids, [
+        place + start for (_, last), start in zip(pieces, edges[:-1], strict=True) for place in last
+    ]
 
 
 def encode_apart(
@@ -97,7 +106,9 @@ def encode_apart(
     return encode_cut(tokenizer, text, sorted(cuts)) if cuts else tokens
 
 
-def _is_straddled(tokenizer: PreTrainedTokenizerBase, text: str, tokens: TokenisedText, place: int) -> bool:
+def _is_straddled(
+    tokenizer: PreTrainedTokenizerBase, text: str, tokens: TokenisedText, place: int
+) -> bool:
     """Whether a token begins before a character position and ends after it."""
     ids, last = tokens
     before = bisect_left(last, place)
@@ -145,14 +156,18 @@ def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
     return next((index for index in tail if index in marks), None)
 
 
-def answer_end(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> int | None:
+def answer_end(
+    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+) -> int | None:
     """Return the token that ends an answer in training: the template's end of turn, else the appended EOS, or None."""
     renderer = _renderer(tokenizer, template_kwargs)
     end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
     return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
 
 
-def template_marks(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+def template_marks(
+    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
+) -> list[int]:
     """Return the special tokens that the chat template writes into a chat of two messages, each once; empty without a
     template, or if it refuses the chat."""
     renderer = _renderer(tokenizer, template_kwargs)
@@ -164,7 +179,9 @@ def template_marks(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[
     return [index for index in dict.fromkeys(ids) if index in marks]
 
 
-def _renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None) -> ChatRenderer | None:
+def _renderer(
+    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
+) -> ChatRenderer | None:
     try:
         return ChatRenderer(tokenizer, template_kwargs)
     except ConfigError:
@@ -172,7 +189,9 @@ def _renderer(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, 
         return None
 
 
-def stop_ids(of_model: int | Sequence[int] | None, tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
+def stop_ids(
+    of_model: int | Sequence[int] | None, tokenizer: PreTrainedTokenizerBase, end: int | None
+) -> list[int]:
     """Return the tokens that end a response: the model's, the tokenizer's EOS, and the end of an answer in training."""
     named = [of_model] if isinstance(of_model, int) else list(of_model or ())
     return sorted({*named, tokenizer.eos_token_id, end} - {None})
@@ -184,7 +203,11 @@ def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     Chat markers such as ``<|eot_id|>`` are added tokens, special or not, but often not among the named special tokens (bos,
     eos, ...). Added tokens of only white space (Gemma's line breaks) do not end a turn.
     """
-    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.content.strip("\u2581 \t\r\n")}
+    added = {
+        i
+        for i, token in tokenizer.added_tokens_decoder.items()
+        if token.content.strip("\u2581 \t\r\n")
+    }
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
@@ -235,20 +258,34 @@ class Prompter:
             )
         self._header = usual.written
 
-    def text(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> str:
+    def text(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the prompt for the next answer in a chat, with the template arguments of its row.
 
         Raises:
             ConfigError: the template refuses the chat.
         """
         try:
-            return self.renderer.using(template_kwargs or {}).prompt(messages).removesuffix(self.dropped)
+            return (
+                self.renderer.using(template_kwargs or {})
+                .prompt(messages)
+                .removesuffix(self.dropped)
+            )
         except RowError as error:
             raise ConfigError(f"{error}; see --{_NAME.system_prompt} none") from None
 
-    def ids(self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the token ids of `text`."""
-        return self.tokenizer(self.text(messages, template_kwargs), add_special_tokens=False)["input_ids"]
+        return self.tokenizer(self.text(messages, template_kwargs), add_special_tokens=False)[
+            "input_ids"
+        ]
 
     def response(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str:
         """Return the answer in the output of a model: without the template's text between the generation prompt and an
@@ -287,7 +324,9 @@ class Prompter:
         """Return the tokens that never stand for text, for a model with an embedding of `rows` rows: rows after the
         tokenizer's last token (padding of the vocabulary, predictor tokens during training) and kept predictor tokens."""
         kept = [index for index in kept_predictors(self.tokenizer).values() if index < rows]
-        return sorted({*kept, *range(max(self.tokenizer.get_vocab().values(), default=-1) + 1, rows)})
+        return sorted(
+            {*kept, *range(max(self.tokenizer.get_vocab().values(), default=-1) + 1, rows)}
+        )
 
 
 def label_spans(

@@ -180,26 +180,33 @@ class Example(NamedTuple):
 
     def with_pairs(self, pairs: Sequence[Pair]) -> Example:
         """Return the example with some of its pairs, and only the segments that these read."""
-        used = sorted({term.segment for pair in pairs for read in pair[:2] for term in read.terms} - {TRUNK})
+        used = sorted(
+            {term.segment for pair in pairs for read in pair[:2] for term in read.terms} - {TRUNK}
+        )
         if len(used) == len(self.segments):
             return self._replace(pairs=tuple(pairs))
         # Old number of a segment -> its new one: terms address segments by number.
         number = {TRUNK: TRUNK, **{old: new for new, old in enumerate(used, 1)}}
 
         def renumbered(read: Read) -> Read:
-            return read._replace(terms=tuple(term._replace(segment=number[term.segment]) for term in read.terms))
+            return read._replace(
+                terms=tuple(term._replace(segment=number[term.segment]) for term in read.terms)
+            )
 
         return self._replace(
             segments=tuple(self.segments[old - 1] for old in used),
             pairs=tuple(
-                pair._replace(source=renumbered(pair.source), target=renumbered(pair.target)) for pair in pairs
+                pair._replace(source=renumbered(pair.source), target=renumbered(pair.target))
+                for pair in pairs
             ),
         )
 
     def sees(self, read: Read) -> int:
         """Return the last token of the trunk that the states of a read see; `ISOLATED` if they see none."""
         return max(
-            term.token + term.tokens - 1 if term.segment == TRUNK else self.segments[term.segment - 1].attach
+            term.token + term.tokens - 1
+            if term.segment == TRUNK
+            else self.segments[term.segment - 1].attach
             for term in read.terms
         )
 
@@ -281,7 +288,11 @@ class OnDevice:
 
     def _each(self, method: str, *args: Any, **kwargs: Any) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        moved = {name: getattr(v, method)(*args, **kwargs) for name, v in values.items() if hasattr(v, method)}
+        moved = {
+            name: getattr(v, method)(*args, **kwargs)
+            for name, v in values.items()
+            if hasattr(v, method)
+        }
         return replace(self, **moved)  # type: ignore[type-var]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:

@@ -81,11 +81,15 @@ def find(options: EvaluateOptions) -> ModelToEvaluate:
     # Everything that the answers depend on is filled in here, so that the identity of the evaluation holds real values.
     options = replace(
         options,
-        batch_size=options.batch_size or (VLLM_BATCH_SIZE if options.backend == "vllm" else BATCH_SIZE),
-        max_length=options.max_length or (trained_length if isinstance(trained_length, int) else None),
+        batch_size=options.batch_size
+        or (VLLM_BATCH_SIZE if options.backend == "vllm" else BATCH_SIZE),
+        max_length=options.max_length
+        or (trained_length if isinstance(trained_length, int) else None),
         chat_template_kwargs=prompter.renderer.given or None,
     )
-    system = choose_system_prompt(options.system_prompt, options.use_test_prompts, read_record(place), place.name)
+    system = choose_system_prompt(
+        options.system_prompt, options.use_test_prompts, read_record(place), place.name
+    )
     return ModelToEvaluate(options, place, system, prompter)
 
 
@@ -96,7 +100,11 @@ def output_paths(model: ModelToEvaluate, data: str) -> Paths:
     if options.output_file is not None:
         file = Path(options.output_file)
         results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
-        return Paths(results, file.with_name(f"{file.stem}.metrics.json"), file.with_name(f"{file.stem}.partial"))
+        return Paths(
+            results,
+            file.with_name(f"{file.stem}.metrics.json"),
+            file.with_name(f"{file.stem}.partial"),
+        )
     is_path = Path(data).exists()
     name = slug(Path(data).stem if is_path else data)
     if options.output_dir:
@@ -136,10 +144,18 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
         return identity
 
     inputs = [Path(str(options.test_file))]
-    return Output(paths, identity, overwrite=options.overwrite_output_dir, inputs=inputs, identity_of=identity_of)
+    return Output(
+        paths,
+        identity,
+        overwrite=options.overwrite_output_dir,
+        inputs=inputs,
+        identity_of=identity_of,
+    )
 
 
-def metrics_record(model: ModelToEvaluate, output: Output, result: EvaluationResult, names: list[str] | None) -> Record:
+def metrics_record(
+    model: ModelToEvaluate, output: Output, result: EvaluationResult, names: list[str] | None
+) -> Record:
     """The content of ``metrics.json``; `names` are the requested metrics."""
     options, system, place = model.options, model.system, model.place
     return {
@@ -161,7 +177,9 @@ def metrics_record(model: ModelToEvaluate, output: Output, result: EvaluationRes
 def scoring_of(names: list[str] | None, options: EvaluateOptions) -> Record:
     """What the numbers depend on besides the answers, as plain JSON values."""
     # Through JSON and back, because the value is compared with one that was read from a file.
-    scoring: Record = json.loads(json.dumps({_NAME.metric: names, _NAME.metric_options: options.metric_options}))
+    scoring: Record = json.loads(
+        json.dumps({_NAME.metric: names, _NAME.metric_options: options.metric_options})
+    )
     return scoring
 
 
@@ -186,5 +204,7 @@ def restore(log: ReplyLog, record: Record, paths: Paths) -> dict[int, dict[str, 
                 stopped = stored.stop_reason == STOPPED
                 tokens = stored.tokens or 0
                 text = stored.generated_response
-                log.replies[stored.index] = Reply(stored.index, text, stopped, 0, tokens, refused, drafts=stored.drafts)
+                log.replies[stored.index] = Reply(
+                    stored.index, text, stopped, 0, tokens, refused, drafts=stored.drafts
+                )
     return likelihoods

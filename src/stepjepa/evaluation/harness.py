@@ -56,7 +56,9 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
             return earlier_result(output.complete, [paths.record])
     # The harness answers all tasks in one call, so there is nothing to resume from.
     with Bar() as bar, output.opened(lambda line: None):
-        model, description = load_place(target.place, target.prompter.tokenizer, target.options, options.no_lora)
+        model, description = load_place(
+            target.place, target.prompter.tokenizer, target.options, options.no_lora
+        )
         bar.say(f"model    {target.place.name} ({description})")
         bar.say(f"system   {target.system.origin}")
         for note in (*options.notes(), target.prompter.note):
@@ -71,7 +73,9 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
     return result
 
 
-def _run(manager: Any, tasks: list[str], model: nn.Module, target: files.ModelToEvaluate) -> dict[str, Any]:
+def _run(
+    manager: Any, tasks: list[str], model: nn.Module, target: files.ModelToEvaluate
+) -> dict[str, Any]:
     """The report of the harness's `simple_evaluate`. Raises ConfigError: the harness cannot run a task."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -118,7 +122,11 @@ def _as_trained(language_model: Any, prompter: Prompter) -> Any:
 
         def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
             text = super().tok_decode(tokens, skip_special_tokens)
-            return prompter.response(tokens, text) if isinstance(text, str) and isinstance(tokens, list) else text
+            return (
+                prompter.response(tokens, text)
+                if isinstance(text, str) and isinstance(tokens, list)
+                else text
+            )
 
     return Model
 
@@ -136,5 +144,10 @@ def metrics_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
             error = float(error) if isinstance(error, Real) else None
             interval = normal(float(value), error)._asdict()
             words = f"{name} {metric} {filter_name}".removesuffix(" none")
-            metrics[words] = {"kind": "score", **interval, "stderr": error, "n": values["sample_len"]}
+            metrics[words] = {
+                "kind": "score",
+                **interval,
+                "stderr": error,
+                "n": values["sample_len"],
+            }
     return metrics

@@ -99,7 +99,9 @@ class AnswerLikelihood:
         # The encoder cuts at the model's own limit too: positions beyond it would fail or mean nothing.
         positions = max_positions(causal_lm(model)) or NO_LIMIT
         options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
-        encoder = RowEncoder(questions.source, prompter.tokenizer, prompter.renderer, options, streams=False)
+        encoder = RowEncoder(
+            questions.source, prompter.tokenizer, prompter.renderer, options, streams=False
+        )
         rows = []
         for question in questions.questions:
             row = {"messages": question.chat, TEMPLATE_KWARGS: question.template_kwargs}
@@ -135,7 +137,10 @@ class AnswerLikelihood:
 
 
 def answer_losses(
-    model: torch.nn.Module, examples: Sequence[Example], vocabulary: int | None = None, ends: Sequence[int] = ()
+    model: torch.nn.Module,
+    examples: Sequence[Example],
+    vocabulary: int | None = None,
+    ends: Sequence[int] = (),
 ) -> list[tuple[float, int, float, int]]:
     """Cross-entropy of each example: sum and number of its labelled tokens, then of those that are in `ends`.
 
@@ -147,7 +152,9 @@ def answer_losses(
     head = output_head(inner, vocabulary or vocabulary_size(inner))
     trunks = [torch.from_numpy(example.trunk.astype(np.int64)) for example in examples]
     ids_BT = pad_sequence(trunks, batch_first=True).to(device)
-    mask_BT = pad_sequence([torch.ones_like(trunk) for trunk in trunks], batch_first=True).to(device)
+    mask_BT = pad_sequence([torch.ones_like(trunk) for trunk in trunks], batch_first=True).to(
+        device
+    )
     positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
 
     def loss_sum(states_TD: torch.Tensor, ids_T: torch.Tensor, places: np.ndarray) -> float:

@@ -15,7 +15,12 @@ from stepjepa.generation.options import GeneratorOptions
 # The default of --system_prompt: the message of the training, as the model's folder records it.
 AS_TRAINED = "as_trained"
 # Groups of the options in --help.
-_MODEL, _DATA, _METRIC, _OUTPUT, _ANALYSIS, _HARNESS = "model", "data", "metric", "output", "analysis", "harness"
+_MODEL = "model"
+_DATA = "data"
+_METRIC = "metric"
+_OUTPUT = "output"
+_ANALYSIS = "analysis"
+_HARNESS = "harness"
 # Names of metrics, as help and messages list them.
 _KNOWN = f"one or several of {', '.join([*METRICS, *MODEL_METRICS])}, or module:function"
 
@@ -34,9 +39,13 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     no_lora: bool = option(False, "Of a LoRA adapter, evaluate the base model alone.", _MODEL)
     backend: Literal["transformers", "vllm"] = option("transformers", "What generates.", _MODEL)
 
-    test_file: str | None = option(None, "The questions: JSONL, Parquet, CSV or a Hub data set.", _DATA, resume=True)
+    test_file: str | None = option(
+        None, "The questions: JSONL, Parquet, CSV or a Hub data set.", _DATA, resume=True
+    )
     dataset_split: str = option("test", "Split of a Hub data set.", _DATA, resume=True)
-    max_examples: int | None = option(None, "Evaluate on the first so many rows only.", _DATA, at_least=1)
+    max_examples: int | None = option(
+        None, "Evaluate on the first so many rows only.", _DATA, at_least=1
+    )
     system_prompt: str | None = option(
         AS_TRAINED,
         "System message of every question; none leaves it out. as_trained is the one that the model was trained with, as "
@@ -44,9 +53,13 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
         _DATA,
         resume=True,
     )
-    use_test_prompts: bool = option(False, "Keep the file's own system messages.", _DATA, resume=True)
+    use_test_prompts: bool = option(
+        False, "Keep the file's own system messages.", _DATA, resume=True
+    )
     chat_template_kwargs: dict[str, Any] | None = option(
-        None, "What the chat template takes besides the messages. Default: what training was given.", _DATA
+        None,
+        "What the chat template takes besides the messages. Default: what training was given.",
+        _DATA,
     )
 
     metric: list[str] | None = option(
@@ -56,7 +69,10 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
         resume=True,
     )
     metric_options: dict[str, Any] | None = option(
-        None, 'Options of the metrics, as in \'{"db_folder": "spider/database"}\'.', _METRIC, resume=True
+        None,
+        'Options of the metrics, as in \'{"db_folder": "spider/database"}\'.',
+        _METRIC,
+        resume=True,
     )
     max_length: int | None = option(
         None,
@@ -84,14 +100,25 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     json: bool = option(False, "Print the result as one JSON object.", _OUTPUT, resume=True)
 
     analyze: list[str] | None = option(
-        None, "Look into one file of predictions, or compare two; needs no model.", _ANALYSIS, resume=True
+        None,
+        "Look into one file of predictions, or compare two; needs no model.",
+        _ANALYSIS,
+        resume=True,
     )
     show: int = option(
-        2, "Examples of each kind to show with --analyze.", _ANALYSIS, at_least=0, needs={"analyze": True}, resume=True
+        2,
+        "Examples of each kind to show with --analyze.",
+        _ANALYSIS,
+        at_least=0,
+        needs={"analyze": True},
+        resume=True,
     )
 
     harness: list[str] | None = option(
-        None, "Tasks of the lm-evaluation-harness instead of a file, as in mmlu,ifeval.", _HARNESS, resume=True
+        None,
+        "Tasks of the lm-evaluation-harness instead of a file, as in mmlu,ifeval.",
+        _HARNESS,
+        resume=True,
     )
     harness_include: str | None = option(
         None, "Folder with further tasks (YAML).", _HARNESS, needs={"harness": True}, resume=True
@@ -112,7 +139,9 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
                 what = "one file of predictions, or two to compare"
                 raise ConfigError(f"--{_NAME.analyze} takes {what}; got {len(self.analyze)}")
             if self.metric is not None and len(self.metric) > 1:
-                raise ConfigError(f"--{_NAME.analyze} goes by one --{_NAME.metric} of those that the predictions hold")
+                raise ConfigError(
+                    f"--{_NAME.analyze} goes by one --{_NAME.metric} of those that the predictions hold"
+                )
         elif self.harness is None:
             self._check_file()
 
@@ -124,13 +153,25 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             if getattr(self, name)
         ]
         if excluded or not self.model_name or self.backend != "transformers":
-            what = f"leave --{excluded[0]} out" if excluded else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
-            raise ConfigError(f"--{_NAME.harness} runs tasks of the harness with transformers; {what}")
+            what = (
+                f"leave --{excluded[0]} out"
+                if excluded
+                else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
+            )
+            raise ConfigError(
+                f"--{_NAME.harness} runs tasks of the harness with transformers; {what}"
+            )
 
     def _check_file(self) -> None:
-        missing = [name for name in (_NAME.model_name, _NAME.test_file, _NAME.metric) if not getattr(self, name)]
+        missing = [
+            name
+            for name in (_NAME.model_name, _NAME.test_file, _NAME.metric)
+            if not getattr(self, name)
+        ]
         if missing:
-            example = f"write: stepjepa evaluate RUN test.jsonl --{_NAME.metric} NAME; choose {_KNOWN}"
+            example = (
+                f"write: stepjepa evaluate RUN test.jsonl --{_NAME.metric} NAME; choose {_KNOWN}"
+            )
             raise ConfigError(f"--{missing[0]} is missing; {example}")
         ColumnOptions.check(self)
         if self.use_test_prompts and self.system_prompt != AS_TRAINED:
@@ -139,16 +180,24 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
         if self.output_file is not None:
             file = f"--{_NAME.output_file} {self.output_file}"
             if self.output_dir is not None:
-                raise ConfigError(f"{file} names the predictions by itself; leave --{_NAME.output_dir} out")
+                raise ConfigError(
+                    f"{file} names the predictions by itself; leave --{_NAME.output_dir} out"
+                )
             if Path(self.output_file).suffix not in (".json", ".jsonl"):
                 raise ConfigError(f"{file}: the name of a file must end in .jsonl or .json")
         likelihoods = model_metrics(self.metric)
         if self.backend == "vllm" and likelihoods:
-            raise ConfigError(f"{likelihoods[0]} needs --{_NAME.backend} transformers: vLLM gives no states")
+            raise ConfigError(
+                f"{likelihoods[0]} needs --{_NAME.backend} transformers: vLLM gives no states"
+            )
 
     def notes(self) -> list[str]:
         """A line for each option that was set but has no effect with the other ones."""
-        changed = [name for name, known in options_of(EvaluateOptions).items() if getattr(self, name) != known.default]
+        changed = [
+            name
+            for name, known in options_of(EvaluateOptions).items()
+            if getattr(self, name) != known.default
+        ]
         return [f"note     {unread}" for unread in unread_options(self, changed)]
 
 

@@ -93,7 +93,11 @@ class Prediction:
 
     def record(self) -> dict[str, Any]:
         """The line of a file, as plain JSON values."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in _OPTIONAL}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None or name not in _OPTIONAL
+        }
 
     def values(self) -> dict[str, float]:
         """Metric -> value, including ``answer_nll``."""
@@ -127,7 +131,9 @@ def read_predictions(path: Path) -> list[Prediction]:
         DataError: the file cannot be read, or a row is not a prediction.
     """
     if not path.is_file():
-        raise DataError(f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}")
+        raise DataError(
+            f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}"
+        )
     rows = RowSource(path)
     names = [attribute.name for attribute in fields(Prediction)]
     predictions: list[Prediction] = []
@@ -144,7 +150,9 @@ def read_predictions(path: Path) -> list[Prediction]:
             values[name] = str(values[name])
         # JSON has no NaN, so it was written as null.
         scores = values.get("scores", {})
-        values["scores"] = {name: math.nan if score is None else score for name, score in scores.items()}
+        values["scores"] = {
+            name: math.nan if score is None else score for name, score in scores.items()
+        }
         predictions.append(Prediction(**values))
     if not predictions:
         raise DataError(f"{path}: holds no predictions")
@@ -164,7 +172,9 @@ def _problem_of(row: Any) -> str:
         if row.get(name) is not None and type(row[name]) not in types:
             return f"{name} is {row[name]!r}"
     scores = row.get("scores", {})
-    if not isinstance(scores, dict) or any(type(score) not in (int, float, type(None)) for score in scores.values()):
+    if not isinstance(scores, dict) or any(
+        type(score) not in (int, float, type(None)) for score in scores.values()
+    ):
         return f"scores is {scores!r}, not the number of each metric"
     return ""
 
@@ -266,7 +276,11 @@ class PredictionComparison:
         """As plain JSON values."""
         counts = dict(zip(("both", "only_a", "only_b", "neither"), self.counts, strict=True))
         difference = self.paired.difference._asdict()
-        return {**asdict(self), **counts, "paired": {"metric": self.paired.metric, "difference": difference}}
+        return {
+            **asdict(self),
+            **counts,
+            "paired": {"metric": self.paired.metric, "difference": difference},
+        }
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -329,7 +343,9 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def compare(first: Path, second: Path, show: int = 2, metric: str | None = None) -> PredictionComparison:
+def compare(
+    first: Path, second: Path, show: int = 2, metric: str | None = None
+) -> PredictionComparison:
     """Compare two models' answers to the same questions, matched by index and question.
 
     Args:
@@ -346,7 +362,9 @@ def compare(first: Path, second: Path, show: int = 2, metric: str | None = None)
     paired = _paired_metric(metric, pairs)
     if paired.counts is None or paired.n < len(pairs):
         known = f"{_listed(a.values())} and {_listed(b.values())}"
-        raise DataError(f"{first} and {second} have no {metric} of 0 or 1 for every question (metrics found: {known})")
+        raise DataError(
+            f"{first} and {second} have no {metric} of 0 or 1 for every question (metrics found: {known})"
+        )
     # Questions on which the models disagree: where they agree, neither is ahead.
     examples: dict[str, list[dict[str, Prediction]]] = {"only_a": [], "only_b": []}
     for a, b in pairs:
@@ -434,4 +452,8 @@ def error_kind(prediction: Prediction) -> str:
         return prediction.undecided
     # As a word of its own: the reference 4 does not occur in 42.
     right = re.escape((prediction.gt_answer or prediction.ground_truth).strip())
-    return "elsewhere" if right and re.search(rf"(?<!\w){right}(?!\w)", text, re.IGNORECASE) else "wrong"
+    return (
+        "elsewhere"
+        if right and re.search(rf"(?<!\w){right}(?!\w)", text, re.IGNORECASE)
+        else "wrong"
+    )

@@ -78,7 +78,9 @@ class SystemPrompt(NamedTuple):
     def line(self, with_own: int, rows: int) -> str:
         """The line that is printed; `with_own` of `rows` rows have a system message in the file."""
         what = "keep their own" if self.keep else "have another in the file, which is replaced"
-        return f"system   {self.origin}" + (f"; {with_own} of {rows} rows {what}" if with_own else "")
+        return f"system   {self.origin}" + (
+            f"; {with_own} of {rows} rows {what}" if with_own else ""
+        )
 
 
 def choose_system_prompt(
@@ -94,7 +96,9 @@ def choose_system_prompt(
     if setting != AS_TRAINED:
         return SystemPrompt(setting, False, f"{quoted(setting)} (--{_NAME.system_prompt})")
     if not record.system_prompts:
-        return SystemPrompt(None, True, f"the file's own, where it has one ({name} has no record of its training)")
+        return SystemPrompt(
+            None, True, f"the file's own, where it has one ({name} has no record of its training)"
+        )
     (common, _), *further = record.system_prompts.most_common()
     if not further and not record.others:
         return SystemPrompt(common, False, f"{quoted(common)}, as in training")
@@ -151,11 +155,16 @@ class QuestionSet(RowCounts):
 
     def fingerprint(self) -> str:
         """A digest that changes with any prompt, any column of a row, and the order of the rows."""
-        return digest_of([question.index, question.prompt, question.row] for question in self.questions)
+        return digest_of(
+            [question.index, question.prompt, question.row] for question in self.questions
+        )
 
 
 def read_questions(
-    source: RowSource, system: SystemPrompt, columns: PairColumns | None = None, limit: int | None = None
+    source: RowSource,
+    system: SystemPrompt,
+    columns: PairColumns | None = None,
+    limit: int | None = None,
 ) -> QuestionSet:
     """Read the questions in the first `limit` rows; rows that cannot be used are counted.
 
@@ -195,7 +204,8 @@ def _last_answer(messages: list[dict[str, str]]) -> int:
     answers = [number for number, message in enumerate(messages) if is_answer(message)]
     if not answers:
         raise RowError(
-            "no_answer_in_text", "the assistant calls tools alone, so there is no text to compare an answer with"
+            "no_answer_in_text",
+            "the assistant calls tools alone, so there is no text to compare an answer with",
         )
     trained = [number for number in answers if is_trained(messages[number])]
     return max(trained or answers)

@@ -34,7 +34,14 @@ from stepjepa.evaluation.score import (
     summarise,
 )
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
-from stepjepa.generation.output import Record, ReplyLog, Request, reading_record, refuse_other, seed_of
+from stepjepa.generation.output import (
+    Record,
+    ReplyLog,
+    Request,
+    reading_record,
+    refuse_other,
+    seed_of,
+)
 from stepjepa.generation.place import load_generator
 from stepjepa.utils.files import read_object
 from stepjepa.utils.terminal import Bar
@@ -46,7 +53,13 @@ RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 def _requests(question_set: QuestionSet, temperature: float, seed: int) -> list[Request]:
     """One request for each question; a question's seed depends on its row alone, not on the other rows."""
     return [
-        Request(question.index, question.prompt, temperature, seed_of(seed, question.index), question.template_kwargs)
+        Request(
+            question.index,
+            question.prompt,
+            temperature,
+            seed_of(seed, question.index),
+            question.template_kwargs,
+        )
         for question in question_set.questions
     ]
 
@@ -105,11 +118,18 @@ def evaluate_model(
         chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
         prompter = Prompter(tokenizer, None, False, chat_template_kwargs, prompt_from, trained)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
-        question_set = read_questions(source, SystemPrompt(system_prompt, True, ""), columns, max_examples)
+        question_set = read_questions(
+            source, SystemPrompt(system_prompt, True, ""), columns, max_examples
+        )
         drop_unusable(question_set, chosen, prompter)
-        bar, log, likelihoods, nll_names = Bar(silent=True), ReplyLog(), Likelihoods(), model_metrics(metrics)
+        bar = Bar(silent=True)
+        log = ReplyLog()
+        likelihoods = Likelihoods()
+        nll_names = model_metrics(metrics)
         if nll_names:
-            likelihood = nll.AnswerLikelihood(question_set, prompter, model, batch_size, vocabulary, max_length)
+            likelihood = nll.AnswerLikelihood(
+                question_set, prompter, model, batch_size, vocabulary, max_length
+            )
             likelihoods = _compute(likelihood, nll_names, bar)
         # Without a metric of texts nothing is generated.
         if chosen:
@@ -138,7 +158,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         if not options.overwrite_output_dir:
             names += _scored_metrics(read_object(paths.record))
         names = _ordered(names)
-        metrics = [stack.enter_context(metric) for metric in make_metrics(names, options.metric_options)]
+        metrics = [
+            stack.enter_context(metric) for metric in make_metrics(names, options.metric_options)
+        ]
         source = RowSource(options.test_file, options.dataset_split)
         question_set = read_questions(source, model.system, options.columns, options.max_examples)
         drop_unusable(question_set, metrics, prompter)
@@ -158,7 +180,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 refuse_other(paths.record, {**scored, _NAME.metric: names}, scoring)
                 rows = files.restore(log, earlier, paths)
                 if rows and earlier["metrics"].keys() >= set(nll_names):
-                    likelihoods = Likelihoods({name: earlier["metrics"][name] for name in nll_names}, rows)
+                    likelihoods = Likelihoods(
+                        {name: earlier["metrics"][name] for name in nll_names}, rows
+                    )
                     nll_names = []
 
         # The model is loaded only if something is left to generate or to compute.
@@ -170,7 +194,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
         with output.opened(log.take):
             bar.say(f"model    {model.place.name} ({description})")
-            bar.say(f"data     {question_set.source}: {len(question_set.questions)} of {question_set.rows_read} rows")
+            bar.say(
+                f"data     {question_set.source}: {len(question_set.questions)} of {question_set.rows_read} rows"
+            )
             for line in question_set.skipped_lines():
                 bar.say(f"         {line}")
             bar.say(model.system.line(question_set.own_system_prompts, question_set.rows_read))
@@ -179,16 +205,26 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             # Likelihoods are not stored batch by batch as replies are: an interrupted evaluation computes them again.
             if nll_names:
                 assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
-                size, vocabulary = options.batch_size or BATCH_SIZE, nll.softmax_size(generator.model, prompter)
+                size = options.batch_size or BATCH_SIZE
+                vocabulary = nll.softmax_size(generator.model, prompter)
                 loaded = generator.model
-                likelihood = nll.AnswerLikelihood(question_set, prompter, loaded, size, vocabulary, options.max_length)
+                likelihood = nll.AnswerLikelihood(
+                    question_set, prompter, loaded, size, vocabulary, options.max_length
+                )
                 likelihoods = _compute(likelihood, nll_names, bar)
             if metrics and generator is not None:
-                log.ask(generator, _requests(question_set, options.temperature, options.seed), "answers", bar)
+                log.ask(
+                    generator,
+                    _requests(question_set, options.temperature, options.seed),
+                    "answers",
+                    bar,
+                )
             result = _score(question_set, metrics, log, likelihoods, bar)
             result.files = [target, paths.record]
             result.record = files.metrics_record(model, output, result, names)
-            records = [prediction.record() for prediction in result.predictions] or result.answer_nll
+            records = [
+                prediction.record() for prediction in result.predictions
+            ] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
             # The predictions hold the likelihoods too, so the file of an earlier evaluation without answers is obsolete.
             if result.predictions:
@@ -230,14 +266,19 @@ def _compute(likelihood: nll.AnswerLikelihood, names: Sequence[str], bar: Bar) -
 
 
 def _score(
-    question_set: QuestionSet, metrics: Sequence[Metric], log: ReplyLog, likelihoods: Likelihoods, bar: Bar
+    question_set: QuestionSet,
+    metrics: Sequence[Metric],
+    log: ReplyLog,
+    likelihoods: Likelihoods,
+    bar: Bar,
 ) -> EvaluationResult:
     """Score the answers. Raises DataError: a user's function failed."""
     summary, predictions = {}, []
     if metrics:
         bar.begin("scores", len(question_set.questions))
         for question in question_set.questions:
-            reply, likelihood = log.replies[question.index], likelihoods.rows.get(question.index, {})
+            reply = log.replies[question.index]
+            likelihood = likelihoods.rows.get(question.index, {})
             predictions.append(prediction_of(question, reply, metrics, likelihood))
             bar.step(1)
         summary = {metric.name: summarise(metric, predictions) for metric in metrics}
@@ -248,9 +289,14 @@ def _score(
         "first_skipped": question_set.first_skipped,
     }
     texts = {question.index: question.text for question in question_set.questions}
-    answer_nll = [{"index": index, "question": texts[index], **values} for index, values in likelihoods.rows.items()]
+    answer_nll = [
+        {"index": index, "question": texts[index], **values}
+        for index, values in likelihoods.rows.items()
+    ]
     generation = generation_summary(predictions, log.seconds)
-    return EvaluationResult({**summary, **likelihoods.metrics}, generation, rows, predictions, answer_nll)
+    return EvaluationResult(
+        {**summary, **likelihoods.metrics}, generation, rows, predictions, answer_nll
+    )
 
 
 class AnswerScorer:
@@ -269,7 +315,9 @@ class AnswerScorer:
         data_reports: reports of the training run, which sets them; the prompts have the form that the model is trained with.
     """
 
-    def __init__(self, rows: RowsGiven, metrics: Sequence[str], samples: int = 100, **settings: Any):
+    def __init__(
+        self, rows: RowsGiven, metrics: Sequence[str], samples: int = 100, **settings: Any
+    ):
         if nll_names := model_metrics(metrics):
             raise ConfigError(
                 f"eval_metrics: {nll_names[0]} is what the evaluation logs as lm_loss anyway; leave it out"
@@ -283,7 +331,11 @@ class AnswerScorer:
         self.data_reports: Mapping[str, DataReport] = {}
 
     def __call__(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, process: int = 0, processes: int = 1
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        process: int = 0,
+        processes: int = 1,
     ) -> dict[str, tuple[float, int]]:
         """Sum and number of the scores of each metric, and of the answers that did not stop (``did_not_stop``).
 
@@ -294,7 +346,10 @@ class AnswerScorer:
         # A process without questions still takes part in the sum over processes, with the same keys.
         if not rows:
             return dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
-        reports = {name: {"prompts": report.prompts.to_dict()} for name, report in self.data_reports.items()}
+        reports = {
+            name: {"prompts": report.prompts.to_dict()}
+            for name, report in self.data_reports.items()
+        }
         settings = {"trained": recorded_ending(reports), **self.settings}
         result = evaluate_model(model, tokenizer, rows, self.metrics, **settings)
         # Sums and not means, because processes may have different numbers of questions.

@@ -99,7 +99,10 @@ def prediction_of(
         correct=first.score == 1.0 if binary else None,
         stop_reason=stop_reason if reply.refused is None else REFUSED,
         tokens=reply.new_tokens,
-        scores={metric.name: judgement.score for metric, judgement in zip(metrics, judgements, strict=True)},
+        scores={
+            metric.name: judgement.score
+            for metric, judgement in zip(metrics, judgements, strict=True)
+        },
         note=first.note or None,
         undecided=first.undecided,
         drafts=reply.drafts,

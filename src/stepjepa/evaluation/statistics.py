@@ -89,7 +89,9 @@ def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, 
         ValueError: a and b differ in length.
     """
     pairs = list(zip(a, b, strict=True))
-    both, only_a, only_b = (pairs.count(kind) for kind in ((True, True), (True, False), (False, True)))
+    both, only_a, only_b = (
+        pairs.count(kind) for kind in ((True, True), (True, False), (False, True))
+    )
     return both, only_a, only_b, len(pairs) - both - only_a - only_b
 
 
@@ -203,7 +205,9 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
             effect_size = middle.estimate / middle.sd
         elif middle.estimate == 0:
             t_p, effect_size = 1.0, 0.0
-    return PairedDifference(middle.n, middle.estimate, middle.sd, middle.low, middle.high, t_p, wilcoxon_p, effect_size)
+    return PairedDifference(
+        middle.n, middle.estimate, middle.sd, middle.low, middle.high, t_p, wilcoxon_p, effect_size
+    )
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

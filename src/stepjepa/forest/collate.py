@@ -70,7 +70,11 @@ class ForestCollator:
         """Collate for attention by segments, whatever the cost."""
         return self._batch(examples, self.pack_one_row)
 
-    def _batch(self, examples: Sequence[Example], lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]]) -> Batch:
+    def _batch(
+        self,
+        examples: Sequence[Example],
+        lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]],
+    ) -> Batch:
         examples, replayed = with_replayed(examples, self.shuffle_targets, whole=self.inline)
         # An inline sequence has room for the views of one pair.
         if self.inline:
@@ -85,14 +89,19 @@ class ForestCollator:
         target_rows = None
         if separate:
             with_pairs = [example for example in examples if example.pairs]
-            target_forests = [build_forest(example, self.predictor_ids, trunk=False) for example in with_pairs]
+            target_forests = [
+                build_forest(example, self.predictor_ids, trunk=False) for example in with_pairs
+            ]
             target_rows, target_starts = lay_out(target_forests)
             targets = places(target_forests, target_starts)
 
         source_reads, target_reads, weights, groups, replayed_pairs = compared(
             sources, targets, self.shuffle_targets, self.aligned_targets, replayed
         )
-        labels = [forest.label_positions + begins[TRUNK] for forest, (_, begins) in zip(forests, sources, strict=True)]
+        labels = [
+            forest.label_positions + begins[TRUNK]
+            for forest, (_, begins) in zip(forests, sources, strict=True)
+        ]
         label_positions = flat(labels)
 
         # The forward computes the last MLP at these positions only.
@@ -125,7 +134,9 @@ class ForestCollator:
         """Choose the rows (R, T) and `pack` the forests into them, into one row if attention by segments is cheaper."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.attention_length, self.max_row_length)
-        if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths, self.attention_length):
+        if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(
+            rows, lengths, self.attention_length
+        ):
             return self.pack_one_row(forests)
         return self.pack(forests, rows)
 
@@ -135,7 +146,9 @@ class ForestCollator:
         ends = starts + [len(forest) for forest in forests]
         return replace(packed, forests=torch.from_numpy(np.stack([starts, ends], axis=1))), starts
 
-    def pack(self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]) -> tuple[Rows, np.ndarray]:
+    def pack(
+        self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]
+    ) -> tuple[Rows, np.ndarray]:
         """Lay the forests into the given rows; `rows` holds every index into `forests` once.
 
         Returns:
@@ -235,7 +248,11 @@ class TwoPassCollator:
         )
 
     def _rows(
-        self, examples: Sequence[Example], segments: Sequence[tuple[int, int]], starts: list[dict[int, int]], first: int
+        self,
+        examples: Sequence[Example],
+        segments: Sequence[tuple[int, int]],
+        starts: list[dict[int, int]],
+        first: int,
     ) -> Rows | None:
         """The rows of the given segments (example, number); without any, None, or one token if `every_pass` is set.
 
@@ -243,7 +260,9 @@ class TwoPassCollator:
         if not segments:
             token = np.array([self.pad_token_id])
             return self._pad([(token, 0)]) if self.every_pass else None
-        padded = self._pad([segment_row(examples[index], number, self.predictor_ids) for index, number in segments])
+        padded = self._pad(
+            [segment_row(examples[index], number, self.predictor_ids) for index, number in segments]
+        )
         width = padded.input_ids.shape[1]
         for row, (index, number) in enumerate(segments):
             segment = examples[index].segments[number - 1]
@@ -264,7 +283,9 @@ class TwoPassCollator:
             input_ids[row, :length] = ids
             positions[row, :length] = np.arange(first, first + length)
             mask[row, :length] = 1
-        return Rows(torch.from_numpy(input_ids), torch.from_numpy(positions), torch.from_numpy(mask))
+        return Rows(
+            torch.from_numpy(input_ids), torch.from_numpy(positions), torch.from_numpy(mask)
+        )
 
 
 Collator = ForestCollator | TwoPassCollator
@@ -289,7 +310,9 @@ def collator_for(
     """
     ids = tuple(predictor_ids)
     if forward == "two_pass":
-        return TwoPassCollator(ids, pad_token_id, separate_targets, shuffle_targets, aligned_targets)
+        return TwoPassCollator(
+            ids, pad_token_id, separate_targets, shuffle_targets, aligned_targets
+        )
     return ForestCollator(
         ids,
         pad_token_id,
@@ -307,7 +330,9 @@ def segmented_cost(forest: Forest) -> float:
     """Cost of a forest under attention by segments, in tokens, comparable to `layout.rows_cost`."""
     # Indices at which the segment number changes, with both ends: the differences are the segments' lengths.
     edges = np.flatnonzero(np.diff(forest.segment, prepend=-1, append=-1))
-    return len(forest) + min(attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist()))
+    return len(forest) + min(
+        attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist())
+    )
 
 
 def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray | None:
@@ -358,7 +383,9 @@ def places(forests: Sequence[Forest], starts: np.ndarray) -> Placed:
     ]
 
 
-def with_replayed(examples: Sequence[Example], shuffled: bool, whole: bool = False) -> tuple[list[Example], int]:
+def with_replayed(
+    examples: Sequence[Example], shuffled: bool, whole: bool = False
+) -> tuple[list[Example], int]:
     """The examples of a batch followed by the examples that they replay, and the number of the latter.
 
     Args:
@@ -368,7 +395,9 @@ def with_replayed(examples: Sequence[Example], shuffled: bool, whole: bool = Fal
     replayed = [example.replayed for example in examples if example.replayed is not None]
     if shuffled and len(replayed) < 2:
         replayed = []
-    shortened = [example._replace(labels=()) if whole else example.without_labels() for example in replayed]
+    shortened = [
+        example._replace(labels=()) if whole else example.without_labels() for example in replayed
+    ]
     return [*examples, *shortened], len(shortened)
 
 
@@ -383,7 +412,9 @@ class Compared(NamedTuple):
     replayed: int
 
 
-def compared(sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int = 0) -> Compared:
+def compared(
+    sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int = 0
+) -> Compared:
     """Collect the pairs of a batch.
 
     Args:
@@ -414,10 +445,14 @@ def compared(sources: Placed, targets: Placed, shuffle: bool, aligned: bool, rep
         weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float32)
     if any(pair.group for pair in pairs):
         groups = torch.tensor([pair.group for pair in pairs])
-    return Compared(state_reads(source_reads), state_reads(target_reads, order), weights, groups, replayed_pairs)
+    return Compared(
+        state_reads(source_reads), state_reads(target_reads, order), weights, groups, replayed_pairs
+    )
 
 
-def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarray | None = None) -> StateReads:
+def state_reads(
+    reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarray | None = None
+) -> StateReads:
     """Where to read the vectors (P, D) of one side of a batch, optionally in another `order` (P,).
 
     Args:
@@ -450,4 +485,6 @@ def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarr
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
     """Concatenate integer arrays (N,) of any lengths, as int64."""
-    return torch.from_numpy(np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64))
+    return torch.from_numpy(
+        np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64)
+    )

@@ -91,7 +91,11 @@ class Forest:
     def parts(self) -> tuple[Part, ...]:
         """The segments after the trunk, in order."""
         return tuple(
-            Part(*segment_use(self.example, number), start, start + self.example.segments[number - 1].length)
+            Part(
+                *segment_use(self.example, number),
+                start,
+                start + self.example.segments[number - 1].length,
+            )
             for number, start in self.starts.items()
             if number != TRUNK
         )
@@ -123,7 +127,9 @@ def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
     return (labelled - 1).astype(np.int32), np.asarray(example.trunk)[labelled].astype(np.int32)
 
 
-def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool = True, trunk: bool = True) -> Forest:
+def build_forest(
+    example: Example, predictor_ids: Sequence[int], targets: bool = True, trunk: bool = True
+) -> Forest:
     """Lay out one example.
 
     Args:
@@ -166,10 +172,14 @@ def build_forest(example: Example, predictor_ids: Sequence[int], targets: bool =
     )
 
 
-def segment_row(example: Example, number: int, predictor_ids: Sequence[int]) -> tuple[np.ndarray, int]:
+def segment_row(
+    example: Example, number: int, predictor_ids: Sequence[int]
+) -> tuple[np.ndarray, int]:
     """A row of the two-pass form: ids (T',) of the trunk that a segment sees and of the segment, and the first position."""
     segment = example.segments[number - 1]
-    ids = np.concatenate([np.asarray(example.trunk[: segment.attach + 1], np.int32), segment.tokens(predictor_ids)])
+    ids = np.concatenate(
+        [np.asarray(example.trunk[: segment.attach + 1], np.int32), segment.tokens(predictor_ids)]
+    )
     return ids, segment.position if segment.attach == ISOLATED else 0
 
 
@@ -257,14 +267,18 @@ def row_lengths(rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[i
     return [sum(lengths[index] for index in row) for row in rows]
 
 
-def rows_cost(rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_length: float) -> float:
+def rows_cost(
+    rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_length: float
+) -> float:
     """Cost of R rows padded to the longest one, T tokens: ``R * T * (1 + T / attention_length)``, in tokens."""
     width = max(row_lengths(rows, lengths))
     return len(rows) * width * (1 + width / attention_length)
 
 
 def plan_rows(
-    lengths: Sequence[int], attention_length: float = DEFAULT_ATTENTION_LENGTH, max_row_length: int | None = None
+    lengths: Sequence[int],
+    attention_length: float = DEFAULT_ATTENTION_LENGTH,
+    max_row_length: int | None = None,
 ) -> list[list[int]]:
     """Choose the row length that makes a batch cheapest (`rows_cost`), and pack the batch with `best_fit`.
 
@@ -303,7 +317,13 @@ def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[fl
         attached: index of the last trunk token that each segment sees (-1: none).
     """
     # The causal kernel skips the upper triangle, half of an isolated segment's scores; under a mask a branch pays for all.
-    seen = (length / 2 if at == ISOLATED else lengths[0] + length for length, at in zip(lengths, attached, strict=True))
-    by_segment = sum(length * keys for length, keys in zip(lengths, seen, strict=True)) / DEFAULT_ATTENTION_LENGTH
+    seen = (
+        length / 2 if at == ISOLATED else lengths[0] + length
+        for length, at in zip(lengths, attached, strict=True)
+    )
+    by_segment = (
+        sum(length * keys for length, keys in zip(lengths, seen, strict=True))
+        / DEFAULT_ATTENTION_LENGTH
+    )
     together = sum(lengths) ** 2 / DEFAULT_ATTENTION_LENGTH
     return by_segment + CALL_COST * len(lengths), together + CALL_COST

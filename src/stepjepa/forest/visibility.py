@@ -91,7 +91,12 @@ def in_window(position_q: Numbers, position_k: Numbers, window: int) -> Numbers:
 
 def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Example, segment, order and attach of packed rows, (R, T) each."""
-    assert rows.example is not None and rows.segment is not None and rows.order is not None and rows.attach is not None
+    assert (
+        rows.example is not None
+        and rows.segment is not None
+        and rows.order is not None
+        and rows.attach is not None
+    )
     return rows.example, rows.segment, rows.order, rows.attach
 
 
@@ -115,7 +120,9 @@ def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(Non
         0 if rows.floor is None else rows.floor[:, queries, None],
     )
     if window is not None:
-        mask &= in_window(rows.position_ids[:, queries, None], rows.position_ids[:, None, :], window)
+        mask &= in_window(
+            rows.position_ids[:, queries, None], rows.position_ids[:, None, :], window
+        )
     return mask[:, None]
 
 
@@ -145,7 +152,9 @@ def mask_mod(rows: Rows, window: int | None = None) -> Callable:
     example, segment, order, attach = packed_fields(rows)
     position, floor = rows.position_ids, rows.floor
 
-    def rule(row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def rule(
+        row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor:
         seen = visible(
             example[row, q],
             example[row, k],
@@ -156,7 +165,9 @@ def mask_mod(rows: Rows, window: int | None = None) -> Callable:
             attach[row, q],
             0 if floor is None else floor[row, q],
         )
-        return seen if window is None else seen & in_window(position[row, q], position[row, k], window)
+        return (
+            seen if window is None else seen & in_window(position[row, q], position[row, k], window)
+        )
 
     return rule
 

@@ -51,7 +51,11 @@ class Drafter:
 
     @torch.inference_mode()
     def write(
-        self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int], suppressed: Sequence[int] = ()
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        stop_ids: Sequence[int],
+        suppressed: Sequence[int] = (),
     ) -> tuple[list[int], Drafts]:
         """Continue a prompt greedily; for the arguments see `generate_batch`.
 
@@ -67,7 +71,9 @@ class Drafter:
         while len(new_ids) < max_new_tokens and new_ids[-1] not in stop_ids:
             # A pass yields one token more than there are drafts.
             room = max_new_tokens - len(new_ids) - 1
-            drafted_T = self.objective.draft(states_ND[-1:], likeliest_N[-1:], min(self.count, room), self.view)
+            drafted_T = self.objective.draft(
+                states_ND[-1:], likeliest_N[-1:], min(self.count, room), self.view
+            )
             states_ND, likeliest_N = self._verified(drafted_T, cache, suppressed)
             kept = _up_to_stop(likeliest_N.tolist(), stop_ids)
             new_ids += kept

@@ -97,7 +97,9 @@ class EndpointGenerator:
         self._stopped = False
         # An event loop in a thread: a notebook already runs one in the main thread, and an interrupted process need not
         # wait for a daemon thread.
-        threading.Thread(target=asyncio.run, args=(self._ask_all(todo, replies),), daemon=True).start()
+        threading.Thread(
+            target=asyncio.run, args=(self._ask_all(todo, replies),), daemon=True
+        ).start()
         answered = bool(done)
         # Refusals before the first answer are held back: if the request itself is wrong, none must be stored.
         refused: list[Reply] = []
@@ -136,7 +138,9 @@ class EndpointGenerator:
                     replies.put(error)
 
         # Without a key the client would send the user's token of the Hub, which another server must not get.
-        async with _Client(base_url=self.url, api_key=self._key or "none", timeout=TIMEOUT) as client:
+        async with _Client(
+            base_url=self.url, api_key=self._key or "none", timeout=TIMEOUT
+        ) as client:
             await asyncio.gather(*(ask(client, request) for request in requests))
 
     async def _send_with_retries(self, client: _Client, request: Request) -> Reply | None:
@@ -153,13 +157,19 @@ class EndpointGenerator:
             if tries > MAX_RETRIES:
                 # Other requests were answered since the last try, so the server works and this request is the cause.
                 if self._answers > answers:
-                    return Reply(request.row, "", stopped=False, refused=f"{what}, tried {tries} times")
+                    return Reply(
+                        request.row, "", stopped=False, refused=f"{what}, tried {tries} times"
+                    )
                 raise ConfigError(f"{self.url} {what} (tried {tries} times); {_RESUME}")
             # A random part keeps requests that failed together from coming back together.
             if wait is None:
-                wait = min(_LONGEST_BACKOFF, FIRST_DELAY * 2 ** (tries - 1)) * random.uniform(0.5, 1.0)
+                wait = min(_LONGEST_BACKOFF, FIRST_DELAY * 2 ** (tries - 1)) * random.uniform(
+                    0.5, 1.0
+                )
             elif wait > _LONGEST_WAIT:
-                raise ConfigError(f"{self.url} {what}; the server asks to wait {wait:.0f} s; {_RESUME}")
+                raise ConfigError(
+                    f"{self.url} {what}; the server asks to wait {wait:.0f} s; {_RESUME}"
+                )
             elif wait > 1:
                 self._say(f"{self.url} {what}; waiting {wait:.0f} s as it asks")
             answers, until = self._answers, time.monotonic() + wait
@@ -182,7 +192,9 @@ class EndpointGenerator:
         # Our own key of a message is unknown to servers, and some refuse unknown keys.
         messages = [{key: turn[key] for key in turn if key != TRAINED} for turn in request.messages]
         try:
-            answer = await client.chat_completion(messages, model=options.model_name, extra_body=body)
+            answer = await client.chat_completion(
+                messages, model=options.model_name, extra_body=body
+            )
             return _reply_in(answer, request.row)
         except ConfigError:
             raise

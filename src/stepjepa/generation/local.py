@@ -87,7 +87,12 @@ def generate_batch(
     # top_k 0 turns off a default of transformers, which samples from the 50 likeliest tokens.
     sampling: dict[str, Any] = {}
     if temperature:
-        sampling = {"do_sample": True, "top_k": 0, _NAME.temperature: temperature, _NAME.top_p: top_p}
+        sampling = {
+            "do_sample": True,
+            "top_k": 0,
+            _NAME.temperature: temperature,
+            _NAME.top_p: top_p,
+        }
     config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         eos_token_id=list(stop_ids) or None,
@@ -110,11 +115,17 @@ def generate_batch(
             # Each process answers different questions, so none may wait for the steps of another.
             synced_gpus=False,
         )
-    return [_generation(tokenizer, new_ids, stop_ids) for new_ids in output_BT[:, ids_BT.shape[1] :].tolist()]
+    return [
+        _generation(tokenizer, new_ids, stop_ids)
+        for new_ids in output_BT[:, ids_BT.shape[1] :].tolist()
+    ]
 
 
 def _generation(
-    tokenizer: PreTrainedTokenizerBase, new_ids: list[int], stop_ids: Sequence[int], drafts: Drafts | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    new_ids: list[int],
+    stop_ids: Sequence[int],
+    drafts: Drafts | None = None,
 ) -> Generation:
     ends = [position for position, token in enumerate(new_ids) if token in stop_ids]
     kept = new_ids[: ends[0]] if ends else new_ids
@@ -140,7 +151,9 @@ def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[Non
     """Use this generation config alone within this context; afterwards the model has its own again."""
     # `generate` fills every value that the call leaves open from the model's own generation config. PEFT
     # keeps one on the wrapper and one on the model inside.
-    owners: list[Any] = [module for module in model.modules() if "generation_config" in vars(module)]
+    owners: list[Any] = [
+        module for module in model.modules() if "generation_config" in vars(module)
+    ]
     own_configs = [module.generation_config for module in owners]
     for module in owners:
         module.generation_config = config
@@ -182,7 +195,11 @@ class BatchGenerator(ABC):
         accepted = [request for request in requests if request.row in prompts]
         accepted.sort(key=lambda request: -len(prompts[request.row]))
         for begin in range(0, len(accepted), self._batch_size):
-            batch = [request for request in accepted[begin : begin + self._batch_size] if request.row not in done]
+            batch = [
+                request
+                for request in accepted[begin : begin + self._batch_size]
+                if request.row not in done
+            ]
             if batch:
                 yield self._generate(batch, [prompts[request.row] for request in batch])
 
@@ -215,7 +232,9 @@ class LocalGenerator(BatchGenerator):
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
         lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
-        message = f"out of memory with {len(batch)} questions at once; what is done is kept; {lower}"
+        message = (
+            f"out of memory with {len(batch)} questions at once; what is done is kept; {lower}"
+        )
         with saying_out_of_memory(message):
             if self._drafter is not None:
                 generations = self._drafted(self._drafter, prompts)
@@ -243,8 +262,12 @@ class LocalGenerator(BatchGenerator):
     def _drafted(self, drafter: Drafter, prompts: Sequence[list[int]]) -> list[Generation]:
         generations = []
         for prompt in prompts:
-            new_ids, drafts = drafter.write(prompt, self._max_new_tokens, self._stop_ids, self._suppressed)
-            generations.append(_generation(self.prompter.tokenizer, new_ids, self._stop_ids, drafts))
+            new_ids, drafts = drafter.write(
+                prompt, self._max_new_tokens, self._stop_ids, self._suppressed
+            )
+            generations.append(
+                _generation(self.prompter.tokenizer, new_ids, self._stop_ids, drafts)
+            )
         return generations
 
 
@@ -282,12 +305,14 @@ class VllmGenerator(BatchGenerator):
             # vLLM adds the stop tokens of the model's generation config.
             "stop_token_ids": prompter.stop_ids(None),
             # -100 is the lowest bias of OpenAI's API, and excludes a token in practice.
-            "logit_bias": dict.fromkeys(prompter.unwritable_ids(limits.get_vocab_size()), -100.0) or None,
+            "logit_bias": dict.fromkeys(prompter.unwritable_ids(limits.get_vocab_size()), -100.0)
+            or None,
         }
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
         params = [
-            self._params(temperature=request.temperature, seed=request.seed, **self._sampling) for request in batch
+            self._params(temperature=request.temperature, seed=request.seed, **self._sampling)
+            for request in batch
         ]
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = self._llm.generate(inputs, params, use_tqdm=False)

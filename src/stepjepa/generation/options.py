@@ -17,7 +17,12 @@ from stepjepa.modeling.options import LoadingOptions
 # The placeholder in --prompt_template.
 QUESTION = "{question}"
 # Groups of the options in --help.
-_DATA, _MODEL, SAMPLING, _LOCAL, _ENDPOINT, _OUTPUT = "data", "model", "sampling", "local", "endpoint", "output"
+_DATA = "data"
+_MODEL = "model"
+SAMPLING = "sampling"
+_LOCAL = "local"
+_ENDPOINT = "endpoint"
+_OUTPUT = "output"
 _VLLM: Needs = {"backend": ("vllm",)}
 
 
@@ -30,9 +35,15 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         "What runs the model: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
         _MODEL,
     )
-    tensor_parallel_size: int = option(1, "GPUs that share the model.", _LOCAL, at_least=1, needs=_VLLM, resume=True)
+    tensor_parallel_size: int = option(
+        1, "GPUs that share the model.", _LOCAL, at_least=1, needs=_VLLM, resume=True
+    )
     vllm_options: dict[str, Any] | None = option(
-        None, "Further arguments of vllm.LLM, as in '{\"max_model_len\": 4096}'.", _LOCAL, needs=_VLLM, resume=True
+        None,
+        "Further arguments of vllm.LLM, as in '{\"max_model_len\": 4096}'.",
+        _LOCAL,
+        needs=_VLLM,
+        resume=True,
     )
     batch_size: int | None = option(
         None,
@@ -42,12 +53,22 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
     )
     max_new_tokens: int = option(512, "Longest response in tokens.", SAMPLING, at_least=1)
     temperature: float = option(
-        0.0, "0 takes the likeliest token; above 0 samples at this temperature.", SAMPLING, at_least=0
+        0.0,
+        "0 takes the likeliest token; above 0 samples at this temperature.",
+        SAMPLING,
+        at_least=0,
     )
     top_p: float = option(
-        1.0, "Share of the probability mass to sample from.", SAMPLING, above=0, at_most=1, needs={"temperature": True}
+        1.0,
+        "Share of the probability mass to sample from.",
+        SAMPLING,
+        above=0,
+        at_most=1,
+        needs={"temperature": True},
     )
-    seed: int = option(42, "Seed of the sampling, mixed with the row.", SAMPLING, needs={"temperature": True})
+    seed: int = option(
+        42, "Seed of the sampling, mixed with the row.", SAMPLING, needs={"temperature": True}
+    )
     draft_tokens: int | None = option(
         None,
         "Draft so many tokens at a time with the heads of next_latent or multi_token (which has one head a token), and keep "
@@ -88,7 +109,9 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         resume=True,
     )
     dataset_split: str = option("train", "Split of a Hub data set.", _DATA, resume=True)
-    max_examples: int | None = option(None, "Ask the first so many questions only.", _DATA, at_least=1)
+    max_examples: int | None = option(
+        None, "Ask the first so many questions only.", _DATA, at_least=1
+    )
 
     model_name: str | None = option(
         None,
@@ -96,17 +119,27 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         _MODEL,
     )
     system_prompt: str | None = option(SYSTEM_PROMPT, "System message; none leaves it out.", _MODEL)
-    prompt_template: str = option(QUESTION, "The user's message; {question} is replaced by the question.", _MODEL)
-
-    attempts: int = option(4, "Tries for each question; the first right one is kept.", SAMPLING, at_least=1)
-    temperature: float = option(0.7, "Sampling temperature; 0 is greedy.", SAMPLING, at_least=0)
-    top_p: float = option(0.95, "Share of the probability mass to sample from.", SAMPLING, above=0, at_most=1)
-    max_new_tokens: int = option(1024, "Longest response in tokens.", SAMPLING, at_least=1)
-    accept_truncated: bool = option(
-        False, "Keep responses that were cut at max_new_tokens too, where their final answer is right.", SAMPLING
+    prompt_template: str = option(
+        QUESTION, "The user's message; {question} is replaced by the question.", _MODEL
     )
 
-    base_url: str | None = option(None, "The server's address, as in http://localhost:8000/v1.", _ENDPOINT, resume=True)
+    attempts: int = option(
+        4, "Tries for each question; the first right one is kept.", SAMPLING, at_least=1
+    )
+    temperature: float = option(0.7, "Sampling temperature; 0 is greedy.", SAMPLING, at_least=0)
+    top_p: float = option(
+        0.95, "Share of the probability mass to sample from.", SAMPLING, above=0, at_most=1
+    )
+    max_new_tokens: int = option(1024, "Longest response in tokens.", SAMPLING, at_least=1)
+    accept_truncated: bool = option(
+        False,
+        "Keep responses that were cut at max_new_tokens too, where their final answer is right.",
+        SAMPLING,
+    )
+
+    base_url: str | None = option(
+        None, "The server's address, as in http://localhost:8000/v1.", _ENDPOINT, resume=True
+    )
     api_key_env: str | None = option(
         None, "NAME of the environment variable that holds the key.", _ENDPOINT, resume=True
     )
@@ -117,16 +150,25 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         _ENDPOINT,
     )
 
-    output_file: str | None = option(None, "JSONL file for the solved questions.", _OUTPUT, resume=True)
+    output_file: str | None = option(
+        None, "JSONL file for the solved questions.", _OUTPUT, resume=True
+    )
     overwrite: bool = option(
-        False, "Replace an existing output.", _OUTPUT, aliases=("overwrite_output_dir",), resume=True
+        False,
+        "Replace an existing output.",
+        _OUTPUT,
+        aliases=("overwrite_output_dir",),
+        resume=True,
     )
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         if not self.file:
             raise ConfigError("no data file given; write: stepjepa generate FILE")
-        for name, value in ((_NAME.model_name, self.model_name), (_NAME.output_file, self.output_file)):
+        for name, value in (
+            (_NAME.model_name, self.model_name),
+            (_NAME.output_file, self.output_file),
+        ):
             if not value:
                 raise ConfigError(f"--{name} must be given")
         super().check()
@@ -137,9 +179,13 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
                 "above 0"
             )
         if QUESTION not in self.prompt_template:
-            raise ConfigError(f"{_NAME.prompt_template} is {self.prompt_template!r}; it must hold {QUESTION}")
+            raise ConfigError(
+                f"{_NAME.prompt_template} is {self.prompt_template!r}; it must hold {QUESTION}"
+            )
         if Path(str(self.output_file)).suffix != ".jsonl":
-            raise ConfigError(f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl")
+            raise ConfigError(
+                f"--{_NAME.output_file} {self.output_file}: the name must end in .jsonl"
+            )
         self._check_endpoint()
 
     def _check_endpoint(self) -> None:
@@ -155,7 +201,12 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         with suppress(ValueError):
             url = urlsplit(self.base_url)
             extra = url.username or url.password or url.query or url.fragment
-            usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0 and not extra
+            usable = (
+                url.scheme in ("http", "https")
+                and bool(url.hostname)
+                and url.port != 0
+                and not extra
+            )
         if not usable:
             # The address may contain a key, so the message does not repeat it.
             example = f"an address alone, as in http://localhost:8000/v1; a key goes into --{_NAME.api_key_env}"

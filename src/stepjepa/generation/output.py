@@ -22,7 +22,15 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.utils.files import digest, json_bytes, locked, no_links, parse_object, read_json, write_whole
+from stepjepa.utils.files import (
+    digest,
+    json_bytes,
+    locked,
+    no_links,
+    parse_object,
+    read_json,
+    write_whole,
+)
 from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import one_line
 from stepjepa.version import __version__
@@ -263,7 +271,9 @@ class Output:
         for source in inputs:
             for path in (*paths.results, paths.record, paths.partial):
                 if path.exists() and source.exists() and path.samefile(source):
-                    raise ConfigError(f"{path}: the command would write over its input; name another output")
+                    raise ConfigError(
+                        f"{path}: the command would write over its input; name another output"
+                    )
         # A file of another kind under this name is never replaced, not even with `overwrite`.
         record = known = None
         if paths.record.exists():
@@ -271,7 +281,9 @@ class Output:
                 record = read_json(paths.record)
                 known = _compared(identity_of(record))
             except _BROKEN:
-                raise ConfigError(f"{paths.record} exists and is no record of this; choose another output") from None
+                raise ConfigError(
+                    f"{paths.record} exists and is no record of this; choose another output"
+                ) from None
         header = self._header()
         self.started = header == _compared(self.identity)
         if overwrite:
@@ -299,7 +311,9 @@ class Output:
         except _BROKEN:
             if self._overwrite:
                 return None
-            raise DataError(f"{path}: cannot be read as unfinished work; remove it, or choose another output") from None
+            raise DataError(
+                f"{path}: cannot be read as unfinished work; remove it, or choose another output"
+            ) from None
 
     @contextlib.contextmanager
     def opened(self, take: Callable[[Record], None]) -> Iterator[None]:
@@ -319,7 +333,9 @@ class Output:
                 stack.callback(_remove_if_empty, partial.parent)
             is_locked = stack.enter_context(locked(partial.with_name(f".{partial.name}.lock")))
             if not is_locked:
-                raise ConfigError(f"{partial}: another process is writing it; wait for it, or choose another file")
+                raise ConfigError(
+                    f"{partial}: another process is writing it; wait for it, or choose another file"
+                )
             # Unbuffered, so that no part of a line is written later than its fsync.
             with saying_where(partial):
                 self._file = open(partial, "a+b", buffering=0, opener=no_links)  # noqa: SIM115
@@ -400,7 +416,11 @@ def _remove_if_empty(folder: Path) -> None:
 
 def _compared(identity: Record) -> Record:
     """The settings of an identity that are compared; without None, so that an old record equals one with a new option."""
-    return {name: value for name, value in identity.items() if value is not None and _REMOVED.get(name) != value}
+    return {
+        name: value
+        for name, value in identity.items()
+        if value is not None and _REMOVED.get(name) != value
+    }
 
 
 def refuse_other(path: Path, stored: Record, current: Record) -> None:

@@ -61,7 +61,11 @@ class Place:
         """The folder with the records of the training: the model's own, or for a checkpoint the run's folder."""
         folder = self.folder
         # A folder with its own run.json is a run, whatever its name.
-        if folder is None or not folder.resolve().name.startswith("checkpoint-") or (folder / "run.json").exists():
+        if (
+            folder is None
+            or not folder.resolve().name.startswith("checkpoint-")
+            or (folder / "run.json").exists()
+        ):
             return folder
         return folder.resolve().parent
 
@@ -94,7 +98,9 @@ def find_model(name: str) -> Place:
     """Find the model that `name` stands for. Raises ConfigError: it cannot be a model."""
     where = f"{MODEL} {name}"
     if is_preset(name):
-        raise ConfigError(f"{where}: a preset has random weights; name a trained model, a folder or a Hub id")
+        raise ConfigError(
+            f"{where}: a preset has random weights; name a trained model, a folder or a Hub id"
+        )
     folder = Path(os.path.expanduser(name))
     if folder.is_file() and folder.suffix != GGUF_SUFFIX:
         raise ConfigError(f"{where}: is a file; give the model's folder, or a GGUF file")
@@ -108,14 +114,20 @@ def find_model(name: str) -> Place:
         return Place(name, None)
     problem = export_problem(folder)
     if problem is not None:
-        raise ConfigError(f"{where}: {problem}; finish the run (--resume_from_checkpoint true), or give a checkpoint")
+        raise ConfigError(
+            f"{where}: {problem}; finish the run (--resume_from_checkpoint true), or give a checkpoint"
+        )
     if (folder / _ADAPTER).is_file():
         return _adapter_place(name, folder)
     if not (folder / "config.json").is_file() and gguf_file(name) is None:
         # By length first: checkpoint-900 comes before checkpoint-1000.
-        checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+        checkpoints = sorted(
+            folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name)
+        )
         hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
-        raise ConfigError(f"{where}: no model in this folder (neither config.json nor {_ADAPTER}){hint}")
+        raise ConfigError(
+            f"{where}: no model in this folder (neither config.json nor {_ADAPTER}){hint}"
+        )
     return Place(name, folder)
 
 
@@ -123,7 +135,9 @@ def _adapter_place(name: str, folder: Path) -> Place:
     adapter = read_object(folder / _ADAPTER)
     base = str(adapter.get("base_model_name_or_path") or "")
     if not base:
-        raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged")
+        raise ConfigError(
+            f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged"
+        )
     # A relative path may be meant from the current folder, as PEFT reads it, or from the adapter's.
     nearby = folder / base
     if nearby.is_dir() and not Path(base).is_dir():
@@ -141,11 +155,16 @@ def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTok
     disable_progress_bar()
     folder = place.folder
     has_own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
-    return load_tokenizer(place.name if has_own else str(place.base), trust_remote_code=trust_remote_code)
+    return load_tokenizer(
+        place.name if has_own else str(place.base), trust_remote_code=trust_remote_code
+    )
 
 
 def load_place(
-    place: Place, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions, no_lora: bool = False
+    place: Place,
+    tokenizer: PreTrainedTokenizerBase,
+    options: GeneratorOptions,
+    no_lora: bool = False,
 ) -> tuple[nn.Module, str]:
     """Load the model, on the GPU if there is one, and describe it in a phrase; `no_lora` loads an adapter's base alone.
 
@@ -203,7 +222,9 @@ def load_generator(
     if options.backend == "vllm":
         if place.base is not None and not no_lora:
             merge = f"merge the adapter (stepjepa export {place.name} OUT --merge_lora true)"
-            raise ConfigError(f"--{_NAME.backend} vllm takes no adapter: {merge}, or generate with transformers")
+            raise ConfigError(
+                f"--{_NAME.backend} vllm takes no adapter: {merge}, or generate with transformers"
+            )
         return VllmGenerator(place.base or place.name, prompter, options), "vLLM"
     model, description = load_place(place, prompter.tokenizer, options, no_lora)
     size = options.batch_size or BATCH_SIZE

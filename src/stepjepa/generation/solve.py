@@ -118,7 +118,9 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
         why = "no column ground_truth, no #### and no \\boxed{} in the answer, which is too long for a bare one"
         raise RowError("no_ground_truth", f"no final answer: {why}")
     if lone_surrogate(final):
-        raise RowError("broken_text", "the final answer holds half a character (a lone surrogate); remove it")
+        raise RowError(
+            "broken_text", "the final answer holds half a character (a lone surrogate); remove it"
+        )
     return Problem(number, question, answer, final)
 
 
@@ -151,7 +153,9 @@ class GenerationResult:
 
     def __str__(self) -> str:
         summary = self.summary
-        lines = [f"{self.output} is complete already" if self.already else f"written: {self.output}"]
+        lines = [
+            f"{self.output} is complete already" if self.already else f"written: {self.output}"
+        ]
         unsolved = summary["unsolved"]
         skipped = sum(summary["skipped"].values())
         counts = f"{summary['solved']} solved, {unsolved} unsolved, {skipped} skipped"
@@ -159,11 +163,18 @@ class GenerationResult:
         for number, solved in summary["solved_at_attempt"].items():
             lines.append(f"  attempt {number}: {solved} solved")
         if unsolved:
-            reasons = [f"{VERDICTS[verdict]} {count}" for verdict, count in summary["unsolved_last_attempt"].items()]
+            reasons = [
+                f"{VERDICTS[verdict]} {count}"
+                for verdict, count in summary["unsolved_last_attempt"].items()
+            ]
             lines.append(f"  unsolved {unsolved}, by the last attempt: {', '.join(reasons)}")
-        lines += [f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])]
+        lines += [
+            f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])
+        ]
         if summary["tokens_written"]:
-            lines.append(f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written")
+            lines.append(
+                f"  tokens: {summary['tokens_read']:,} read, {summary['tokens_written']:,} written"
+            )
         if drafts := summary.get("drafts"):
             lines.append(f"  drafts: {acceptance_text(drafts)}")
         return "\n".join(lines)
@@ -182,7 +193,8 @@ def generate(options: GenerateOptions) -> GenerationResult:
     # The options of columns are left out: they decide the questions, which the fingerprint identifies already.
     problems, settings = problem_set.problems, options.deciding(ColumnOptions)
     fingerprint = digest_of(
-        [problem.row, problem.question, problem.answer, problem.ground_truth] for problem in problems
+        [problem.row, problem.question, problem.answer, problem.ground_truth]
+        for problem in problems
     )
     source = {"file": problem_set.source, "questions": len(problems), "fingerprint": fingerprint}
     output = _open_output(options, {**settings, "data": fingerprint})
@@ -202,7 +214,10 @@ def generate(options: GenerateOptions) -> GenerationResult:
             resumed = f", {len(log.replies)} attempts done before" if log.replies else ""
             bar.say(f"input    {problem_set.source}: {len(problems)} questions{resumed}")
             last = solve(problems, options, generator, log, bar)
-            rows = [_result_row(problem, attempt, options) for problem, attempt in zip(problems, last, strict=True)]
+            rows = [
+                _result_row(problem, attempt, options)
+                for problem, attempt in zip(problems, last, strict=True)
+            ]
             summary = _summary(problem_set, last, log)
             results = {solved: [json_line(row) for row in rows if row["correct"]]}
             if summary["unsolved"]:
@@ -223,7 +238,9 @@ def _open_output(options: GenerateOptions, identity: Record) -> Output:
         return {**record["settings"], "data": record["input"]["fingerprint"]}
 
     inputs = [Path(str(options.file))]
-    return Output(paths, identity, overwrite=options.overwrite, inputs=inputs, identity_of=identity_of)
+    return Output(
+        paths, identity, overwrite=options.overwrite, inputs=inputs, identity_of=identity_of
+    )
 
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
@@ -253,7 +270,11 @@ class Attempt(NamedTuple):
 
 
 def solve(
-    problems: Sequence[Problem], options: GenerateOptions, generator: Generator, log: ReplyLog, bar: Bar
+    problems: Sequence[Problem],
+    options: GenerateOptions,
+    generator: Generator,
+    log: ReplyLog,
+    bar: Bar,
 ) -> list[Attempt]:
     """Ask until every question is solved or has had all its attempts.
 
@@ -283,7 +304,9 @@ def solve(
 
 
 def _request(row: int, problem: Problem, attempt: int, options: GenerateOptions) -> Request:
-    messages = [{"role": "user", "content": options.prompt_template.replace(QUESTION, problem.question)}]
+    messages = [
+        {"role": "user", "content": options.prompt_template.replace(QUESTION, problem.question)}
+    ]
     if options.system_prompt:
         messages.insert(0, {"role": "system", "content": options.system_prompt})
     return Request(row, messages, options.temperature, seed_of(options.seed, problem.row, attempt))
@@ -311,7 +334,9 @@ def _summary(problem_set: ProblemSet, last: Sequence[Attempt], log: ReplyLog) ->
         "solved": solved.total(),
         "solved_at_attempt": dict(sorted(solved.items(), key=lambda item: int(item[0]))),
         "unsolved": len(last) - solved.total(),
-        "unsolved_last_attempt": dict(Counter(attempt.verdict for attempt in last if attempt.verdict != RIGHT)),
+        "unsolved_last_attempt": dict(
+            Counter(attempt.verdict for attempt in last if attempt.verdict != RIGHT)
+        ),
         "skipped": dict(problem_set.rows_skipped),
         "first_skipped": problem_set.first_skipped,
         "tokens_read": sum(reply.prompt_tokens for reply in log.replies.values()),

@@ -53,7 +53,13 @@ class CheckOptions(ExampleOptions, FileOptions):
 
 _NAME = Names(CheckOptions, PrepareOptions)
 # The options that the text statistics read, without a tokenizer and for every objective.
-_READ = {_NAME.objective, _NAME.system_prompt, _NAME.strict_data, *options_of(StepsOptions), *options_of(ColumnOptions)}
+_READ = {
+    _NAME.objective,
+    _NAME.system_prompt,
+    _NAME.strict_data,
+    *options_of(StepsOptions),
+    *options_of(ColumnOptions),
+}
 
 
 @dataclass(frozen=True)
@@ -216,9 +222,13 @@ def check(
     else:
         # The default objective needs chats, so plain text is encoded for the first objective that can make pairs of it.
         if reader.texts.plain_text and not names_objective:
-            takes_text = (label for label, cls in built_in().items() if cls.takes_text and cls.makes_pairs)
+            takes_text = (
+                label for label, cls in built_in().items() if cls.takes_text and cls.makes_pairs
+            )
             method = method_from({**of_method, _NAME.objective: next(takes_text)})
-        tokens = read_tokens(reader, tokenizer_of(rows, name, method), method, name, file_options.num_proc)
+        tokens = read_tokens(
+            reader, tokenizer_of(rows, name, method), method, name, file_options.num_proc
+        )
         notes = [str(unread) for unread in without_effect(method, set(of_method) - _READ)]
     # Last, because it compares with the questions of all rows.
     if eval_rows is not None:
@@ -231,12 +241,23 @@ def check(
 
 def _notes_without_tokenizer(options: dict[str, Any]) -> list[str]:
     """Notes on the options without effect until there is a tokenizer, and on what one adds."""
-    unread = [str(Unread(name, f"without --{_NAME.model_name}")) for name in sorted(options) if name not in _READ]
-    return [*unread, f"--{_NAME.model_name} NAME adds what a model will see: pairs, lengths, truncation"]
+    unread = [
+        str(Unread(name, f"without --{_NAME.model_name}"))
+        for name in sorted(options)
+        if name not in _READ
+    ]
+    return [
+        *unread,
+        f"--{_NAME.model_name} NAME adds what a model will see: pairs, lengths, truncation",
+    ]
 
 
 def read_tokens(
-    reader: TextReader, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions, name: str, processes: int = 1
+    reader: TextReader,
+    tokenizer: PreTrainedTokenizerBase,
+    method: JEPAOptions,
+    name: str,
+    processes: int = 1,
 ) -> TokenStatistics:
     """Encode a data set as training does and count what a model will see of it; loads torch.
 
@@ -269,7 +290,9 @@ def read_tokens(
             rows_without_room=data.rows_skipped["no_room_for_answer"],
             longest=longest,
         )
-    return TokenStatistics(name, len(encoder.tokenizer), summary(method), objective_of(method), data, truncation)
+    return TokenStatistics(
+        name, len(encoder.tokenizer), summary(method), objective_of(method), data, truncation
+    )
 
 
 def text_warnings(statistics: TextStatistics, steps: bool = True) -> list[DataWarning]:
@@ -345,7 +368,9 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
         advice = "stepjepa train would stop: see the reasons under Pairs"
         warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
     for name, number, total, text, advice in data.prompts.warnings():
-        warnings.append(DataWarning(f"prompt_{name}", number, total, printable(text), printable(advice)))
+        warnings.append(
+            DataWarning(f"prompt_{name}", number, total, printable(text), printable(advice))
+        )
     cut = statistics.truncation
     if cut is None:
         return warnings
@@ -370,7 +395,9 @@ def _share(rows: int, total: int) -> str:
 
 def _first(statistics: TextStatistics, *places: str) -> str:
     """The places of a first case, without the data set's name."""
-    return printable(f"first: {' and '.join(place.removeprefix(f'{statistics.source} ') for place in places)}")
+    return printable(
+        f"first: {' and '.join(place.removeprefix(f'{statistics.source} ') for place in places)}"
+    )
 
 
 def warning_lines(warnings: Sequence[DataWarning], width: int = 100) -> list[str]:

@@ -35,7 +35,10 @@ _LABEL = 0.155
 # Cells along the mask's side; longer rows are sampled evenly.
 _MOST_CELLS = 1600
 # Matplotlib would write its version and the date, and the same figure would differ from run to run.
-_METADATA: dict[str, dict[str, None]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+_METADATA: dict[str, dict[str, None]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+}
 
 
 def row_figure(record: RowRecord, title: str = "") -> Figure:
@@ -51,8 +54,18 @@ def row_figure(record: RowRecord, title: str = "") -> Figure:
     # All places are in inches from the top, until they are divided by the height.
     top = 0.6 + 0.17 * len(lines)
     height = top + _MASK + 0.5 + 0.1 * len(kinds)
-    figure = library("matplotlib.figure", "analysis").Figure(figsize=(WIDTH, height), dpi=100, facecolor=PAPER)
-    figure.text(0.02, 1 - 0.12 / height, "\n".join(lines), va="top", fontsize=_SMALL, color=INK, parse_math=False)
+    figure = library("matplotlib.figure", "analysis").Figure(
+        figsize=(WIDTH, height), dpi=100, facecolor=PAPER
+    )
+    figure.text(
+        0.02,
+        1 - 0.12 / height,
+        "\n".join(lines),
+        va="top",
+        fontsize=_SMALL,
+        color=INK,
+        parse_math=False,
+    )
     place = (1.4 / WIDTH, 1 - (top + _MASK) / height, _MASK / WIDTH, _MASK / height)
     _draw_mask(figure.add_axes(place, frameon=False, xticks=[], yticks=[]), record)
     patch = library("matplotlib.patches", "analysis").Patch
@@ -110,7 +123,12 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
         axes.imshow(image, extent=extent, interpolation="nearest", aspect="auto")
     axes.set_xlim(-band, size)
     axes.set_ylim(size, -band)
-    axes.set_title("who sees whom   (down: who looks; across: who is seen)", fontsize=_SMALL, color=FAINT, pad=6)
+    axes.set_title(
+        "who sees whom   (down: who looks; across: who is seen)",
+        fontsize=_SMALL,
+        color=FAINT,
+        pad=6,
+    )
 
     # Labels on the left are sections, those on the right readouts.
     names = []
@@ -128,14 +146,23 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     _side_labels(axes, readouts, size, size, ha="left")
 
 
-def _side_labels(axes: Axes, labels: list[tuple[float, str, str]], size: int, edge: float, ha: str) -> None:
+def _side_labels(
+    axes: Axes, labels: list[tuple[float, str, str]], size: int, edge: float, ha: str
+) -> None:
     """Write labels (row, text, colour) next to the mask; a label that would touch the one above is left out."""
     distance = _LABEL / _MASK * size
     free = 0.0
     for row, text, colour in labels:
         if row >= free:
             axes.text(
-                edge, row, f" {escaped(text)} ", fontsize=_SMALL, ha=ha, va="center", color=colour, parse_math=False
+                edge,
+                row,
+                f" {escaped(text)} ",
+                fontsize=_SMALL,
+                ha=ha,
+                va="center",
+                color=colour,
+                parse_math=False,
             )
             free = row + distance
 
@@ -172,5 +199,6 @@ def series_style(index: int) -> tuple[int, int]:
 def series_rules() -> str:
     """The colours as rules of a page's style: ``--c`` of the classes ``c0``, ``c1``, ..."""
     return "".join(
-        f".c{number} {{ --c: light-dark({colour.light}, {colour.dark}); }}\n" for number, colour in enumerate(COLOURS)
+        f".c{number} {{ --c: light-dark({colour.light}, {colour.dark}); }}\n"
+        for number, colour in enumerate(COLOURS)
     )

@@ -48,7 +48,9 @@ def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
         "tokens": [texts.setdefault(token_label(text), len(texts)) for text in record.texts],
         **{name: getattr(record, name).tolist() for name in FIELDS.values()},
         "kinds": [numbers[kind] for kind in record.kinds],
-        "sections": [[start, stop, escaped(record.names[start])] for start, stop in record.sections],
+        "sections": [
+            [start, stop, escaped(record.names[start])] for start, stop in record.sections
+        ],
         "labelled": edges_of(record.labelled),
         "seen": [edges_of(row) for row in record.visible],
         "pairs": [
@@ -61,7 +63,10 @@ def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
     return {
         "title": escaped(title),
         "notes": list(map(escaped, notes)),
-        "kinds": [{"name": name, "letter": kind.letter, "words": kind.meaning} for name, kind in KINDS.items()],
+        "kinds": [
+            {"name": name, "letter": kind.letter, "words": kind.meaning}
+            for name, kind in KINDS.items()
+        ],
         "row": row,
         "texts": list(texts),
     }
@@ -72,7 +77,12 @@ def page_html(data: Mapping[str, Any]) -> str:
     style = _colours() + base_style() + _part("page.css")
     script = "".join(_part(name) for name in _SCRIPTS)
     # The data go in last, so that no text in them is replaced as a placeholder.
-    parts = {"policy": page_policy(style, script), "style": style, "script": script, "data": script_json(data)}
+    parts = {
+        "policy": page_policy(style, script),
+        "style": style,
+        "script": script,
+        "data": script_json(data),
+    }
     page = _part("page.html")
     for name, text in parts.items():
         page = page.replace("{{" + name + "}}", text, 1)
@@ -108,7 +118,9 @@ def page_policy(style: str, script: str, images: str = "") -> str:
     """
     allowed = f"img-src {images}; " if images else ""
     for kind, text in (("script-src", script), ("style-src", style)):
-        allowed += f"{kind} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'; "
+        allowed += (
+            f"{kind} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'; "
+        )
     return f"default-src 'none'; {allowed}base-uri 'none'; form-action 'none'"
 
 

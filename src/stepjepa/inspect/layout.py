@@ -89,13 +89,17 @@ def row_record(
 
     pairs = [
         _row_pair(number, example, pair, forest, placed, form)
-        for number, (pair, placed) in enumerate(zip(example.pairs, forest.example.pairs, strict=False), 1)
+        for number, (pair, placed) in enumerate(
+            zip(example.pairs, forest.example.pairs, strict=False), 1
+        )
     ]
     # A label position is that of the state that predicts; the token it predicts is the next one.
     labelled = np.zeros(len(forest), bool)
     labelled[forest.label_positions + 1] = True
     return RowRecord(
-        texts=tuple(form.predictors.get(token) or text_of(token) for token in forest.input_ids.tolist()),
+        texts=tuple(
+            form.predictors.get(token) or text_of(token) for token in forest.input_ids.tolist()
+        ),
         **fields,
         names=_names(forest, form, trunk_names(example, spans)),
         kinds=_kinds(forest, form, labelled, pairs),
@@ -121,7 +125,9 @@ def _names(forest: Forest, form: RowForm, of_trunk: Sequence[str]) -> tuple[str,
     return tuple(names)
 
 
-def _kinds(forest: Forest, form: RowForm, labelled: np.ndarray, pairs: Sequence[RowPair]) -> tuple[str, ...]:
+def _kinds(
+    forest: Forest, form: RowForm, labelled: np.ndarray, pairs: Sequence[RowPair]
+) -> tuple[str, ...]:
     """The kind of each token; where several apply, the last assignment wins."""
     kinds = np.where(labelled, "answer", "prompt").astype(object)
     for part in forest.parts:
@@ -138,7 +144,9 @@ def _kinds(forest: Forest, form: RowForm, labelled: np.ndarray, pairs: Sequence[
     return tuple(kinds)
 
 
-def _row_pair(number: int, example: Example, pair: Pair, forest: Forest, placed: Pair, form: RowForm) -> RowPair:
+def _row_pair(
+    number: int, example: Example, pair: Pair, forest: Forest, placed: Pair, form: RowForm
+) -> RowPair:
     """The record of a pair; `placed` is the same pair on the forest's segments."""
     source, target = _states(forest, placed.source), _states(forest, placed.target)
     # Index of a chat token -> index in the row, which differ behind inserted predictors.
@@ -204,7 +212,9 @@ def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
         piece = tokenizer.convert_ids_to_tokens(index)
         if piece is None:
             return f"<id {index}>"
-        decoded = str(tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        decoded = str(
+            tokenizer.decode([index], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
         if decoded == "" or "\ufffd" in decoded:
             return str(piece)
         # SentencePiece's decoder drops the first space of a text.

@@ -46,7 +46,9 @@ class Kind(NamedTuple):
 KINDS = {
     "prompt": Kind(".", "trunk, no label", "", "#b9c0cc", "#5c6573"),
     "answer": Kind("a", "trunk, labelled", "green", "#6cb2e6", "#2f74a8"),
-    "source_end": Kind("s", "end of a source view on the trunk", "bold yellow", "#0b4a80", "#b4dcff"),
+    "source_end": Kind(
+        "s", "end of a source view on the trunk", "bold yellow", "#0b4a80", "#b4dcff"
+    ),
     "original": Kind("o", "a target view's original on the trunk", "cyan", "#f4e66a", "#efe374"),
     "isolated": Kind("i", "a target view isolated in its place", "blue", "#dc8a12", "#d0891a"),
     "predictor": Kind("p", "predictor token", "bold magenta", "#b5402a", "#d24a33"),
@@ -68,7 +70,9 @@ def luminance(colour: str) -> float:
     """Relative luminance of ``#rrggbb``, 0 for black to 1 for white (WCAG 2.2)."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     # From sRGB's gamma to linear light, then the weights of red, green and blue for the eye.
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -193,7 +197,9 @@ class RowRecord:
         # Queries go down (L, 1), keys across (L,). The row has one example, so all numbers of examples are equal.
         segment, order, attach, floor = (field[:, None] for field in fields)
         example = np.zeros_like(self.ids)
-        return visible(example[:, None], example, segment, self.segments, order, self.orders, attach, floor)
+        return visible(
+            example[:, None], example, segment, self.segments, order, self.orders, attach, floor
+        )
 
     @cached_property
     def sections(self) -> list[tuple[int, int]]:
@@ -229,7 +235,11 @@ class RowRecord:
         trunk = [name for name in self.names if name.startswith("trunk: ")]
         labelled = int(self.labelled.sum())
         parts = [f"{len(trunk)} on the trunk ({labelled} labelled)"]
-        places = {"predictor": "of predictors", "source": "in sources of their own", "target": "in isolated targets"}
+        places = {
+            "predictor": "of predictors",
+            "source": "in sources of their own",
+            "target": "in isolated targets",
+        }
         for kind, where in places.items():
             number = self.kinds.count(kind)
             if number:
@@ -243,7 +253,11 @@ class RowRecord:
         """The lanes of the sections; those of one group share a lane if they do not overlap."""
         names: list[str] = []
         of_section = [0] * len(self.sections)
-        for title, words in (("trunk", "trunk: predictors"), ("sources", "branch source"), ("targets", "target")):
+        for title, words in (
+            ("trunk", "trunk: predictors"),
+            ("sources", "branch source"),
+            ("targets", "target"),
+        ):
             # The first free position of each lane. A section goes into the first lane that is free where it begins.
             free: list[int] = []
             for number, (start, stop) in enumerate(self.sections):

@@ -18,7 +18,14 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import TOOL_CALLS, is_stream, left_over, trained_answers, turn_name
-from stepjepa.data.encode import CHUNK_ROWS, CheckedChat, Encoded, EncodeOptions, PlacedRow, RowEncoder
+from stepjepa.data.encode import (
+    CHUNK_ROWS,
+    CheckedChat,
+    Encoded,
+    EncodeOptions,
+    PlacedRow,
+    RowEncoder,
+)
 from stepjepa.data.options import PairColumns
 from stepjepa.data.prepare_rows import question_key, question_of
 from stepjepa.data.report import RowCounts, StepCounts
@@ -177,7 +184,9 @@ class TextStatistics(RowCounts):
         """The statistics without the verdict, one fact per line. Text from the file is made `printable`."""
         lines = [f"Format check: {printable(self.source)}"]
         skipped = self.rows_skipped.total()
-        lines.append(f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped")
+        lines.append(
+            f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped"
+        )
         lines += [f"    {printable(line)}" for line in self.skipped_lines()]
         lines += [f"  {line}" for line in self.other_lines()]
         if self.streams:
@@ -196,7 +205,10 @@ class TextStatistics(RowCounts):
         """The number of rows for ``llm_jepa``, and the verdict."""
         lines = [f"Verdict: {self.verdict}"]
         if not self.plain_text:
-            lines.insert(0, f"For llm_jepa: {self.rows_with_question:,} of {self.chats:,} rows have a user message")
+            lines.insert(
+                0,
+                f"For llm_jepa: {self.rows_with_question:,} of {self.chats:,} rows have a user message",
+            )
         return lines
 
     def _table(self) -> list[str]:
@@ -217,7 +229,9 @@ class TextStatistics(RowCounts):
 
 
 def _listed(counts: Counter[str]) -> str:
-    return "; ".join(f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_ORDERS))
+    return "; ".join(
+        f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_ORDERS)
+    )
 
 
 class Chunk(NamedTuple):
@@ -282,7 +296,9 @@ class _Counter:
         encoded = self.encoder(rows, chats)
         return Chunk(numbers, texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
 
-    def _count_chat(self, texts: TextStatistics, place: str, chat: CheckedChat | RowError) -> int | None:
+    def _count_chat(
+        self, texts: TextStatistics, place: str, chat: CheckedChat | RowError
+    ) -> int | None:
         """Count a chat and return the hash of its question; a RowError, as the chat or as its steps, is raised."""
         if isinstance(chat, RowError):
             raise chat
@@ -303,7 +319,11 @@ class _Counter:
         texts.role_orders[", ".join(roles)] += 1
         if not texts.samples:
             asked = [message["content"] for message in chat.messages if message["role"] == "user"]
-            calls = [json.dumps(message[TOOL_CALLS]) for message in chat.messages if TOOL_CALLS in message]
+            calls = [
+                json.dumps(message[TOOL_CALLS])
+                for message in chat.messages
+                if TOOL_CALLS in message
+            ]
             answers = list(compress(chat.answers, trained))
             contents = {"User": asked, "Tool call": calls, "Assistant": answers}
             shown = {name: _cut(of_name[0]) for name, of_name in contents.items() if of_name}
@@ -356,7 +376,9 @@ class TextReader:
 
     def __init__(self, rows: RowSource, method: JEPAOptions):
         columns = method.columns
-        rules = rules_for(rows, method.step_splitter, method.step_separator, method.steps_column, columns)
+        rules = rules_for(
+            rows, method.step_splitter, method.step_separator, method.steps_column, columns
+        )
         first_row = next((row for _, row in rows), None)
         plain_text = columns is None and is_stream(first_row)
         steps = StepCounts.of(rules)
@@ -377,7 +399,9 @@ class TextReader:
         rows, texts = self.rows, self.texts
         placed = ((number, (rows.place(number), row)) for number, row in rows)
         chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
-        for result in mapped(replace(self._counter, encoder=encoder), chunks, processes, "num_proc"):
+        for result in mapped(
+            replace(self._counter, encoder=encoder), chunks, processes, "num_proc"
+        ):
             texts.samples = texts.samples or result.texts.samples
             texts.add(result.texts)
             # Repeats are counted here, in one process: two rows with one question may be in different chunks.
@@ -387,7 +411,10 @@ class TextReader:
                 earlier = self._first_row_of.setdefault(question, number)
                 if earlier != number:
                     texts.repeats += 1
-                    texts.first_repeat = texts.first_repeat or (rows.place(earlier), rows.place(number))
+                    texts.first_repeat = texts.first_repeat or (
+                        rows.place(earlier),
+                        rows.place(number),
+                    )
             yield result
         texts.require(texts.rows_usable)
 
@@ -396,13 +423,17 @@ class TextReader:
         leak = self.texts.leak = Leak(eval_rows.name)
         for number, row in eval_rows:
             leak.rows_read += 1
-            question = attempted(_question_text, row, self.texts.plain_text, self._counter.options.columns)
+            question = attempted(
+                _question_text, row, self.texts.plain_text, self._counter.options.columns
+            )
             if isinstance(question, RowError):
                 leak.skip(question, eval_rows.place(number))
                 continue
             leak.rows += 1
             # A blank question is no question, and equals no other.
-            training_row = self._first_row_of.get(question_key(question)) if question.strip() else None
+            training_row = (
+                self._first_row_of.get(question_key(question)) if question.strip() else None
+            )
             if training_row is not None:
                 leak.found += 1
                 leak.first = leak.first or (eval_rows.place(number), self.rows.place(training_row))

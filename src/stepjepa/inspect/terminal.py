@@ -38,7 +38,9 @@ _MOST_PAIRS = 12
 def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """Make a console that uses colour in terminals only, and never if NO_COLOR is set."""
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(file=file, width=width, highlight=False, markup=False, emoji=False, color_system=colours)
+    return Console(
+        file=file, width=width, highlight=False, markup=False, emoji=False, color_system=colours
+    )
 
 
 def draw(record: RowRecord, console: Console, title: str = "", notes: Sequence[str] = ()) -> None:
@@ -76,7 +78,9 @@ def _tokens(record: RowRecord) -> Table:
             tags = record.tags.get(index)
             if tags:
                 line.append(f" \u00ab{'; '.join(tags)}\u00bb", style="italic")
-        table.add_row(Text(escaped(record.names[start])), str(start), str(record.positions[start]), line)
+        table.add_row(
+            Text(escaped(record.names[start])), str(start), str(record.positions[start]), line
+        )
     return table
 
 
@@ -108,7 +112,9 @@ def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:
     room = max(width - 10, _NARROWEST)
     shown = evenly(len(record), room)
     where = "" if len(shown) == len(record) else f"; {len(shown)} of {len(record)} positions"
-    yield Text(f"who sees whom (down: who looks, two a line; across: who is seen{where})", style=_FAINT)
+    yield Text(
+        f"who sees whom (down: who looks, two a line; across: who is seen{where})", style=_FAINT
+    )
     kinds = [KINDS[record.kinds[index]] for index in shown]
     strip = Text(" " * 10, no_wrap=True)
     for kind in kinds:

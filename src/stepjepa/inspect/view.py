@@ -41,14 +41,22 @@ class RowOptions:
     file: str | None = option(None, "The data file; usually written without --file.", "inspect")
     row: int = option(0, "Which row, counted from 0.", "inspect", at_least=0)
     model_name: str = option(
-        "mini", "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file).", "inspect"
+        "mini",
+        "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file).",
+        "inspect",
     )
     seed: int = option(42, "Seed of what is sampled every epoch; epoch 0 is shown.", "inspect")
-    png: str | None = option(None, "Write a picture of who sees whom to this PNG file (extra analysis).", "inspect")
-    html: str | None = option(
-        None, "Write a page to this file that shows, token by token, who sees whom; it needs no network.", "inspect"
+    png: str | None = option(
+        None, "Write a picture of who sees whom to this PNG file (extra analysis).", "inspect"
     )
-    overwrite: bool = option(False, "Replace existing files.", "inspect", aliases=("overwrite_output_dir",))
+    html: str | None = option(
+        None,
+        "Write a page to this file that shows, token by token, who sees whom; it needs no network.",
+        "inspect",
+    )
+    overwrite: bool = option(
+        False, "Replace existing files.", "inspect", aliases=("overwrite_output_dir",)
+    )
 
 
 @dataclass
@@ -182,7 +190,9 @@ def _outputs(options: RowOptions) -> list[str]:
     return [file for _, file, _ in outputs if file is not None]
 
 
-def _check_output(file: str | os.PathLike[str], overwrite: bool, suffixes: Sequence[str], flag: str = "") -> None:
+def _check_output(
+    file: str | os.PathLike[str], overwrite: bool, suffixes: Sequence[str], flag: str = ""
+) -> None:
     """Refuse an output (ConfigError) with another suffix, or one that exists already."""
     path = Path(file)
     if path.suffix.lower() not in suffixes:
@@ -204,7 +214,11 @@ def method_from(options: Mapping[str, Any]) -> JEPAOptions:
 
 def pop_options(kind: type, options: dict[str, Any], *excluded: str) -> dict[str, Any]:
     """Remove the options of a dataclass, except `excluded`, from `options`, and return them by name."""
-    return {name: options.pop(name) for name in options_of(kind) if name in options and name not in excluded}
+    return {
+        name: options.pop(name)
+        for name in options_of(kind)
+        if name in options and name not in excluded
+    }
 
 
 def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
@@ -214,7 +228,9 @@ def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTo
     return load_tokenizer(name, texts_of([source], method.columns))
 
 
-def encoder_for(rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions) -> RowEncoder:
+def encoder_for(
+    rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions
+) -> RowEncoder:
     """Make training's encoder of a data set; ConfigError if the tokenizer has ids beyond the model's embedding."""
     from stepjepa.modeling.load import check_vocabulary, configured_rows
 
@@ -269,7 +285,9 @@ def shown_row(
     index = _examples_before(source, number, encoder, method)
     sampled = ExampleDraw(objective, seed, method.jepa_ratio)(example, 0, index)
     form = RowForm.of(method, encoder.tokenizer)
-    record = row_record(sampled, form, token_text(encoder.tokenizer), row_spans(row, sampled, encoder))
+    record = row_record(
+        sampled, form, token_text(encoder.tokenizer), row_spans(row, sampled, encoder)
+    )
 
     # The data report of this row alone; it also says why there is no pair. Its first line only counts rows.
     notes = [line.strip() for line in encoded.report.lines()[1:]]
@@ -291,7 +309,9 @@ def _examples_before(source: object, number: int, encoder: RowEncoder, method: J
         return 0
 
 
-def _notes(method: JEPAOptions, example: Example, sampled: Example, seed: int, index: int) -> Iterator[str]:
+def _notes(
+    method: JEPAOptions, example: Example, sampled: Example, seed: int, index: int
+) -> Iterator[str]:
     """Notes on what training does with an example and its picture does not show; `sampled` is the example of epoch 0."""
     from stepjepa.training.sampling import keeps_pairs
 
@@ -308,7 +328,11 @@ def _notes(method: JEPAOptions, example: Example, sampled: Example, seed: int, i
     if method.forward == "two_pass":
         yield "forward two_pass: in training every segment is a row of its own, after what it sees of the trunk"
     if objective.separate_targets and sampled.pairs:
-        encoders = {SELF: "", EMA: " by the EMA encoder", FROZEN: " by the model at the start of the run"}
+        encoders = {
+            SELF: "",
+            EMA: " by the EMA encoder",
+            FROZEN: " by the model at the start of the run",
+        }
         encoder = encoders.get(method.target_encoder, f" by {method.target_encoder}")
         yield f"targets get no gradient: they are encoded{encoder} in a pass of their own, not in this row"
 

@@ -38,7 +38,12 @@ from datasets import Dataset, DatasetDict
 from peft import PeftModel
 from pydantic import BaseModel
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from stepjepa import parts
@@ -148,14 +153,20 @@ def make_encoder(cfg: DictDefault, tokenizer: PreTrainedTokenizerBase) -> parts.
     }
     # A model without memory for its weights: the encoder asks only for its positions and vocabulary.
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(load_model_config(cfg), trust_remote_code=cfg.trust_remote_code)
+        model = AutoModelForCausalLM.from_config(
+            load_model_config(cfg), trust_remote_code=cfg.trust_remote_code
+        )
     try:
-        return parts.Encoder(tokenizer, model, **{**remove_none_values(derived), **(cfg.jepa or {})})
+        return parts.Encoder(
+            tokenizer, model, **{**remove_none_values(derived), **(cfg.jepa or {})}
+        )
     except ConfigError as error:
         raise ConfigError(f"jepa: {error}") from None
 
 
-def read_chats(cfg: DictDefault, entries: list[DictDefault], split: str, encoder: parts.Encoder) -> Dataset:
+def read_chats(
+    cfg: DictDefault, entries: list[DictDefault], split: str, encoder: parts.Encoder
+) -> Dataset:
     """Read data sets of the configuration as chats, with the roles and fields that their entries name.
 
     Raises:
@@ -175,7 +186,9 @@ def read_chats(cfg: DictDefault, entries: list[DictDefault], split: str, encoder
     return merge_datasets(data_sets, cfg)
 
 
-def check_entry(entry: DictDefault, strategy: ChatTemplateStrategy, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_entry(
+    entry: DictDefault, strategy: ChatTemplateStrategy, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Refuse an entry of ``datasets`` whose labels or template differ from the encoder's.
 
     Raises:
@@ -199,7 +212,9 @@ def check_entry(entry: DictDefault, strategy: ChatTemplateStrategy, tokenizer: P
             )
 
 
-def chat_row(row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Iterable[Any]) -> dict[str, Any]:
+def chat_row(
+    row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Iterable[Any]
+) -> dict[str, Any]:
     """A row with the columns that the encoder reads: the chat as Axolotl maps it, tools, and the columns in `kept`.
 
     Raises:
@@ -210,7 +225,9 @@ def chat_row(row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Itera
     for turn in turns:
         foreign = turn.get("training") and turn["role"] != "assistant"
         if foreign or turn.get("training_detail"):
-            raise ConfigError("message_field_training: a message of another role, or a part of one, cannot be trained")
+            raise ConfigError(
+                "message_field_training: a message of another role, or a part of one, cannot be trained"
+            )
     tools = row.get(strategy.prompter.field_tools, [])
     columns = {name: row[name] for name in kept if name in row}
     # As JSON texts: a table gives every message the keys of all others, with None.
@@ -240,7 +257,11 @@ class JEPAEvents(TrainerCallback):
 
     def on_save(self, args, state, control, model=None, **kwargs):
         """See `TrainerCallback`."""
-        save_extras(model, Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", args.should_save)
+        save_extras(
+            model,
+            Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}",
+            args.should_save,
+        )
 
 
 class AxolotlJEPATrainer(AxolotlTrainer):
@@ -252,7 +273,9 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         arguments: those of Axolotl's trainer. The collators are replaced.
     """
 
-    def __init__(self, model: PreTrainedModel | PeftModel, train_dataset: EpochExamples, **arguments: Any):
+    def __init__(
+        self, model: PreTrainedModel | PeftModel, train_dataset: EpochExamples, **arguments: Any
+    ):
         encoder = self.encoder = train_dataset.encoder
         # Before the Trainer wraps the model or makes an optimizer.
         with _or_exit():
@@ -270,7 +293,9 @@ class AxolotlJEPATrainer(AxolotlTrainer):
 
     def train(self, resume_from_checkpoint: str | None = None, **arguments: Any) -> TrainOutput:
         """As `Trainer.train`; a checkpoint also restores the predictor rows, the head and the target encoder."""
-        self.add_callback(LoadedCheckpoints(Path(resume_from_checkpoint) if resume_from_checkpoint else None))
+        self.add_callback(
+            LoadedCheckpoints(Path(resume_from_checkpoint) if resume_from_checkpoint else None)
+        )
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **arguments)
 
     def get_batch_samples(
@@ -282,7 +307,10 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         return batches, self.accelerator.reduce(parts.counts(self.encoder, batches))
 
     def compute_loss(
-        self, model: nn.Module, inputs: Batch, num_items_in_batch: dict[str, torch.Tensor] | None = None
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        num_items_in_batch: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The loss of one micro-batch, a scalar, divided by the counts of the step, or by its own in an evaluation."""
         step = self.state.global_step
@@ -295,7 +323,11 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         return loss * self.accelerator.num_processes
 
     def prediction_step(
-        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor, None, None]:
         """The loss of one batch, a scalar, without predictions."""
         with torch.no_grad():
@@ -304,7 +336,11 @@ class AxolotlJEPATrainer(AxolotlTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the number of pairs, the speed and the collapse numbers to the training log."""
         if "loss" in logs:
-            logs = {**logs, **self.meter.metrics(self.objective.makes_pairs, self.accelerator), **self.meter.speed()}
+            logs = {
+                **logs,
+                **self.meter.metrics(self.objective.makes_pairs, self.accelerator),
+                **self.meter.speed(),
+            }
             self.meter = LossMeter(self.meter.names)
         super().log(logs, start_time)
 

@@ -48,7 +48,9 @@ def mse_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
     return (source_PD.float() - target_PD.float()).square().mean(dim=-1)
 
 
-def smooth_l1_loss(source_PD: torch.Tensor, target_PD: torch.Tensor, beta: float = 1.0) -> torch.Tensor:
+def smooth_l1_loss(
+    source_PD: torch.Tensor, target_PD: torch.Tensor, beta: float = 1.0
+) -> torch.Tensor:
     """``mean_d h(u_id - v_id)``, (P,) float32; ``h(x) = x^2 / (2 beta)`` where ``|x| < beta``, else ``|x| - beta / 2``.
 
     States of language models have a few dimensions that are many times larger than the rest; here none pulls harder than
@@ -58,7 +60,9 @@ def smooth_l1_loss(source_PD: torch.Tensor, target_PD: torch.Tensor, beta: float
     Args:
         beta: where the square turns into the absolute value, in units of the states; 0 gives the absolute error.
     """
-    return F.smooth_l1_loss(source_PD.float(), target_PD.float(), reduction="none", beta=beta).mean(dim=-1)
+    source_PD, target_PD = source_PD.float(), target_PD.float()
+    error_PD = F.smooth_l1_loss(source_PD, target_PD, reduction="none", beta=beta)
+    return error_PD.mean(dim=-1)
 
 
 DISTANCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -70,7 +74,10 @@ DISTANCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def infonce_loss(
-    source_PD: torch.Tensor, target_PD: torch.Tensor, temperature: float = TEMPERATURE, symmetric: bool = False
+    source_PD: torch.Tensor,
+    target_PD: torch.Tensor,
+    temperature: float = TEMPERATURE,
+    symmetric: bool = False,
 ) -> torch.Tensor:
     """The source must pick its own target among those of the batch: ``CE(cos(u_i, v_j) / temperature, j = i)``.
 
@@ -103,7 +110,9 @@ def infonce_loss(
     return (forward_P + backward_P) / 2
 
 
-def _pick_own(query_PD: torch.Tensor, keys_QD: torch.Tensor, offset: int, temperature: float) -> torch.Tensor:
+def _pick_own(
+    query_PD: torch.Tensor, keys_QD: torch.Tensor, offset: int, temperature: float
+) -> torch.Tensor:
     """Cross-entropy of each query over all keys; the right key of query i is number ``offset + i``. (P,) float32."""
     # A bfloat16 product under autocast would be off by up to 0.004 / temperature.
     with torch.autocast(query_PD.device.type, enabled=False):

@@ -40,7 +40,11 @@ class _SumOverRanks(torch.autograd.Function):
 def world_size() -> int:
     """Number of processes; 1 if torch.distributed is not in use."""
     distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return (
+        distributed.get_world_size()
+        if distributed.is_available() and distributed.is_initialized()
+        else 1
+    )
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:

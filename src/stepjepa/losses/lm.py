@@ -53,9 +53,19 @@ def linear_cross_entropy_sum(
         return scaled_logits(F.linear(chunk_CD, weight_VD, bias_V), scale, softcap)
 
     rows = chunk_rows(weight_VD.shape[0], max_logits_bytes)
-    plain = bias_V is None and scale == 1.0 and softcap is None and hidden_ND.dtype == weight_VD.dtype == torch.float32
+    plain = (
+        bias_V is None
+        and scale == 1.0
+        and softcap is None
+        and hidden_ND.dtype == weight_VD.dtype == torch.float32
+    )
     kernel = None if token_sums else getattr(F, "linear_cross_entropy", None)
-    if hidden_ND.shape[0] > rows and plain and kernel and not torch.is_autocast_enabled(hidden_ND.device.type):
+    if (
+        hidden_ND.shape[0] > rows
+        and plain
+        and kernel
+        and not torch.is_autocast_enabled(hidden_ND.device.type)
+    ):
         from torch.nn import LinearCrossEntropyOptions
 
         options = LinearCrossEntropyOptions(batch_chunk_size=rows)
@@ -102,7 +112,10 @@ def chunked_cross_entropy_sum(
 
 
 def chunked_sum(
-    chunk_loss: Callable[..., torch.Tensor], rows: int, hidden_ND: torch.Tensor, *others: torch.Tensor
+    chunk_loss: Callable[..., torch.Tensor],
+    rows: int,
+    hidden_ND: torch.Tensor,
+    *others: torch.Tensor,
 ) -> torch.Tensor:
     """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions, each float32 of one shape.
 
@@ -118,5 +131,7 @@ def chunked_sum(
         return chunk_loss(hidden_ND, *others)
     total = hidden_ND.new_zeros((), dtype=torch.float32)
     for chunk in zip(*(tensor.split(rows) for tensor in (hidden_ND, *others)), strict=True):
-        total = total + checkpoint(chunk_loss, *chunk, use_reentrant=False, preserve_rng_state=False)
+        total = total + checkpoint(
+            chunk_loss, *chunk, use_reentrant=False, preserve_rng_state=False
+        )
     return total

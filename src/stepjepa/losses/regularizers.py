@@ -63,7 +63,10 @@ def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
 
 
 def vicreg_regularizer(
-    source_PD: torch.Tensor, target_PD: torch.Tensor, variance_weight: float, covariance_weight: float
+    source_PD: torch.Tensor,
+    target_PD: torch.Tensor,
+    variance_weight: float,
+    covariance_weight: float,
 ) -> torch.Tensor:
     """``mu [v(U) + v(V)] + nu [c(U) + c(V)]``, Eq. 6 without its distance, over the rows of all processes.
 
@@ -92,7 +95,9 @@ def _connected_zero(rows_QD: torch.Tensor) -> torch.Tensor:
     return rows_QD[:0].float().sum()
 
 
-def random_directions(width: int, count: int, seed: int, device: torch.device | None = None) -> torch.Tensor:
+def random_directions(
+    width: int, count: int, seed: int, device: torch.device | None = None
+) -> torch.Tensor:
     """Directions drawn uniformly from the unit sphere, one a column: (D, K) float32.
 
     A new seed at every step covers the sphere over time. A separate generator on the CPU gives the same directions on
@@ -103,7 +108,9 @@ def random_directions(width: int, count: int, seed: int, device: torch.device | 
     return F.normalize(directions_DK, dim=0).to(device)
 
 
-def sigreg_regularizer(source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor) -> torch.Tensor:
+def sigreg_regularizer(
+    source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor
+) -> torch.Tensor:
     """Mean of `epps_pulley` over all directions and both sides.
 
     Over the pairs of all processes, with the same value on each; see `gather` for its weight.
@@ -118,7 +125,8 @@ def sigreg_regularizer(source_PD: torch.Tensor, target_PD: torch.Tensor, directi
     # Under autocast the products would be bfloat16, and a projection would keep two digits.
     with torch.autocast(source_PD.device.type, enabled=False):
         sides = [side_PD.float() @ directions_DK.float() for side_PD in (source_PD, target_PD)]
-    return epps_pulley(torch.cat(sides, dim=-1)).mean()  # side by side: one exchange between processes for both
+    # Side by side: one exchange between processes for both.
+    return epps_pulley(torch.cat(sides, dim=-1)).mean()
 
 
 def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUND) -> torch.Tensor:

@@ -46,7 +46,11 @@ class Records(NamedTuple):
 def is_hub_id(name: str) -> bool:
     """Whether a name has the form of a Hub id and is no local file or folder."""
     path = Path(os.path.expanduser(name))
-    return bool(_HUB_ID.fullmatch(name)) and path.suffix.lower() not in FILE_SUFFIXES and not path.exists()
+    return (
+        bool(_HUB_ID.fullmatch(name))
+        and path.suffix.lower() not in FILE_SUFFIXES
+        and not path.exists()
+    )
 
 
 def public_name(name: str) -> str:
@@ -85,15 +89,24 @@ def write_card(
     from huggingface_hub import ModelCard, ModelCardData
 
     run, adapter = records.run, read_object(folder / "adapter_config.json")
-    settings, base, name = run.get("settings", {}), run.get("base_model", {}), escaped(records.name or name)
+    settings = run.get("settings", {})
+    base = run.get("base_model", {})
+    name = escaped(records.name or name)
     # Only the class name of a user's objective, since its path belongs to the machine.
     objective = escaped(str(settings.get("objective", "")).rpartition(":")[2])
     pairs = trained_pairs(settings)
     kwargs = settings.get("chat_template_kwargs") or {}
-    data = {split: {**report, "source": public_name(report["source"])} for split, report in records.data.items()}
+    data = {
+        split: {**report, "source": public_name(report["source"])}
+        for split, report in records.data.items()
+    }
     # Only evaluations of the exported weights are results, while the last training values may be of another step.
-    evaluations = [entry for entry in records.history if "eval_loss" in entry and entry["step"] == records.step]
-    last = {key: value for entry in records.history for key, value in entry.items() if _is_number(value)}
+    evaluations = [
+        entry for entry in records.history if "eval_loss" in entry and entry["step"] == records.step
+    ]
+    last = {
+        key: value for entry in records.history for key, value in entry.items() if _is_number(value)
+    }
     head = ModelCardData(
         library_name="peft" if adapter else "transformers",
         base_model=base.get("id"),
@@ -130,8 +143,14 @@ def write_card(
 
 def _results(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """The results in the log entry of an evaluation, by name."""
-    names = [name for name in evaluation if name.startswith("eval_") and not name.endswith(NO_RESULT)]
-    return {name.removeprefix("eval_"): evaluation[name] for name in names if _is_number(evaluation[name])}
+    names = [
+        name for name in evaluation if name.startswith("eval_") and not name.endswith(NO_RESULT)
+    ]
+    return {
+        name.removeprefix("eval_"): evaluation[name]
+        for name in names
+        if _is_number(evaluation[name])
+    }
 
 
 def _is_number(value: object) -> bool:
@@ -176,7 +195,9 @@ def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
     rank = last.get("effective_rank", LOW_RANK)
     cosine = 1 - last.get("target_std", 1.0) ** 2
     low = rank < LOW_RANK and last.get("num_pairs", RANK_ROWS) >= RANK_ROWS
-    texts = [f"target states have an effective rank of {rank:.2f} (below {LOW_RANK})"] if low else []
+    texts = (
+        [f"target states have an effective rank of {rank:.2f} (below {LOW_RANK})"] if low else []
+    )
     if cosine >= CONE_COSINE:
         texts.append(
             f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, from target_std "

@@ -56,7 +56,12 @@ _UNFINISHED = ".export"
 _ADAPTER = "adapter_config.json"
 _NAME, _UNKNOWN = Names(ExportOptions), Records()
 # Files of a model that an export replaces, whether they come from an export or not.
-_MODEL = {_ADAPTER, "adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"}
+_MODEL = {
+    _ADAPTER,
+    "adapter_model.safetensors",
+    "model.safetensors",
+    "model.safetensors.index.json",
+}
 
 
 def export_model(
@@ -94,10 +99,15 @@ def export_model(
                 write_card(folder, target.resolve().name, records, tokenizer, kept, end)
             # Damaged records must not prevent the export of a model.
             except Exception as error:
-                logger.warning("the model card lacks what is recorded of the training: %s", said(error, lines=1))
+                logger.warning(
+                    "the model card lacks what is recorded of the training: %s",
+                    said(error, lines=1),
+                )
                 write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept, end)
         share(folder)
-        written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        written = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
         # Files of an earlier export would be read together with, or instead of, the new ones.
         stale = {PREDICTORS_FILE, *(listed_files(target) or ())}
         stale |= _MODEL if "config.json" in written else set()
@@ -171,7 +181,10 @@ def _write(
 
 
 def write_generation_config(
-    inner: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, template_kwargs: object
+    inner: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    template_kwargs: object,
 ) -> int | None:
     """Write a causal LM's generation config, so that the token that ends an answer in training also ends generation. Returns
     that token, or None.
@@ -192,7 +205,9 @@ def write_generation_config(
     return end
 
 
-def _kept_predictors(tokenizer: Any, inner: PreTrainedModel, keep: bool) -> tuple[Any, list[int], bool]:
+def _kept_predictors(
+    tokenizer: Any, inner: PreTrainedModel, keep: bool
+) -> tuple[Any, list[int], bool]:
     """The tokenizer to export, the ids of the predictor tokens in its vocabulary (empty if they are omitted), and whether
     they are new."""
     names = trained_names(inner)
@@ -228,7 +243,11 @@ def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase)
 
 
 def _write_rows(
-    inner: PreTrainedModel, weights: dict[str, torch.Tensor], kept: list[int], rows_KD: torch.Tensor, new: bool
+    inner: PreTrainedModel,
+    weights: dict[str, torch.Tensor],
+    kept: list[int],
+    rows_KD: torch.Tensor,
+    new: bool,
 ) -> None:
     """Write predictor rows (K, D) into the vocabulary of `weights` (any shape), which grows if an id in `kept` needs it.
 
@@ -274,7 +293,9 @@ def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch
             layer.merge()
         weights = {key: value for key, value in weights.items() if not key.startswith(f"{name}.")}
         plain = name.removesuffix(".token_adapter")
-        weights |= {f"{plain}.{key}": value for key, value in layer.get_base_layer().state_dict().items()}
+        weights |= {
+            f"{plain}.{key}": value for key, value in layer.get_base_layer().state_dict().items()
+        }
     return weights
 
 
@@ -300,7 +321,9 @@ def _save_adapter(model: Any, folder: Path) -> None:
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
     # PEFT reads DoRA's magnitudes under two names, `AutoModelForCausalLM.from_pretrained` only under the longer one.
     names = {name: f"{name}.weight" for name in weights if name.endswith("lora_magnitude_vector")}
-    weights = {names.get(name, name): value.detach().cpu().contiguous() for name, value in weights.items()}
+    weights = {
+        names.get(name, name): value.detach().cpu().contiguous() for name, value in weights.items()
+    }
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     config.inference_mode = True
     if not config.base_model_name_or_path:
@@ -334,14 +357,21 @@ def export_checkpoint(options: ExportOptions) -> Export:
     Raises:
         ConfigError: the checkpoint cannot be read, or the output folder cannot be written.
     """
-    folder, target, trusted = Path(str(options.checkpoint)), Path(str(options.output_dir)), options.trust_remote_code
+    folder = Path(str(options.checkpoint))
+    target = Path(str(options.output_dir))
+    trusted = options.trust_remote_code
     adapter = (folder / _ADAPTER).is_file()
     if not (folder / "config.json").is_file() and not adapter:
         raise ConfigError(f"{folder}: no checkpoint (neither config.json nor {_ADAPTER})")
     # The records are next to the model, or in the run's folder above its checkpoint.
     place = folder.resolve()
-    run = next((candidate for candidate in (place, place.parent) if (candidate / "run.json").is_file()), place)
-    is_checkpoint = any((folder / name).is_file() for name in ("resume_record.json", "trainer_state.json"))
+    run = next(
+        (candidate for candidate in (place, place.parent) if (candidate / "run.json").is_file()),
+        place,
+    )
+    is_checkpoint = any(
+        (folder / name).is_file() for name in ("resume_record.json", "trainer_state.json")
+    )
     if is_checkpoint or (folder / MANIFEST).exists():
         problem = mismatch(folder, only_weights=not is_checkpoint)
         if problem is not None:
@@ -350,7 +380,9 @@ def export_checkpoint(options: ExportOptions) -> Export:
     record = read_object(run / "run.json")
     recorded = record.get("settings")
     settings = recorded if isinstance(recorded, dict) else {}
-    merge = bool(settings.get(_NAME.merge_lora) if options.merge_lora is None else options.merge_lora)
+    merge = bool(
+        settings.get(_NAME.merge_lora) if options.merge_lora is None else options.merge_lora
+    )
     if merge and adapter and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         raise ConfigError(
             f"{folder}: was trained on quantised weights, into which no adapter is merged; leave out --{_NAME.merge_lora}"
@@ -373,9 +405,13 @@ def export_checkpoint(options: ExportOptions) -> Export:
     # A checkpoint has the Trainer's state, a final model the metrics; both hold the log.
     log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
     steps = log.get("global_step", log.get("steps", 0))
-    records = Records(record, read_object(run / "data_report.json"), log.get("log_history", ()), steps)
+    records = Records(
+        record, read_object(run / "data_report.json"), log.get("log_history", ()), steps
+    )
     keep = options.keep_predictors
-    written = export_model(model, tokenizer, target, merge_lora=merge, keep_predictors=keep, records=records)
+    written = export_model(
+        model, tokenizer, target, merge_lora=merge, keep_predictors=keep, records=records
+    )
     # `evaluate` and other commands read how the weights were trained, such as the system prompts.
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in copied:
@@ -387,21 +423,33 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
     if target.resolve() == checkpoint:
         raise ConfigError(f"{target}: is the checkpoint itself; write elsewhere")
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
-        raise ConfigError(f"{target}: is the folder of a run, whose records are not the checkpoint's; write elsewhere")
+        raise ConfigError(
+            f"{target}: is the folder of a run, whose records are not the checkpoint's; write elsewhere"
+        )
     if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise ConfigError(f"{target}: the folder is not empty; give another one, or --{_NAME.overwrite_output_dir}")
+        raise ConfigError(
+            f"{target}: the folder is not empty; give another one, or --{_NAME.overwrite_output_dir}"
+        )
     check_writable(target)
 
 
 def _load_base(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, run: dict[str, Any], name: str | None, trust_remote_code: bool
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    run: dict[str, Any],
+    name: str | None,
+    trust_remote_code: bool,
 ) -> PreTrainedModel:
     """Load the base of an adapter. If its run started from random weights, they are drawn again from the same seed.
 
     Raises:
         ConfigError: the base is unknown or cannot be loaded.
     """
-    named = name or run.get("model_name") or read_object(folder / _ADAPTER).get("base_model_name_or_path")
+    named = (
+        name
+        or run.get("model_name")
+        or read_object(folder / _ADAPTER).get("base_model_name_or_path")
+    )
     if not named:
         raise ConfigError(f"{folder}: the adapter names no base; give --{_NAME.base_model}")
     return load_model(

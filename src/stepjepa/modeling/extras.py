@@ -65,7 +65,9 @@ def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
     return [f"<|predictor_{part}{number}|>" for part in parts for number in range(1, count + 1)]
 
 
-def placed_predictors(ids: Sequence[int], options: PredictorOptions, groups: int) -> tuple[int, ...]:
+def placed_predictors(
+    ids: Sequence[int], options: PredictorOptions, groups: int
+) -> tuple[int, ...]:
     """The ids of the K predictors of every group in their order after a source, followed by any further ids (that of the
     mask token)."""
     predictors = options.predictors or 0
@@ -81,7 +83,9 @@ def placed_predictors(ids: Sequence[int], options: PredictorOptions, groups: int
     return (*placed, *ids[groups * size :])
 
 
-def known_predictors(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, names: Sequence[str]) -> list[int]:
+def known_predictors(
+    tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, names: Sequence[str]
+) -> list[int]:
     """Ids of the predictor tokens `names` if the tokenizer has all of them, with rows in the model's embedding; else an
     empty list."""
     known = {} if tokenizer is None else kept_predictors(tokenizer)
@@ -103,7 +107,9 @@ class PredictorRows(nn.Module):
         self.first = first
 
     @classmethod
-    def drawn(cls, model: PreTrainedModel, count: int, seed: int, known: list[int] | None = None) -> PredictorRows:
+    def drawn(
+        cls, model: PreTrainedModel, count: int, seed: int, known: list[int] | None = None
+    ) -> PredictorRows:
         """Rows for a causal LM, on the device and in the dtype of its embedding.
 
         They are normal with the mean and deviation of the vocabulary's rows in each dimension, and depend only on `seed`;
@@ -122,7 +128,9 @@ class PredictorRows(nn.Module):
         if known:
             return cls(vocabulary[known].clone(), len(vocabulary))
         # A generator on the CPU gives the same rows on every device.
-        noise = torch.randn(count, vocabulary.shape[1], generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(
+            count, vocabulary.shape[1], generator=torch.Generator().manual_seed(seed)
+        )
         values = vocabulary.float()
         rows = values.mean(0) + values.std(0) * noise.to(vocabulary.device)
         return cls(rows.to(vocabulary.dtype), len(vocabulary))
@@ -160,7 +168,9 @@ class PredictorRows(nn.Module):
         with embedding.register_forward_hook(put_in):
             yield ids_RT.clamp(max=self.first - 1)
         if not used:
-            raise ConfigError("the model does not call its input embedding, so it takes no predictor tokens")
+            raise ConfigError(
+                "the model does not call its input embedding, so it takes no predictor tokens"
+            )
 
 
 def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
@@ -185,7 +195,9 @@ class PredictorHead(nn.Module):
     it, and a linear one has torch's initialisation.
     """
 
-    def __init__(self, kind: str, width: int, seed: int, groups: int = 1, target_width: int | None = None):
+    def __init__(
+        self, kind: str, width: int, seed: int, groups: int = 1, target_width: int | None = None
+    ):
         super().__init__()
         self.target_width = target_width or width
         # torch initialises layers from the global generator, whose state is restored.
@@ -204,7 +216,9 @@ class PredictorHead(nn.Module):
             nn.init.eye_(linear.weight)
         return nn.Sequential(linear)
 
-    def forward(self, source_PD: torch.Tensor, groups_P: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, source_PD: torch.Tensor, groups_P: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Map states (P, D) to (P, D) float32, the latter D that of the targets; `groups_P` (P,) int64, None for the first.
 
         Every network computes every state, which is a small part of a step. So nothing waits for the device to select a
@@ -256,13 +270,19 @@ class TrainedExtras(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """As `nn.Module.state_dict`, but empty unless `in_state_dict` is set."""
-        return super().state_dict(*args, **kwargs) if self.in_state_dict else kwargs.get("destination", {})
+        return (
+            super().state_dict(*args, **kwargs)
+            if self.in_state_dict
+            else kwargs.get("destination", {})
+        )
 
 
 def _ignore_missing(module: nn.Module, incompatible: Any) -> None:
     """Let the weights of a plain model load into one with extras."""
     # In place: torch reads this list again.
-    incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if not is_extra(name)]
+    incompatible.missing_keys[:] = [
+        name for name in incompatible.missing_keys if not is_extra(name)
+    ]
 
 
 # Created once, since every forward asks for the extras.
@@ -315,10 +335,14 @@ def trained_names(inner: PreTrainedModel) -> list[str]:
     return predictor_names(len(extras.predictors.ids) // len(extras.groups), extras.groups)
 
 
-def with_predictors(inner: PreTrainedModel, ids_RT: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
+def with_predictors(
+    inner: PreTrainedModel, ids_RT: torch.Tensor
+) -> AbstractContextManager[torch.Tensor]:
     """`PredictorRows.placed` for a causal LM; yields the ids (R, T) unchanged if it has no rows."""
     rows = trained_extras(inner).predictors
-    return nullcontext(ids_RT) if rows is None else rows.placed(inner.get_input_embeddings(), ids_RT)
+    return (
+        nullcontext(ids_RT) if rows is None else rows.placed(inner.get_input_embeddings(), ids_RT)
+    )
 
 
 # Target encoders
@@ -351,7 +375,9 @@ class TargetEncoder:
         weights = {
             name: parameter
             for name, parameter in causal_lm(self._model).named_parameters()
-            if parameter.requires_grad and not is_extra(name, HEAD) and not is_extra(name, OBJECTIVE)
+            if parameter.requires_grad
+            and not is_extra(name, HEAD)
+            and not is_extra(name, OBJECTIVE)
         }
         if any(weight is not self._weights.get(name) for name, weight in weights.items()):
             self.shadow = {name: parameter.detach().clone() for name, parameter in weights.items()}
@@ -458,7 +484,11 @@ def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = T
     inner = causal_lm(model)
     # Gathering is collective, so it comes before the writing that only some processes do.
     encoder, extras = target_encoder(inner), trained_extras(inner)
-    shadow = {} if encoder is None else {name: whole(value).cpu() for name, value in encoder.shadow.items()}
+    shadow = (
+        {}
+        if encoder is None
+        else {name: whole(value).cpu() for name, value in encoder.shadow.items()}
+    )
     free_gathered(model)
     with whole_weights(extras, here):
         if here:
@@ -485,12 +515,17 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Load what `save_extras` wrote. Raises ConfigError: the predictors differ from the model's."""
     inner = causal_lm(model)
     free_gathered(model)
-    extras, encoder, path = trained_extras(inner), target_encoder(inner), Path(folder) / PREDICTORS_FILE
+    extras = trained_extras(inner)
+    encoder = target_encoder(inner)
+    path = Path(folder) / PREDICTORS_FILE
     parameters = dict(extras.named_parameters())
     if parameters:
         try:
             # A name that the model lacks stays in the state dict, which then refuses to load.
-            saved = {name: like(value, parameters.get(name, value)) for name, value in load_file(path).items()}
+            saved = {
+                name: like(value, parameters.get(name, value))
+                for name, value in load_file(path).items()
+            }
             extras.load_state_dict(saved)
         except RuntimeError:
             raise ConfigError(
@@ -520,7 +555,8 @@ def attach_saved(
         with safe_open(path, "pt") as file:
             groups = [int(group) for group in (file.metadata() or {}).get(_GROUPS, "1").split()]
             wanted = (ROWS, HEAD) if objective is None else (ROWS, HEAD, OBJECTIVE)
-            weights = {name: file.get_tensor(name) for name in file.keys() if name.startswith(wanted)}  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(wanted)]  # noqa: SIM118
+            weights = {name: file.get_tensor(name) for name in names}
         rows = weights.get(ROWS)
         head = {name: value for name, value in weights.items() if name.startswith(HEAD)}
         # The kind and the output width follow from the number and the shape of the tensors of a group's head.
@@ -528,11 +564,20 @@ def attach_saved(
         kind = {0: None, 1: "linear"}.get(tensors, "mlp")
         width = embedding_rows(inner).shape[1]
         output = ".2.weight" if kind == "mlp" else ".0.weight"
-        target_width = next((len(value) for name, value in head.items() if name.endswith(output)), None)
+        target_width = next(
+            (len(value) for name, value in head.items() if name.endswith(output)), None
+        )
         if rows is not None and rows.shape[1] != width:
             raise RuntimeError(f"its rows are {rows.shape[1]} wide, the model's {width}")
         predictors = None if rows is None else PredictorRows(rows, vocabulary_size(inner))
-        add_extras(inner, predictors, kind or "none", objective=objective, groups=groups, target_width=target_width)
+        add_extras(
+            inner,
+            predictors,
+            kind or "none",
+            objective=objective,
+            groups=groups,
+            target_width=target_width,
+        )
         extras = trained_extras(inner)
         extras.load_state_dict(weights)
         check_finite(extras, str(path))

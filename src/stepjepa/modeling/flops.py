@@ -44,7 +44,9 @@ def _attention(*shapes: Any, backward: bool = False, **_: object) -> int:
     q, k, v = shapes[backward : 3 + backward]
     # Keys and values count with the query's heads: before torch 2.12 its formulas refuse grouped queries.
     expanded = q, q[:2] + k[2:], q[:2] + v[2:]
-    return sdpa_backward_flop_count(shapes[0], *expanded) if backward else sdpa_flop_count(*expanded)
+    return (
+        sdpa_backward_flop_count(shapes[0], *expanded) if backward else sdpa_flop_count(*expanded)
+    )
 
 
 # Kernels without a formula in torch's counter: attention on CPU, or with fewer key heads than query heads before torch 2.12,
@@ -54,7 +56,10 @@ _EXPERTS = "_grouped_mm"
 _KINDS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 KERNELS: dict[Any, Callable[..., int]] = {
     **{getattr(_ATEN, f"_scaled_dot_product_{kind}"): _attention for kind in _KINDS},
-    **{getattr(_ATEN, f"_scaled_dot_product_{kind}_backward"): partial(_attention, backward=True) for kind in _KINDS},
+    **{
+        getattr(_ATEN, f"_scaled_dot_product_{kind}_backward"): partial(_attention, backward=True)
+        for kind in _KINDS
+    },
     getattr(_ATEN, _EXPERTS): lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
 }
 
@@ -128,7 +133,12 @@ class ModelCost:
 
     @classmethod
     def of(
-        cls, model: nn.Module, vocabulary: int, *, autocast: bool = False, objective: Objective | None = None
+        cls,
+        model: nn.Module,
+        vocabulary: int,
+        *,
+        autocast: bool = False,
+        objective: Objective | None = None,
     ) -> ModelCost:
         """Measure the cost of a model in its present state, which is restored; V of its LM softmax is `vocabulary`."""
         inner = causal_lm(model)
@@ -138,17 +148,26 @@ class ModelCost:
 
         def states(tokens: int, read: int, of: PreTrainedModel = inner) -> torch.Tensor:
             known_ids = ids[None, :tokens] % len(embedding)
-            return run_backbone(of, known_ids, None, ids[None, :tokens], ids[:read])[0].flatten(0, 1)
+            return run_backbone(of, known_ids, None, ids[None, :tokens], ids[:read])[0].flatten(
+                0, 1
+            )
 
         def backbone(of: PreTrainedModel = inner) -> PassCost:
             # t tokens, of which r are read, cost  t * token + r * read + t^2 * key  and a constant. Four passes solve for
             # the three: the second difference over t = 2, 4, 6 is 8 keys.
-            two, four, six, less = (count(partial(states, *sizes, of)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2)))
+            two, four, six, less = (
+                count(partial(states, *sizes, of)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2))
+            )
             key, read = (two - 2 * four + six) / 8, (four - less) / 2
             return PassCost((four - two - 12 * key) / 2 - read, read, key)
 
         def label(rows: int) -> float:
-            return count(lambda: head.loss_sum(inner, last_states.requires_grad_(needed), ids[:4], rows)) / 4
+            return (
+                count(
+                    lambda: head.loss_sum(inner, last_states.requires_grad_(needed), ids[:4], rows)
+                )
+                / 4
+            )
 
         def count(run: Callable[[], torch.Tensor]) -> float:
             with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
@@ -190,14 +209,19 @@ def _measured(inner: PreTrainedModel) -> Iterator[None]:
     # Hooks would run an optimizer step or a reduction on the gradients of the measurement, and a gradient at hand would be
     # added to, so both are set aside.
     parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
-    kept = [(weight, weight.grad, dict(weight._post_accumulate_grad_hooks or {})) for weight in parameters]
+    kept = [
+        (weight, weight.grad, dict(weight._post_accumulate_grad_hooks or {}))
+        for weight in parameters
+    ]
     attention = "eager" if text_config(inner.config)._attn_implementation == "eager" else "sdpa"
     drops = []
     for weight in parameters:
         weight.grad = None
         (weight._post_accumulate_grad_hooks or {}).clear()
         # Each gradient is freed at once, so the memory for all of them is never needed.
-        drops.append(weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None)))
+        drops.append(
+            weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
+        )
     try:
         with attention_of(inner, attention), unchanged(inner, training=True):
             yield
@@ -241,7 +265,11 @@ def _passes(batch: Batch) -> Iterator[tuple[Rows, torch.Tensor, bool]]:
             kinds[: batch.branches] = _BRANCH
         elif rows is batch.rows and rows.example is not None:
             kinds = _kinds(batch)
-        yield rows, torch.where(rows.filled, kinds, _PADDING).flatten(), rows is not batch.target_rows
+        yield (
+            rows,
+            torch.where(rows.filled, kinds, _PADDING).flatten(),
+            rows is not batch.target_rows,
+        )
 
 
 def _kinds(batch: Batch) -> torch.Tensor:
@@ -267,6 +295,8 @@ def _keys(rows: Rows) -> torch.Tensor:
         forests = sorted(rows.forests.tolist())
         for (begin, _), segments in zip(forests, segment_plan(rows).forests, strict=True):
             for segment in segments:
-                keys[begin : begin + segment.length] = segment.length + segment.branch * segments[0].length
+                keys[begin : begin + segment.length] = (
+                    segment.length + segment.branch * segments[0].length
+                )
                 begin += segment.length
     return keys

@@ -48,7 +48,9 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
 
     def logits(states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
         # Logits computed while the weights need no gradient pass one on to the states only.
-        trained = [parameter for parameter in model.parameters() if detach and parameter.requires_grad]
+        trained = [
+            parameter for parameter in model.parameters() if detach and parameter.requires_grad
+        ]
         for parameter in trained:
             parameter.requires_grad_(False)
         try:
@@ -57,11 +59,20 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
             for parameter in trained:
                 parameter.requires_grad_(True)
 
-    return ModelView(trained_extras(model).objective, vocabulary, model.get_input_embeddings(), logits, gather_rows)
+    return ModelView(
+        trained_extras(model).objective,
+        vocabulary,
+        model.get_input_embeddings(),
+        logits,
+        gather_rows,
+    )
 
 
 def attach_forest_forward(
-    model: nn.Module, vocabulary: int, objective: Objective | None = None, noise: float | None = None
+    model: nn.Module,
+    vocabulary: int,
+    objective: Objective | None = None,
+    noise: float | None = None,
 ) -> None:
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
@@ -87,7 +98,9 @@ def attach_forest_forward(
         # `self` and not `inner`: a copy of the model must run its own forward.
         if batch is None:
             return own_forward(self)(*args, **kwargs)
-        return _forest_forward(self, vocabulary, objective, batch, step, predict_ids, token_sums, noise)
+        return _forest_forward(
+            self, vocabulary, objective, batch, step, predict_ids, token_sums, noise
+        )
 
     vars(inner)["_own_forward"] = original
     inner.forward = types.MethodType(forward, inner)
@@ -131,7 +144,9 @@ def _forest_forward(
     else:
         # One gather for all reads, so that the backward pass scatters once.
         parts = [batch.label_positions, *(side.positions for side in sides)]
-        predicting, *vectors = states.index_select(0, torch.cat(parts)).split([len(part) for part in parts])
+        predicting, *vectors = states.index_select(0, torch.cat(parts)).split(
+            [len(part) for part in parts]
+        )
     source, target = vectors[0], vectors[1] if separate is None else separate
 
     # The LM loss is complete here; the objective adds its parts below.
@@ -161,7 +176,9 @@ def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[No
     chats_RT, on_chat_RT = rows.example, rows.filled
     # Without packing, each row is a chat.
     if chats_RT is None:
-        chats_RT = torch.arange(len(on_chat_RT), device=on_chat_RT.device)[:, None].expand_as(on_chat_RT)
+        chats_RT = torch.arange(len(on_chat_RT), device=on_chat_RT.device)[:, None].expand_as(
+            on_chat_RT
+        )
     if rows.segment is not None:
         on_chat_RT = on_chat_RT & (rows.segment == 0)
     # The isolated target of `inline` has a floor.
@@ -217,7 +234,9 @@ def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
 # Calls of the backbone
 
 
-def layer_states(model: PreTrainedModel, rows: Rows, layers: Iterable[int | None]) -> dict[int | None, torch.Tensor]:
+def layer_states(
+    model: PreTrainedModel, rows: Rows, layers: Iterable[int | None]
+) -> dict[int | None, torch.Tensor]:
     """The states (R * T, D) of one call of the backbone, by layer; always with None, after the final norm."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
@@ -256,7 +275,9 @@ def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Ten
         handle = layers[-1].register_forward_hook(lambda module, arguments, output: keep(output))
     else:
         handle = layers[layer].register_forward_pre_hook(
-            lambda module, arguments, named: keep(arguments[0] if arguments else named["hidden_states"]),
+            lambda module, arguments, named: keep(
+                arguments[0] if arguments else named["hidden_states"]
+            ),
             with_kwargs=True,
         )
     with handle:
@@ -271,12 +292,16 @@ def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int
     """
     layers = decoder_layers(backbone(model))
     if layers is None:
-        raise ConfigError(f"no states can be read after layer {layer}: its layers have no known name")
+        raise ConfigError(
+            f"no states can be read after layer {layer}: its layers have no known name"
+        )
     count = len(layers)
     # There are count + 1 places, and a negative layer counts from the end.
     place = layer if layer >= 0 else 1 + count + layer
     if not 0 <= place <= count:
-        raise ConfigError(f"no states can be read after layer {layer}: the model has layers 0 to {count}")
+        raise ConfigError(
+            f"no states can be read after layer {layer}: the model has layers 0 to {count}"
+        )
     return layers, place
 
 
@@ -296,7 +321,10 @@ def run_backbone(
     part = backbone(model)
     if _takes_positions(part):
         kwargs["position_ids"] = positions_RT
-    with nullcontext() if read_N is None else trimmed(part, read_N), with_predictors(model, ids_RT) as known_ids:
+    with (
+        nullcontext() if read_N is None else trimmed(part, read_N),
+        with_predictors(model, ids_RT) as known_ids,
+    ):
         return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **kwargs)
 
 
@@ -304,8 +332,12 @@ def _takes_positions(part: nn.Module) -> bool:
     """Whether a backbone, or the language model inside it, takes `position_ids` (Bloom with ALiBi does not)."""
     parameters = inspect.signature(type(part).forward).parameters
     decoder = getattr(part, "language_model", None)
-    passes_on = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return "position_ids" in parameters or (passes_on and decoder is not None and _takes_positions(decoder))
+    passes_on = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    return "position_ids" in parameters or (
+        passes_on and decoder is not None and _takes_positions(decoder)
+    )
 
 
 def last_mlp(backbone: nn.Module) -> nn.Module | None:
@@ -315,9 +347,15 @@ def last_mlp(backbone: nn.Module) -> nn.Module | None:
     if layers is None:
         return None
     last: Any = layers[-1]
-    checkpointed = any(getattr(module, "gradient_checkpointing", False) for module in (backbone, last))
+    checkpointed = any(
+        getattr(module, "gradient_checkpointing", False) for module in (backbone, last)
+    )
     # FSDP's wrapper for gradient checkpointing has this attribute.
-    return None if checkpointed or hasattr(last, "_checkpoint_wrapped_module") else getattr(last, "mlp", None)
+    return (
+        None
+        if checkpointed or hasattr(last, "_checkpoint_wrapped_module")
+        else getattr(last, "mlp", None)
+    )
 
 
 @contextmanager

@@ -46,7 +46,10 @@ ATTENTION_ASKED = "_stepjepa_attention_asked"
 _NAME = Names(ModelOptions)
 MODEL = f"--{_NAME.model_name}"
 # What a folder lacks if a model or tokenizer cannot be loaded from it, in the words of a message.
-_PARTS = {"model": "weights (model.safetensors)", "tokenizer": "tokenizer (tokenizer.json, tokenizer_config.json)"}
+_PARTS = {
+    "model": "weights (model.safetensors)",
+    "tokenizer": "tokenizer (tokenizer.json, tokenizer_config.json)",
+}
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
@@ -75,16 +78,29 @@ class Preset:
     def config(self, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
         """The configuration, with the tokenizer's special ids."""
         of_tokenizer = ("vocabulary", "words")
-        sizes: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in of_tokenizer}
-        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        sizes: dict[str, Any] = {
+            name: value for name, value in vars(self).items() if name not in of_tokenizer
+        }
+        ids = {
+            name: getattr(tokenizer, name)
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
         return LlamaConfig(
-            vocab_size=len(tokenizer), max_position_embeddings=2048, tie_word_embeddings=True, **sizes, **ids
+            vocab_size=len(tokenizer),
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            **sizes,
+            **ids,
         )
 
 
 PRESETS = {
-    "micro": Preset(512, 64, 172, num_hidden_layers=4, num_attention_heads=4, initializer_range=0.06, words=True),
-    "tiny": Preset(512, 96, 256, num_hidden_layers=3, num_attention_heads=3, initializer_range=0.06),
+    "micro": Preset(
+        512, 64, 172, num_hidden_layers=4, num_attention_heads=4, initializer_range=0.06, words=True
+    ),
+    "tiny": Preset(
+        512, 96, 256, num_hidden_layers=3, num_attention_heads=3, initializer_range=0.06
+    ),
     "mini": Preset(2048, 256, 688, num_hidden_layers=6, num_attention_heads=4),
 }
 
@@ -104,17 +120,26 @@ def train_tokenizer(
         words: one token for each word between white space instead; words are joined by single spaces when decoded.
     """
     special = [PAD, BOS, END, *markers, *([UNKNOWN] if words else [])]
-    common: dict[str, Any] = {"vocab_size": vocabulary, "special_tokens": special, "show_progress": False}
+    common: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "special_tokens": special,
+        "show_progress": False,
+    }
     tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN) if words else models.BPE())
     if words:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer: Any = trainers.WordLevelTrainer(**common)
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
         )
         tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(**common, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(
+            **common, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -135,7 +160,9 @@ def is_preset(name: str) -> bool:
     return name in PRESETS and not Path(name).is_dir()
 
 
-def load_tokenizer(name: str, texts: Iterable[str] = (), trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    name: str, texts: Iterable[str] = (), trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hub id or local folder; for a preset, a new one trained on `texts`.
 
     Raises:
@@ -222,7 +249,9 @@ def load_model(
     try:
         if random:
             preset = PRESETS[name].config(tokenizer) if is_preset(name) else None
-            config = preset or AutoConfig.from_pretrained(**source, trust_remote_code=trust_remote_code)
+            config = preset or AutoConfig.from_pretrained(
+                **source, trust_remote_code=trust_remote_code
+            )
             set_seed(seed)
             model = AutoModelForCausalLM.from_config(config, **kwargs)
         else:
@@ -259,7 +288,12 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -
     """
     added = tokenizer.get_added_vocab()
     ids = [index for token, index in tokenizer.get_vocab().items() if token not in added]
-    ids += [tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id, *template_marks(tokenizer)]
+    ids += [
+        tokenizer.eos_token_id,
+        tokenizer.bos_token_id,
+        tokenizer.pad_token_id,
+        *template_marks(tokenizer),
+    ]
     needed = 1 + max((index for index in ids if index is not None), default=-1)
     if needed > rows:
         raise ConfigError(
@@ -305,7 +339,9 @@ def _check_decoder(name: str, trust_remote_code: bool) -> None:
     config = None
     # Loading the model reports a configuration that cannot be read.
     with suppress(Exception):
-        config = AutoConfig.from_pretrained(**model_source(name), trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(
+            **model_source(name), trust_remote_code=trust_remote_code
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
             f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has a decoder alone"
@@ -329,7 +365,9 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
     """Names of the tensors (any shape) that hold NaN or infinity; one pass over the values, one synchronization."""
-    floating = {name: value.detach() for name, value in weights.items() if value.is_floating_point()}
+    floating = {
+        name: value.detach() for name, value in weights.items() if value.is_floating_point()
+    }
     if not floating:
         return []
     first = next(iter(floating.values()))
@@ -356,7 +394,9 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
         )
 
 
-def load_adapter(base: PreTrainedModel, folder: str | os.PathLike[str], name: str, base_name: str) -> PeftModel:
+def load_adapter(
+    base: PreTrainedModel, folder: str | os.PathLike[str], name: str, base_name: str
+) -> PeftModel:
     """Load the adapter of a folder into a base model; `name` and `base_name` stand for them in a message.
 
     Raises:
@@ -393,7 +433,14 @@ def own_configs(model: PreTrainedModel) -> None:
 GGUF_SUFFIX = ".gguf"
 # Endings and names of the files that hold weights or a tokenizer.
 WEIGHTS = (".safetensors", ".bin")
-TOKENIZERS = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"}
+TOKENIZERS = {
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+}
 
 
 def gguf_file(name: str) -> Path | None:
@@ -413,7 +460,9 @@ def gguf_file(name: str) -> Path | None:
         return None
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise ConfigError(f"--{_NAME.model_name} {name}: holds several models ({names}); give the path of one file")
+        raise ConfigError(
+            f"--{_NAME.model_name} {name}: holds several models ({names}); give the path of one file"
+        )
     library("gguf", extra="gguf")
     return files[0]
 

@@ -20,7 +20,14 @@ from stepjepa.config.values import nearest
 from stepjepa.data.tokens import answer_end, template_marks
 from stepjepa.errors import ConfigError, library, said
 from stepjepa.modeling.options import LoRAOptions
-from stepjepa.modeling.parts import causal_lm, embedding_rows, idle_layers, name_of, plain_module, vocabulary_size
+from stepjepa.modeling.parts import (
+    causal_lm,
+    embedding_rows,
+    idle_layers,
+    name_of,
+    plain_module,
+    vocabulary_size,
+)
 from stepjepa.utils.text import escaped
 
 if TYPE_CHECKING:
@@ -53,7 +60,9 @@ def check_lora(peft_config: PeftConfig, advice: str = "") -> None:
     # An enum of PEFT, or a string in a configuration that the user built.
     kind = getattr(peft_config.peft_type, "value", peft_config.peft_type)
     if kind != "LORA":
-        raise ConfigError(f"peft_config is of kind {kind}, and only LoRA is trained here: give a LoraConfig")
+        raise ConfigError(
+            f"peft_config is of kind {kind}, and only LoRA is trained here: give a LoraConfig"
+        )
     for name, reason in _NOT_EXPORTED.items():
         if getattr(peft_config, name, None):
             raise ConfigError(f"LoRA with {name} cannot be exported: {reason}{advice}")
@@ -78,11 +87,15 @@ def check_trainable(model: torch.nn.Module) -> None:
         raise ConfigError(
             "the model's adapter is frozen; load it with PeftModel.from_pretrained(base, folder, is_trainable=True)"
         )
-    raise ConfigError("every weight of the model is frozen (requires_grad is False), so nothing would be trained")
+    raise ConfigError(
+        "every weight of the model is frozen (requires_grad is False), so nothing would be trained"
+    )
 
 
 def warn_of_untrained(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: Mapping[str, Any] | None,
 ) -> None:
     """Warn if the base model never trained the row of the token that ends an answer, and the adapter does not train it."""
     # The message lists the template's other untrained tokens too, for `--train_tokens`.
@@ -117,7 +130,9 @@ def token_rows(
     for name in names:
         if name not in known:
             near = nearest(name, tokenizer.get_added_vocab())
-            raise ConfigError(f"{_TOKENS}: the tokenizer has no token {name!r}; did you mean {near!r}?")
+            raise ConfigError(
+                f"{_TOKENS}: the tokenizer has no token {name!r}; did you mean {near!r}?"
+            )
     ids = sorted({known[name] for name in names})
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     shared = head is None or plain_module(head).weight is plain_module(embedding).weight
@@ -171,9 +186,12 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
 
     check_lora(peft_config)
     model = prepared(model) if getattr(model, "is_quantized", False) else model
-    targets, name = peft_config.target_modules, name_of(model, model.get_input_embeddings()).rpartition(".")[2]
+    targets = peft_config.target_modules
+    name = name_of(model, model.get_input_embeddings()).rpartition(".")[2]
     if not isinstance(targets, str) and name in (targets or ()):
-        raise ConfigError(f"--{_NAME.lora_target_modules}: {name} is the embedding; LoRA is for linear layers")
+        raise ConfigError(
+            f"--{_NAME.lora_target_modules}: {name} is the embedding; LoRA is for linear layers"
+        )
     peft_config = copy.deepcopy(peft_config)
     if targets == "all-linear" and peft_config.exclude_modules is None:
         peft_config.exclude_modules = idle_layers(model) or None
@@ -182,10 +200,15 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         plain = type(parameter) is torch.nn.Parameter
-        memo[id(parameter)] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
+        memo[id(parameter)] = (
+            torch.nn.Parameter(parameter.detach(), parameter.requires_grad) if plain else parameter
+        )
     device = embedding_rows(model).device
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
+        with (
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            warnings.catch_warnings(),
+        ):
             # PEFT reads deprecated names of transformers.
             warnings.simplefilter("ignore", FutureWarning)
             torch.manual_seed(seed)
@@ -227,9 +250,18 @@ def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
     # A threshold for outliers would make a token's states depend on the other tokens of the batch, even later ones.
     if settings.get("load_in_8bit"):
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
-    dtype = torch.bfloat16 if settings.get("bf16") else torch.float16 if settings.get("fp16") else torch.float32
+    dtype = (
+        torch.bfloat16
+        if settings.get("bf16")
+        else torch.float16
+        if settings.get("fp16")
+        else torch.float32
+    )
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
     )
 
 
@@ -250,5 +282,7 @@ def prepared(model: PreTrainedModel) -> PreTrainedModel:
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
         if getattr(getattr(module, "quant_state", None), "packing_format_for_cpu", False):
-            raise ConfigError("the quantised model has computed without gradients, and so has none; load it again")
+            raise ConfigError(
+                "the quantised model has computed without gradients, and so has none; load it again"
+            )
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

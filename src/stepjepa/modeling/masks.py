@@ -24,7 +24,12 @@ import torch.nn.functional as F
 from torch._functorch import config as functorch
 from torch.compiler import config as compiler
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -32,7 +37,13 @@ from transformers.masking_utils import sdpa_mask
 from stepjepa.config.option import Names
 from stepjepa.data.types import ISOLATED, Rows
 from stepjepa.forest.layout import attention_costs
-from stepjepa.forest.visibility import BLOCK_SIZE, additive_mask, block_mask, dense_mask, packed_fields
+from stepjepa.forest.visibility import (
+    BLOCK_SIZE,
+    additive_mask,
+    block_mask,
+    dense_mask,
+    packed_fields,
+)
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import backbone, distance, embedding_rows, text_config, unchanged
 
@@ -50,11 +61,16 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
     """Why a model cannot take the forest's mask, as far as its configuration shows; else None."""
     config = text_config(model.config)
     # Layers of other kinds, such as state spaces, mix tokens without such a mask.
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
     if kinds:
         return f"it has layers of kind {', '.join(sorted(kinds))}"
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
-        return f"{config._attn_implementation} takes no mask (use --{_NAME.attn_implementation} sdpa)"
+        return (
+            f"{config._attn_implementation} takes no mask (use --{_NAME.attn_implementation} sdpa)"
+        )
     if getattr(config, "attention_types", None):
         return "its local attention counts places in the row instead of positions"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
@@ -62,7 +78,9 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
     return None
 
 
-def attention_masks(rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, windows: bool = True) -> AttentionMask:
+def attention_masks(
+    rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, windows: bool = True
+) -> AttentionMask:
     """The `attention_mask` of a model for packed rows.
 
     * all layers alike: one mask (with the window if every layer slides, as in Mistral);
@@ -138,10 +156,19 @@ def attention_forward(
         kind = query.device.type
         # Under autocast, rotary positions turn queries and keys into float32, and values stay in the lower dtype.
         if torch.is_autocast_enabled(kind):
-            query, key, value = (part.to(torch.get_autocast_dtype(kind)) for part in (query, key, value))
+            query, key, value = (
+                part.to(torch.get_autocast_dtype(kind)) for part in (query, key, value)
+            )
         with _flex_settings(kind):
             return flex_attention_forward(
-                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                **kwargs,
             )
     if not isinstance(attention_mask, PlanMask):
         return sdpa_attention_forward(
@@ -153,7 +180,12 @@ def attention_forward(
     # With grouped queries several query heads share a key and a value head.
     groups = getattr(module, "num_key_value_groups", 1)
     output = segmented_attention(
-        query, repeat_kv(key, groups), repeat_kv(value, groups), attention_mask.plan, dropout, scaling
+        query,
+        repeat_kv(key, groups),
+        repeat_kv(value, groups),
+        attention_mask.plan,
+        dropout,
+        scaling,
     )
     return output.transpose(1, 2).contiguous(), None
 
@@ -296,7 +328,9 @@ def segmented_attention(
             continue
         segments = plan.forests[number // 2]
         lengths = [segment.length for segment in segments]
-        parts = zip(*(part[number].split(lengths, dim=1) for part in (queries, keys, values)), strict=True)
+        parts = zip(
+            *(part[number].split(lengths, dim=1) for part in (queries, keys, values)), strict=True
+        )
         # The first segment of a forest is the trunk, whose keys and values its branches share.
         trunk_k = trunk_v = None
         for segment, (q, k, v) in zip(segments, parts, strict=True):
@@ -323,11 +357,21 @@ def segmented_attention(
 @contextmanager
 def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
     """Within this context every sliding window of the model, in configurations and layers, has this length."""
-    configs: dict[int, Any] = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
-    owners = [*configs.values(), *(text_config(config) for config in configs.values()), *model.modules()]
+    configs: dict[int, Any] = {
+        id(part.config): part.config for part in model.modules() if hasattr(part, "config")
+    }
+    owners = [
+        *configs.values(),
+        *(text_config(config) for config in configs.values()),
+        *model.modules(),
+    ]
     lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
     # `type` and not `isinstance`: a boolean is no length. Owners without a window stay without one.
-    changed = [(owner, original) for owner, original in lengths.values() if type(original) is int and original > 0]
+    changed = [
+        (owner, original)
+        for owner, original in lengths.values()
+        if type(original) is int and original > 0
+    ]
     try:
         for owner, _ in changed:
             setattr(owner, _WINDOW, length)

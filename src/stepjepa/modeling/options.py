@@ -15,16 +15,25 @@ RUN, _LORA, _MODEL = "run", "lora", "model"
 class LoRAOptions:
     """An adapter."""
 
-    lora: bool = option(False, "Train a LoRA adapter (and the predictor tokens) instead of all weights.", _LORA)
+    lora: bool = option(
+        False, "Train a LoRA adapter (and the predictor tokens) instead of all weights.", _LORA
+    )
     lora_rank: int = option(16, "Rank of the adapter.", _LORA, needs={"lora": True}, at_least=1)
     lora_alpha: int | None = option(
-        None, "Scale of the adapter. Default: twice the rank.", _LORA, needs={"lora": True}, at_least=1
+        None,
+        "Scale of the adapter. Default: twice the rank.",
+        _LORA,
+        needs={"lora": True},
+        at_least=1,
     )
     lora_dropout: float = option(
         0.1, "Dropout on the adapter's input.", _LORA, needs={"lora": True}, at_least=0, below=1
     )
     lora_target_modules: list[str] | None = option(
-        None, "Names of the linear layers to adapt. Default: all but the head.", _LORA, needs={"lora": True}
+        None,
+        "Names of the linear layers to adapt. Default: all but the head.",
+        _LORA,
+        needs={"lora": True},
     )
     train_tokens: list[str] | None = option(
         None,
@@ -34,9 +43,13 @@ class LoRAOptions:
         needs={"lora": True},
     )
     load_in_4bit: bool = option(
-        False, "Hold the base in 4 bits (nf4, double quantisation) under the adapter; needs bitsandbytes.", _LORA
+        False,
+        "Hold the base in 4 bits (nf4, double quantisation) under the adapter; needs bitsandbytes.",
+        _LORA,
     )
-    load_in_8bit: bool = option(False, "Hold the base in 8 bits under the adapter; needs bitsandbytes.", _LORA)
+    load_in_8bit: bool = option(
+        False, "Hold the base in 8 bits under the adapter; needs bitsandbytes.", _LORA
+    )
 
 
 @dataclass
@@ -47,8 +60,12 @@ class LoadingOptions:
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "auto", "Dtype of the weights; auto is what they were saved in.", _MODEL
     )
-    attn_implementation: str | None = option(None, "Attention kernel of transformers, such as sdpa or eager.", _MODEL)
-    trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODEL, resume=True)
+    attn_implementation: str | None = option(
+        None, "Attention kernel of transformers, such as sdpa or eager.", _MODEL
+    )
+    trust_remote_code: bool = option(
+        False, "Run model code that comes with the weights.", _MODEL, resume=True
+    )
 
 
 @dataclass
@@ -62,12 +79,20 @@ class ModelOptions(LoadingOptions):
         "float32", "Dtype of the weights. Keep float32 and use --bf16 for speed.", _MODEL
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = option(
-        None, "Attention kernel. Default: the fastest that is exact (flex_attention on CUDA).", _MODEL, resume=True
+        None,
+        "Attention kernel. Default: the fastest that is exact (flex_attention on CUDA).",
+        _MODEL,
+        resume=True,
     )
     use_kernels: bool = option(
-        False, "Let transformers replace layers by kernels of the Hub; needs the package kernels.", _MODEL, resume=True
+        False,
+        "Let transformers replace layers by kernels of the Hub; needs the package kernels.",
+        _MODEL,
+        resume=True,
     )
-    pretrain: bool = option(False, "Start from random weights of the model's configuration.", _MODEL)
+    pretrain: bool = option(
+        False, "Start from random weights of the model's configuration.", _MODEL
+    )
 
 
 @dataclass
@@ -75,15 +100,25 @@ class ExportOptions:
     """The input and the output of ``stepjepa export``."""
 
     checkpoint: str | None = option(
-        None, "A run's checkpoint, or the folder of an adapter; usually written without --checkpoint.", "input"
+        None,
+        "A run's checkpoint, or the folder of an adapter; usually written without --checkpoint.",
+        "input",
     )
     base_model: str | None = option(
-        None, "Of an adapter, the folder or Hub id of its base. Default: the one that it names.", "input"
+        None,
+        "Of an adapter, the folder or Hub id of its base. Default: the one that it names.",
+        "input",
     )
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", "input")
-    output_dir: str | None = option(None, "The folder to write; usually written without --output_dir.", "output")
-    merge_lora: bool | None = option(
-        None, "Write LoRA merged into the model (true) or as an adapter (false). Default: as its run does.", "output"
+    output_dir: str | None = option(
+        None, "The folder to write; usually written without --output_dir.", "output"
     )
-    keep_predictors: bool = option(False, "Write the predictor tokens into the vocabulary and tokenizer.", "output")
+    merge_lora: bool | None = option(
+        None,
+        "Write LoRA merged into the model (true) or as an adapter (false). Default: as its run does.",
+        "output",
+    )
+    keep_predictors: bool = option(
+        False, "Write the predictor tokens into the vocabulary and tokenizer.", "output"
+    )
     overwrite_output_dir: bool = option(False, "Write into a folder that is not empty.", "output")

@@ -25,7 +25,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 from transformers.pytorch_utils import Conv1D
 
-from stepjepa.losses.lm import chunk_rows, chunked_cross_entropy_sum, linear_cross_entropy_sum, scaled_logits
+from stepjepa.losses.lm import (
+    chunk_rows,
+    chunked_cross_entropy_sum,
+    linear_cross_entropy_sum,
+    scaled_logits,
+)
 
 # The attribute of a model that keeps the result of `output_head`.
 _HEAD = "_stepjepa_output_head"
@@ -102,7 +107,9 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     if isinstance(named, nn.Module):
         return named
     embedding = model.get_input_embeddings()
-    holders = (child for child in model.children() if any(part is embedding for part in child.modules()))
+    holders = (
+        child for child in model.children() if any(part is embedding for part in child.modules())
+    )
     return next(holders, model)
 
 
@@ -128,7 +135,11 @@ def routed(model: PreTrainedModel) -> nn.Module:
     """The module that holds the experts, the text decoder; an empty module if there are none."""
     part = backbone(model)
     decoder = getattr(part, "language_model", None)
-    return (decoder if isinstance(decoder, nn.Module) else part) if has_experts(model) else nn.Identity()
+    return (
+        (decoder if isinstance(decoder, nn.Module) else part)
+        if has_experts(model)
+        else nn.Identity()
+    )
 
 
 def idle_layers(model: PreTrainedModel) -> list[str]:
@@ -139,14 +150,18 @@ def idle_layers(model: PreTrainedModel) -> list[str]:
     embedding, experts = embedding_rows(model), set(routed(model).modules())
     if embedding.device.type == "meta":
         return []
-    linears = {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))}
+    linears = {
+        name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))
+    }
     # Six tokens do not reach every expert, so experts count as called.
     called = {name for name, part in linears.items() if part in experts}
     ids = torch.arange(5, 11, device=embedding.device)[None] % len(embedding)
     try:
         with ExitStack() as hooks, torch.no_grad(), unchanged(model):
             for name, part in linears.items():
-                hooks.enter_context(part.register_forward_pre_hook(lambda part, args, name=name: called.add(name)))
+                hooks.enter_context(
+                    part.register_forward_pre_hook(lambda part, args, name=name: called.add(name))
+                )
             own_forward(model)(input_ids=ids, use_cache=False)
     except Exception:
         return []
@@ -160,7 +175,12 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     # A forward may write into a buffer or replace it. Small ones are copied; of large ones only the object is restored.
     buffers = [
-        (module, name, buffer, buffer.clone() if buffer.is_floating_point() and buffer.numel() < 2**20 else None)
+        (
+            module,
+            name,
+            buffer,
+            buffer.clone() if buffer.is_floating_point() and buffer.numel() < 2**20 else None,
+        )
         for module in modes
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
@@ -230,7 +250,8 @@ class OutputHead:
             limit = 4 * self.vocabulary * rows
 
             def loss(states_ND: torch.Tensor) -> torch.Tensor:
-                weight, bias = module.weight[: self.vocabulary], getattr(plain_module(module), "bias", None)
+                weight = module.weight[: self.vocabulary]
+                bias = getattr(plain_module(module), "bias", None)
                 bias = None if bias is None else bias[: self.vocabulary]
                 return linear_cross_entropy_sum(
                     states_ND, weight, labels_N, bias, self.scale, self.softcap, limit, token_sums
@@ -303,7 +324,9 @@ def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     """Compare the forms of a head with the model's own forward, and return the first one that agrees."""
     config, module = text_config(model.config), plain_module(model.get_output_embeddings())
-    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+        getattr(config, "logits_scaling", None) or 1.0
+    )
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))
@@ -317,11 +340,17 @@ def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     # The states come from the backbone, or from a decoder inside it (OPT).
     part = backbone(model)
     name = name_of(model, part)
-    inside = [f"{name}.{child}" for child, _ in part.named_children() if "decoder" in child or "model" in child]
+    inside = [
+        f"{name}.{child}"
+        for child, _ in part.named_children()
+        if "decoder" in child or "model" in child
+    ]
     widths = dict.fromkeys([getattr(config, "hidden_size", weight.shape[-1]), weight.shape[-1]])
     with torch.no_grad(), unchanged(model):
         for source, width in itertools.product([name, *inside] if name else [], widths):
-            states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device, model.dtype)
+            states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(
+                weight.device, model.dtype
+            )
             candidates = heads
             # The logits must be so large that a cap changes them.
             try:
@@ -343,7 +372,9 @@ def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative distance of two tensors (N, V) of logits, except for a shift of a whole row, which softmax ignores."""
     logits, expected = logits.float(), expected.float()
-    return distance(logits - logits.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True))
+    return distance(
+        logits - logits.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True)
+    )
 
 
 def distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
@@ -426,7 +457,9 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
             if id(parameter) not in new_parameters:
                 # A collective operation, also in processes that drop the value.
                 value = whole(parameter.detach())
-                new_parameters[id(parameter)] = nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
+                new_parameters[id(parameter)] = (
+                    nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
+                )
             places.append((module, name, parameter))
     try:
         for module, name, parameter in places if here else ():

@@ -90,7 +90,9 @@ class Choice:
     @property
     def rank(self) -> int:
         """0 for the best choice, 3 for the worst. All processes use the worst choice of any of them."""
-        return 3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
+        return (
+            3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
+        )
 
 
 class Verdict(NamedTuple):
@@ -102,7 +104,12 @@ class Verdict(NamedTuple):
 
 
 def choose_forward(
-    model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: Sequence[int] = (), keep: bool = False
+    model: nn.Module,
+    asked: str,
+    vocabulary: int,
+    device: str,
+    predictor_ids: Sequence[int] = (),
+    keep: bool = False,
 ) -> str:
     """Choose a forward that is exact for the model, the same on all processes, and set the model's attention for it.
 
@@ -122,10 +129,16 @@ def choose_forward(
     name = type(inner).__name__
     original = text_config(inner.config)._attn_implementation
     if asked != "two_pass" and forward_only(original, device):
-        raise ConfigError(f"--{_NAME.attn_implementation} {original} has no backward on {device.upper()}; use sdpa")
+        raise ConfigError(
+            f"--{_NAME.attn_implementation} {original} has no backward on {device.upper()}; use sdpa"
+        )
     # FSDP may load the weights only in the first process; the others have nothing to test until it shards them.
     has_no_weights = embedding_rows(inner).is_meta
-    choices = [None if has_no_weights else _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)]
+    choices = [
+        None
+        if has_no_weights
+        else _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)
+    ]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         choices *= torch.distributed.get_world_size()
         torch.distributed.all_gather_object(choices, choices[0])
@@ -136,14 +149,17 @@ def choose_forward(
     if not choice.forward:
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
-        raise ConfigError(f"forward={asked} cannot serve {name}: {choice.reason}; use forward two_pass")
+        raise ConfigError(
+            f"forward={asked} cannot serve {name}: {choice.reason}; use forward two_pass"
+        )
     if choice.attention:
         use_attention(inner, choice.attention)
     if choice.reason:
         logger.warning("%s: forward %s, because %s", name, choice.forward, choice.reason)
     if not heeds_window(inner):
         logger.warning(
-            "%s: its configuration has a sliding_window that it does not use; every token sees all before it", name
+            "%s: its configuration has a sliding_window that it does not use; every token sees all before it",
+            name,
         )
     return choice.forward
 
@@ -173,7 +189,11 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
     frozen = []
     for name, parameter in model.named_parameters():
         # The objective's loss reaches its modules; it is not computed here.
-        if parameter.requires_grad and id(parameter) not in reached and not is_extra(name, OBJECTIVE):
+        if (
+            parameter.requires_grad
+            and id(parameter) not in reached
+            and not is_extra(name, OBJECTIVE)
+        ):
             parameter.requires_grad_(False)
             frozen.append(name)
     return frozen
@@ -193,7 +213,9 @@ def _reached(*outputs: torch.Tensor) -> set[int]:
     return reached
 
 
-def exactness(model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()) -> Verdict:
+def exactness(
+    model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()
+) -> Verdict:
     """Test packed rows under an attention of transformers or of `masks.OWN`; arguments as in `choose_forward`.
 
     Within the context of autocast, all numbers have its dtype.
@@ -205,7 +227,12 @@ def exactness(model: nn.Module, vocabulary: int, attention: str, predictor_ids: 
 
 
 def _choice(
-    model: nn.Module, asked: str, vocabulary: int, device: str, predictor_ids: tuple[int, ...], keep: bool = False
+    model: nn.Module,
+    asked: str,
+    vocabulary: int,
+    device: str,
+    predictor_ids: tuple[int, ...],
+    keep: bool = False,
 ) -> Choice:
     inner = causal_lm(model)
     reason = "" if asked == "two_pass" else masks_unsupported(inner) or ""
@@ -215,7 +242,11 @@ def _choice(
     attentions = [FLEX] if is_flex(original) else [""]
     if original == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
         faster = SEGMENTS if device == "cpu" and best == "packed" else ""
-        faster = FLEX if device == "cuda" and not forward_only(FLEX, embedding_rows(inner).device.type) else faster
+        faster = (
+            FLEX
+            if device == "cuda" and not forward_only(FLEX, embedding_rows(inner).device.type)
+            else faster
+        )
         attentions = [faster, ""] if faster else attentions
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
         trial = _Trial(model, vocabulary, predictor_ids)
@@ -223,10 +254,15 @@ def _choice(
             return Choice("", reason=fault)
         for attention in [] if reason or asked == "two_pass" else attentions:
             if attention == FLEX and device == "cuda":
-                logger.warning("FlexAttention is compiled, up to a minute; --%s sdpa is not", _NAME.attn_implementation)
+                logger.warning(
+                    "FlexAttention is compiled, up to a minute; --%s sdpa is not",
+                    _NAME.attn_implementation,
+                )
             # `inline` differs from the model's own numbers by design, so the mask is tested with `packed` first.
             reason = trial.verdict("packed", attention).fault
-            reason = reason or (trial.verdict("inline", attention).fault if best == "inline" else "")
+            reason = reason or (
+                trial.verdict("inline", attention).fault if best == "inline" else ""
+            )
             if not reason:
                 return Choice(best, attention)
     return Choice("two_pass", FLEX if is_flex(original) else "", reason)
@@ -260,10 +296,14 @@ class _Trial:
         logits_of_labels = []
         for example in self._examples:
             # Two rows that differ in the last token: in a causal model, the logits before it are equal.
-            ids = torch.from_numpy(np.stack([example.trunk, example.trunk]).astype(np.int64)).to(self._device)
+            ids = torch.from_numpy(np.stack([example.trunk, example.trunk]).astype(np.int64)).to(
+                self._device
+            )
             ids[1, -1] = ids[0, 0]
             try:
-                logits = own_forward(self._inner)(input_ids=ids, use_cache=False).logits[..., : self._head.vocabulary]
+                logits = own_forward(self._inner)(input_ids=ids, use_cache=False).logits[
+                    ..., : self._head.vocabulary
+                ]
             except Exception as error:
                 return f"its own forward does not run on plain text ({said(error, lines=1)[:200]})"
             if logits.shape[:2] != ids.shape:
@@ -285,7 +325,9 @@ class _Trial:
         attention = attention or text_config(self._inner.config)._attn_implementation
         # The last hidden states of every call of the backbone; the first call is that of the chats.
         kept: list[torch.Tensor] = []
-        hook = backbone(self._inner).register_forward_hook(lambda module, args, output: kept.append(output[0]))
+        hook = backbone(self._inner).register_forward_hook(
+            lambda module, args, output: kept.append(output[0])
+        )
         try:
             with hook, attention_of(self._inner, attention):
                 batch = self._batch(self._examples, form, attention)
@@ -309,19 +351,28 @@ class _Trial:
         if form == "two_pass":
             fault = "plain passes of its backbone do not give its own logits"
             self._states = states
-        errors += [distance(side, expected) for side, expected in zip(states, self._states, strict=True)]
+        errors += [
+            distance(side, expected) for side, expected in zip(states, self._states, strict=True)
+        ]
         # NaN is never within the limit.
         exact = all(error <= self._limit for error in errors)
         return Verdict(in_training if exact else fault, float(np.max(errors)))
 
     def _training_fault(self, form: str, attention: str) -> str:
         """The fault of a form in training mode alone; empty if it has none."""
-        changed = [sample._replace(trunk=np.append(sample.trunk[-1:], sample.trunk[1:])) for sample in self._examples]
+        changed = [
+            sample._replace(trunk=np.append(sample.trunk[-1:], sample.trunk[1:]))
+            for sample in self._examples
+        ]
         outputs = []
         for examples in (self._examples, changed):
             # `unchanged` restores the random state, so that dropout is the same in both passes.
             batch = self._batch(examples, form, attention)
-            with attention_of(self._inner, attention), unchanged(self._model, training=True), torch.enable_grad():
+            with (
+                attention_of(self._inner, attention),
+                unchanged(self._model, training=True),
+                torch.enable_grad(),
+            ):
                 output = self._model(batch=batch)
             outputs.append(output)
         rows = trained_extras(self._inner).predictors
@@ -351,13 +402,17 @@ class _Trial:
                 products = output.source_states * output.target_states
                 loss = output.lm_loss_sum + products.float().sum()
                 gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-                pieces = [gradient.flatten().float() for gradient in gradients if gradient is not None]
+                pieces = [
+                    gradient.flatten().float() for gradient in gradients if gradient is not None
+                ]
                 flat_gradients.append(torch.cat(pieces))
         if not distance(*flat_gradients) <= self._limit:
             raise ValueError("its gradient is not that of eager attention")
 
     def _batch(self, examples: list[Example], form: str, attention: str) -> Batch:
-        collator = collator_for(form, self._ids, 0, row_multiple=row_multiple(attention, self._device.type))
+        collator = collator_for(
+            form, self._ids, 0, row_multiple=row_multiple(attention, self._device.type)
+        )
         if attention == SEGMENTS and isinstance(collator, ForestCollator):
             return collator.in_one_row(examples).to(self._device)
         return collator(examples).to(self._device)

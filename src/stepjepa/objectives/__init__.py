@@ -6,4 +6,13 @@ from stepjepa.objectives.base import Objective, find_objective, objective_of
 from stepjepa.objectives.options import Defaults
 from stepjepa.objectives.pairs import PairBuilder
 
-__all__ = ["Defaults", "Objective", "Pair", "PairBuilder", "PairsFound", "find_objective", "objective_of", "option"]
+__all__ = [
+    "Defaults",
+    "Objective",
+    "Pair",
+    "PairBuilder",
+    "PairsFound",
+    "find_objective",
+    "objective_of",
+    "option",
+]

@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from stepjepa.config.option import Names, Option, Topic, check_fields, options_of
 from stepjepa.config.values import did_you_mean, given_name, load_named, source_fingerprint
 from stepjepa.data.options import StepsOptions
-from stepjepa.data.types import TRUNK, Batch, Example, ForestOutput, LossPart, LossParts, Pair, PairsFound, Read, Span
+from stepjepa.data.types import (
+    TRUNK,
+    Batch,
+    Example,
+    ForestOutput,
+    LossPart,
+    LossParts,
+    Pair,
+    PairsFound,
+    Read,
+    Span,
+)
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.options import (
     LOSSES,
@@ -157,9 +168,15 @@ class Objective:
     @property
     def code(self) -> dict[str, str]:
         """Fingerprints of the files of a user's objective and loss, by their role; empty for built-in ones."""
-        fingerprints = {} if is_built_in(type(self)) else {"code of the objective": source_fingerprint(type(self))}
+        fingerprints = (
+            {}
+            if is_built_in(type(self))
+            else {"code of the objective": source_fingerprint(type(self))}
+        )
         if self.makes_pairs and self.options.jepa_loss not in LOSSES:
-            fingerprints["code of the loss"] = source_fingerprint(find_distance(self.options.jepa_loss))
+            fingerprints["code of the loss"] = source_fingerprint(
+                find_distance(self.options.jepa_loss)
+            )
         return fingerprints
 
     def topics(self) -> tuple[type, ...]:
@@ -181,7 +198,9 @@ class Objective:
                 called = f"{self.name} {self.brief}".strip()
                 raise ConfigError(f"{called} does not read {name}={value}; leave {name} out")
         if self.options.forward not in ("auto", *self.forwards):
-            objectives = [name for name, cls in built_in().items() if self.options.forward in cls.forwards]
+            objectives = [
+                name for name, cls in built_in().items() if self.options.forward in cls.forwards
+            ]
             raise ConfigError(
                 f"forward={self.options.forward} cannot compute {self.options.objective}; use forward "
                 f"{' or '.join(self.forwards)}, or objective {' or '.join(objectives)}"
@@ -218,7 +237,9 @@ class Objective:
     def about(self) -> tuple[str, ...]:
         """Its own options, each as ``name value``."""
         known = {} if self.Options is None else options_of(self.Options)
-        values = {name: getattr(self.own, name) for name, option in known.items() if not option.secret}
+        values = {
+            name: getattr(self.own, name) for name, option in known.items() if not option.secret
+        }
         return tuple(f"{name} {value}" for name, value in values.items() if value is not None)
 
     @property
@@ -277,7 +298,9 @@ class Objective:
     @property
     def readout(self) -> tuple[str, ...]:
         """How views are read, masked and chosen, in a few words each; defaults are left out."""
-        mean = "mean over a view" if self.takes_predictors and self.options.readout == "mean" else ""
+        mean = (
+            "mean over a view" if self.takes_predictors and self.options.readout == "mean" else ""
+        )
         layer = f"layer {self.layer}" if self.takes_predictors and self.layer is not None else ""
         column = f"target from {self.target_column}" if self.target_column else ""
         masks = ""
@@ -292,7 +315,9 @@ class Objective:
         """A `PairBuilder` with the run's options, for a chat with the tokens `ids` (T,)."""
         options = self.options
         mean, masks = options.readout == "mean", self.mask_ratio > 0
-        return PairBuilder(ids, self.predictors, options.last_token, mean, self.layer, target, masks)
+        return PairBuilder(
+            ids, self.predictors, options.last_token, mean, self.layer, target, masks
+        )
 
     def cue_of(self, answer: str) -> tuple[int, int] | None:
         """The characters [start, end) of an answer's text that announce the final answer; their tokens become `Turn.cue`.
@@ -317,7 +342,11 @@ class Objective:
         Args:
             rng: seeded by the run's seed, the epoch and the row; the only source of randomness.
         """
-        return masked(example, self.mask_ratio, self.options.mask_span, rng) if self.mask_ratio else example
+        return (
+            masked(example, self.mask_ratio, self.options.mask_span, rng)
+            if self.mask_ratio
+            else example
+        )
 
     # From states to the loss
 
@@ -361,7 +390,9 @@ class Objective:
         """The source states (P, D) that the loss compares; arguments as in `loss`."""
         return output.source_states
 
-    def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
+    def draft(
+        self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView
+    ) -> torch.Tensor:
         """The token (1,) after a state (1, D), and up to `count` further tokens that the modules predict: (1 + n,)."""
         raise NotImplementedError
 
@@ -385,7 +416,11 @@ class Objective:
         if self.options.control == "random":
             # Drawn on the CPU, so that every device and process has the same vector.
             generator = torch.Generator().manual_seed(self.options.seed)
-            return torch.randn(target.shape[1], generator=generator).to(target.device).expand_as(target)
+            return (
+                torch.randn(target.shape[1], generator=generator)
+                .to(target.device)
+                .expand_as(target)
+            )
         return target if self.options.target_grad else target.detach()
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
@@ -426,18 +461,28 @@ class Objective:
 
         options = self.options
         if options.jepa_loss == "infonce":
-            return infonce_loss(source_PD, target_PD, options.infonce_temperature, options.infonce_symmetric)
+            return infonce_loss(
+                source_PD, target_PD, options.infonce_temperature, options.infonce_symmetric
+            )
         return find_distance(options.jepa_loss)(source_PD, target_PD).float()
 
-    def _regularizer(self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int) -> torch.Tensor:
+    def _regularizer(
+        self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int
+    ) -> torch.Tensor:
         """The weighted regularizer of one micro-batch over all processes, () float32; `step` seeds SIGReg's directions."""
-        from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
+        from stepjepa.losses.regularizers import (
+            random_directions,
+            sigreg_regularizer,
+            vicreg_regularizer,
+        )
 
         options = self.options
         if options.regularizer == "vicreg":
             value = vicreg_regularizer(source_PD, target_PD, 1.0, options.vicreg_covariance)
         else:
-            directions = random_directions(source_PD.shape[1], options.sigreg_directions, step, source_PD.device)
+            directions = random_directions(
+                source_PD.shape[1], options.sigreg_directions, step, source_PD.device
+            )
             value = sigreg_regularizer(source_PD, target_PD, directions)
         return (options.regularizer_weight or 0.0) * value
 
@@ -471,7 +516,9 @@ class LookAhead(TrunkObjective):
         """View spans: each run of labelled tokens, and the tokens one place earlier."""
         # Token 0 has no state before it.
         runs = [Span(max(start, 1), stop) for start, stop in chat.labels if stop > 1]
-        return PairsFound(view_spans=tuple((Span(start - 1, stop - 1), Span(start, stop)) for start, stop in runs))
+        return PairsFound(
+            view_spans=tuple((Span(start - 1, stop - 1), Span(start, stop)) for start, stop in runs)
+        )
 
     def pairs_of_text(self, trunk: np.ndarray) -> PairsFound:
         """View spans over all tokens (T,); a text has at least two."""
@@ -483,7 +530,9 @@ class LookAhead(TrunkObjective):
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
         """The example with one pair for each source."""
-        places = (place for source, _ in example.view_spans for place in range(*source)[: self.sources])
+        places = (
+            place for source, _ in example.view_spans for place in range(*source)[: self.sources]
+        )
         pairs = tuple(Pair(Read.one(TRUNK, place), Read.one(TRUNK, place + 1)) for place in places)
         return example._replace(pairs=pairs, view_spans=())
 
@@ -536,7 +585,9 @@ def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
     function: Any = load_named(name, "jepa_loss", LOSSES)
     problem = _distance_problem(function)
     if problem:
-        raise ConfigError(f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {problem}")
+        raise ConfigError(
+            f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {problem}"
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -591,7 +642,9 @@ def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
     if cls.Options is None:
         return {}
     if not (isinstance(cls.Options, type) and is_dataclass(cls.Options)):
-        raise ConfigError(f"{cls.__qualname__}.Options is not a dataclass; decorate it with @dataclass")
+        raise ConfigError(
+            f"{cls.__qualname__}.Options is not a dataclass; decorate it with @dataclass"
+        )
     with explaining_options(cls, "cannot be read"):
         known = options_of(cls.Options)
     if not is_built_in(cls):
@@ -617,9 +670,16 @@ def explaining_options(cls: type[Objective], what: str) -> Iterator[None]:
 
 def idle_options(objective: Objective) -> frozenset[str]:
     """The options of other objectives that this one does not read."""
-    topics = {topic for cls in built_in().values() for topic in (*cls.reads, StepsOptions, cls.Options) if topic}
+    topics = {
+        topic
+        for cls in built_in().values()
+        for topic in (*cls.reads, StepsOptions, cls.Options)
+        if topic
+    }
     read = {name for topic in objective.topics() for name in options_of(topic)}
-    return frozenset(name for topic in topics for name in options_of(topic)) - (read - objective.unread)
+    return frozenset(name for topic in topics for name in options_of(topic)) - (
+        read - objective.unread
+    )
 
 
 def trained_pairs(settings: Mapping[str, Any]) -> bool:

@@ -40,7 +40,10 @@ class FutureSummaryOptions(Topic):
     """Options of objective `future_summary`."""
 
     summary_window: int = option(
-        32, "The head predicts which tokens are among those 2 to this many ahead.", AHEAD, at_least=2
+        32,
+        "The head predicts which tokens are among those 2 to this many ahead.",
+        AHEAD,
+        at_least=2,
     )
 
 

@@ -23,7 +23,13 @@ from stepjepa.data.tokens import encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.objectives.base import Objective
-from stepjepa.objectives.options import Defaults, MaskOptions, PredictorOptions, ReplayOptions, TargetOptions
+from stepjepa.objectives.options import (
+    Defaults,
+    MaskOptions,
+    PredictorOptions,
+    ReplayOptions,
+    TargetOptions,
+)
 from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
@@ -46,7 +52,9 @@ class LLMJEPAOptions(Topic):
         "message rendered alone by the template, as published (standalone; the default with front_pred or reverse_pred).",
         VIEWS,
     )
-    front_pred: bool = option(False, "standalone: predictors in front of the source's content.", VIEWS)
+    front_pred: bool = option(
+        False, "standalone: predictors in front of the source's content.", VIEWS
+    )
     reverse_pred: bool = option(False, "standalone: the answer predicts the question.", VIEWS)
 
     def fill_in(self) -> None:
@@ -92,7 +100,9 @@ class LLMJEPA(Objective):
     def notes(self, given: Collection[str]) -> list[str]:
         if _NAME.last_token not in given or _NAME.views in given:
             return []
-        return [f"--{_NAME.last_token}: views are read in context; the published form is --{_NAME.views} standalone"]
+        return [
+            f"--{_NAME.last_token}: views are read in context; the published form is --{_NAME.views} standalone"
+        ]
 
     @property
     def brief(self) -> str:  # type: ignore[override]
@@ -118,7 +128,9 @@ class LLMJEPA(Objective):
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """See the class."""
-        return self._standalone(chat) if self.options.views == "standalone" else self._in_context(chat)
+        return (
+            self._standalone(chat) if self.options.views == "standalone" else self._in_context(chat)
+        )
 
     def _in_context(self, chat: TokenChat) -> PairsFound:
         turns, reason = question_and_answer(chat.turns)
@@ -150,7 +162,9 @@ class LLMJEPA(Objective):
                 if message is not answers[-1]:
                     continue
                 answer = {**message, "content": chat.target}
-            source_message, target_message = (answer, user) if self.options.reverse_pred else (user, answer)
+            source_message, target_message = user, answer
+            if self.options.reverse_pred:
+                source_message, target_message = answer, user
             try:
                 source, source_view, content = self._source(chat, source_message)
                 target, target_view, _ = self._target(chat, target_message)
@@ -187,12 +201,18 @@ class LLMJEPA(Objective):
         marked = _MARK + content if front else content + _MARK
         text = _alone(chat, {**message, "content": marked})
         if _MARK not in text:
-            raise RowError("view_refused", "the chat template does not show the message when it is alone")
+            raise RowError(
+                "view_refused", "the chat template does not show the message when it is alone"
+            )
         # The texts before and after the predictors are tokenised separately: no token may span the place between them.
         before, _, after = text.partition(_MARK)
-        (before_ids, before_ends), (after_ids, after_ends) = encode_texts(chat.tokenizer, [before, after])
+        (before_ids, before_ends), (after_ids, after_ends) = encode_texts(
+            chat.tokenizer, [before, after]
+        )
         slot = len(before_ids)
-        segment = Segment(np.concatenate([before_ids, after_ids]), ISOLATED, 0, 0, self.predictors, slot)
+        segment = Segment(
+            np.concatenate([before_ids, after_ids]), ISOLATED, 0, 0, self.predictors, slot
+        )
         readout = slot + self.predictors - 1
         # The template may have trimmed the side of the content that is not protected by the marker.
         written = after if front else before
@@ -216,7 +236,9 @@ class LLMJEPA(Objective):
         marked = _alone(chat, {**message, "content": _MARK})
         before, mark, after = marked.partition(_MARK)
         if not mark or not text.startswith(before) or not text.endswith(after):
-            raise RowError("view_refused", "the chat template does not show the message when it is alone")
+            raise RowError(
+                "view_refused", "the chat template does not show the message when it is alone"
+            )
         start = len(before)
         end = len(text) - len(after)
         ((ids, ends),) = encode_texts(chat.tokenizer, [text])

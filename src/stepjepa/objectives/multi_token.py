@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 class MultiTokenOptions(Topic):
     """Options of objective `multi_token`."""
 
-    token_horizon: int = option(4, "Heads predict the tokens 2 to this many ahead.", AHEAD, at_least=2)
+    token_horizon: int = option(
+        4, "Heads predict the tokens 2 to this many ahead.", AHEAD, at_least=2
+    )
     token_positions: Literal["labelled", "question"] = option(
-        "labelled", "States with heads: before every labelled token, or that behind the question alone.", AHEAD
+        "labelled",
+        "States with heads: before every labelled token, or that behind the question alone.",
+        AHEAD,
     )
 
 
@@ -62,7 +66,9 @@ class TokenHeads(LookAhead):
         # Two layers of 2 D^2 weights, two FLOPs per weight: 8 D^2.
         return float(3 * 8 * width**2 + products * 2 * width * vocabulary)
 
-    def tokens_ahead(self, batch: Batch, horizon: int, vocabulary: int, outside: int) -> torch.Tensor:
+    def tokens_ahead(
+        self, batch: Batch, horizon: int, vocabulary: int, outside: int
+    ) -> torch.Tensor:
         """The tokens 2 to `horizon` ahead of each source, (P, A) int64; with ``--control random`` one token everywhere.
 
         Args:
@@ -111,9 +117,13 @@ class MultiToken(TokenHeads):
         from stepjepa.losses.lm import chunk_rows
 
         chunked = pairs > chunk_rows(vocabulary)
-        return pairs * (self.options.token_horizon - 1) * self.head_flops(width, vocabulary, chunked)
+        return (
+            pairs * (self.options.token_horizon - 1) * self.head_flops(width, vocabulary, chunked)
+        )
 
-    def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
+    def draft(
+        self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView
+    ) -> torch.Tensor:
         """See `Objective`; one token of each head on the state (1, D)."""
         import torch
 
@@ -129,12 +139,16 @@ class MultiToken(TokenHeads):
 
         assert isinstance(view.modules, torch.nn.ModuleList)
         states_PD = output.source_states
-        tokens_PA = self.tokens_ahead(batch, self.options.token_horizon, view.vocabulary, outside=NOT_LABELLED)
+        tokens_PA = self.tokens_ahead(
+            batch, self.options.token_horizon, view.vocabulary, outside=NOT_LABELLED
+        )
         rows = chunk_rows(view.vocabulary)
         # One head at a time: the logits of all heads at once would take A times the memory.
         total = states_PD.new_zeros((), dtype=torch.float32)
         for head, token_P in zip(view.modules, tokens_PA.unbind(dim=1), strict=True):
-            total = total + chunked_cross_entropy_sum(view.logits, _predicted(head, states_PD), token_P, rows)
+            total = total + chunked_cross_entropy_sum(
+                view.logits, _predicted(head, states_PD), token_P, rows
+            )
         return {JEPA: LossPart(total, batch.weight)}
 
 

@@ -47,12 +47,20 @@ if TYPE_CHECKING:
 class NextLatentOptions(Topic):
     """Options of objective `next_latent`."""
 
-    latent_horizon: int = option(1, "Steps of a rollout, each from the state predicted last.", AHEAD, at_least=1)
+    latent_horizon: int = option(
+        1, "Steps of a rollout, each from the state predicted last.", AHEAD, at_least=1
+    )
     latent_distance: float = option(
-        1.0, "Weight of the distance of the states. 0 trains on the divergence of the tokens alone.", AHEAD, at_least=0
+        1.0,
+        "Weight of the distance of the states. 0 trains on the divergence of the tokens alone.",
+        AHEAD,
+        at_least=0,
     )
     latent_kl: float = option(
-        1.0, "Weight of the divergence of the tokens. 0 trains on the distance of the states alone.", AHEAD, at_least=0
+        1.0,
+        "Weight of the divergence of the tokens. 0 trains on the distance of the states alone.",
+        AHEAD,
+        at_least=0,
     )
     latent_positions: Literal["labelled", "all"] = option(
         "labelled", "Whether rollouts begin before labelled tokens or before every token.", AHEAD
@@ -84,7 +92,11 @@ class NextLatent(LookAhead):
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """See `LookAhead`; with ``latent_positions=all``, as for a text."""
-        return super().pairs_of(chat) if self.options.latent_positions == "labelled" else self.pairs_of_text(chat.trunk)
+        return (
+            super().pairs_of(chat)
+            if self.options.latent_positions == "labelled"
+            else self.pairs_of_text(chat.trunk)
+        )
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -121,7 +133,9 @@ class NextLatent(LookAhead):
         """The states (P, D) after the first step of every rollout."""
         return _step(output.source_states, _next_ids(batch), view)
 
-    def draft(self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView) -> torch.Tensor:
+    def draft(
+        self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView
+    ) -> torch.Tensor:
         """See `Objective`; a rollout from the state (1, D) over the tokens that it drafts."""
         import torch
 
@@ -174,7 +188,9 @@ def _step(states_PD: torch.Tensor, ids_P: torch.Tensor, view: ModelView) -> torc
 
     assert view.modules is not None
     states = states_PD.float()
-    return (states + view.modules(torch.cat([view.embed(ids_P).float(), states], dim=-1))).to(states_PD.dtype)
+    return (states + view.modules(torch.cat([view.embed(ids_P).float(), states], dim=-1))).to(
+        states_PD.dtype
+    )
 
 
 def _divergence(
@@ -185,11 +201,15 @@ def _divergence(
 
     from stepjepa.losses.lm import chunk_rows, chunked_sum
 
-    def chunk_loss(predicted_CD: torch.Tensor, target_CD: torch.Tensor, inside_C: torch.Tensor) -> torch.Tensor:
+    def chunk_loss(
+        predicted_CD: torch.Tensor, target_CD: torch.Tensor, inside_C: torch.Tensor
+    ) -> torch.Tensor:
         # The divergence trains the network and the states, not the output head.
         predicted_CV = view.logits(predicted_CD, detach=True).float().log_softmax(dim=-1)
         target_CV = view.logits(target_CD, detach=True).float().log_softmax(dim=-1)
-        divergence_C = F.kl_div(predicted_CV, target_CV, reduction="none", log_target=True).sum(dim=-1)
+        divergence_C = F.kl_div(predicted_CV, target_CV, reduction="none", log_target=True).sum(
+            dim=-1
+        )
         return (divergence_C * inside_C).sum()
 
     target_PD = target_PD.detach().to(predicted_PD.dtype)

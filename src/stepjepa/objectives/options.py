@@ -128,7 +128,9 @@ class TargetOptions(Topic):
         """As `Topic.check`; raises ConfigError."""
         # An unset shell variable gives an empty string.
         if self.jepa_target_column == "":
-            raise ConfigError(f"{_NAME.jepa_target_column} is empty; name a column, or leave it out")
+            raise ConfigError(
+                f"{_NAME.jepa_target_column} is empty; name a column, or leave it out"
+            )
 
 
 @dataclass
@@ -144,7 +146,10 @@ class MaskOptions(Topic):
         at_most=1,
     )
     mask_span: bool = option(
-        False, "Mask one span of that length instead of single tokens.", VIEWS, needs={"mask_ratio": True}
+        False,
+        "Mask one span of that length instead of single tokens.",
+        VIEWS,
+        needs={"mask_ratio": True},
     )
 
 
@@ -153,10 +158,20 @@ class EMAOptions(Topic):
     """The moving average of `target_encoder=ema`."""
 
     ema_momentum: float = option(
-        0.99, "Momentum of target_encoder=ema at the start.", METHOD, needs=_WITH_EMA, at_least=0, at_most=1
+        0.99,
+        "Momentum of target_encoder=ema at the start.",
+        METHOD,
+        needs=_WITH_EMA,
+        at_least=0,
+        at_most=1,
     )
     ema_momentum_end: float = option(
-        1.0, "Momentum at the end; half a cosine leads there.", METHOD, needs=_WITH_EMA, at_least=0, at_most=1
+        1.0,
+        "Momentum at the end; half a cosine leads there.",
+        METHOD,
+        needs=_WITH_EMA,
+        at_least=0,
+        at_most=1,
     )
 
 
@@ -173,7 +188,11 @@ class ReplayOptions(Topic):
         at_most=1,
     )
     replay_weight: float = option(
-        1.0, "Weight of the replayed pairs' loss, relative to lbd.", LOSS, needs={"replay_ratio": True}, at_least=0
+        1.0,
+        "Weight of the replayed pairs' loss, relative to lbd.",
+        LOSS,
+        needs={"replay_ratio": True},
+        at_least=0,
     )
     replay_from: Literal["earlier", "current"] = option(
         "earlier",
@@ -188,7 +207,9 @@ class LossOptions(Topic):
     """The JEPA loss, and what it is compared with."""
 
     predictor_head: Literal["none", "linear", "mlp"] = option(
-        "none", "A network on the source's state, trained with the model and saved next to it.", METHOD
+        "none",
+        "A network on the source's state, trained with the model and saved next to it.",
+        METHOD,
     )
     control: Literal["none", "shuffled", "random"] = option(
         "none",
@@ -196,14 +217,18 @@ class LossOptions(Topic):
         "(random).",
         METHOD,
     )
-    lbd: float = option(0.1, "lambda, weight of the JEPA loss. 0 trains exactly like 'regular'.", LOSS, at_least=0)
+    lbd: float = option(
+        0.1, "lambda, weight of the JEPA loss. 0 trains exactly like 'regular'.", LOSS, at_least=0
+    )
     lbd_warmup_ratio: float = option(
         0.0, "Share of the run in which lambda rises from 0 to lbd.", LOSS, at_least=0, at_most=1
     )
     lbd_schedule: Literal["constant", "cosine"] = option(
         "constant", "lambda after its warm-up: constant, or half a cosine down to 0.", LOSS
     )
-    jepa_until: float = option(1.0, "Share of the run after which lambda is 0.", LOSS, above=0, at_most=1)
+    jepa_until: float = option(
+        1.0, "Share of the run after which lambda is 0.", LOSS, above=0, at_most=1
+    )
     jepa_loss: str | None = option(
         None,
         "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine, "
@@ -212,12 +237,19 @@ class LossOptions(Topic):
         choices=LOSSES,
         own=True,
     )
-    infonce_temperature: float = option(0.07, "Temperature of jepa_loss=infonce.", LOSS, needs=_WITH_INFONCE, above=0)
+    infonce_temperature: float = option(
+        0.07, "Temperature of jepa_loss=infonce.", LOSS, needs=_WITH_INFONCE, above=0
+    )
     infonce_symmetric: bool = option(
-        False, "InfoNCE both ways: targets must find their sources as well.", LOSS, needs=_WITH_INFONCE
+        False,
+        "InfoNCE both ways: targets must find their sources as well.",
+        LOSS,
+        needs=_WITH_INFONCE,
     )
     regularizer: Literal["none", "vicreg", "sigreg"] = option(
-        "none", "Added to the JEPA loss against collapse: variance and covariance (vicreg), or SIGReg.", LOSS
+        "none",
+        "Added to the JEPA loss against collapse: variance and covariance (vicreg), or SIGReg.",
+        LOSS,
     )
     regularizer_weight: float | None = option(
         None,
@@ -247,7 +279,9 @@ class LossOptions(Topic):
         LOSS,
     )
     same_flop: bool = option(
-        False, "Take fewer steps, so that the run costs the operations of a regular one of the given length.", OUTPUT
+        False,
+        "Take fewer steps, so that the run costs the operations of a regular one of the given length.",
+        OUTPUT,
     )
 
     def fill_in(self) -> None:

@@ -9,7 +9,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, MASKED, TRUNK, Example, Pair, PairsFound, Read, Segment, Span, Turn
+from stepjepa.data.types import (
+    ISOLATED,
+    MASKED,
+    TRUNK,
+    Example,
+    Pair,
+    PairsFound,
+    Read,
+    Segment,
+    Span,
+    Turn,
+)
 
 
 class PairBuilder:
@@ -42,7 +53,9 @@ class PairBuilder:
         self._branches: dict[tuple[int, int], int] = {}
         self._copies: dict[tuple[int, int], int] = {}
 
-    def pair(self, source: Span, target: Span, close: int | None = None, horizon: int = 1, group: int = 0) -> bool:
+    def pair(
+        self, source: Span, target: Span, close: int | None = None, horizon: int = 1, group: int = 0
+    ) -> bool:
         """Add the pair of two views on the trunk. The target is a `copy`, or the builder's target text in its place.
 
         Args:
@@ -70,7 +83,9 @@ class PairBuilder:
 
     def read(self, segment: int, token: int, view: Span | None = None) -> Read:
         """The state of a token of a segment; with `mean`, the mean over `view`, the tokens that it represents."""
-        read = Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
+        read = (
+            Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
+        )
         return read if self.layer is None else read._replace(layer=self.layer)
 
     def readout(self, view: Span, close: int | None = None) -> int | None:
@@ -99,7 +114,9 @@ class PairBuilder:
         number = self._branches.get((view.stop, group))
         if number is None:
             # Only predictors, no ids; they are filled in when the example is laid out.
-            branch = Segment(np.zeros(0, np.int32), view.stop - 1, view.stop, group, self.predictors)
+            branch = Segment(
+                np.zeros(0, np.int32), view.stop - 1, view.stop, group, self.predictors
+            )
             number = self.add(branch)
             self._branches[view.stop, group] = number
         return self.read(number, self.predictors - 1)
@@ -113,12 +130,16 @@ class PairBuilder:
         number = self._copies.get((start, stop))
         if number is None:
             ids = self.ids[start:stop]
-            number = self._copies[start, stop] = self.add(Segment(ids, ISOLATED, start + self.predictors, origin=start))
+            number = self._copies[start, stop] = self.add(
+                Segment(ids, ISOLATED, start + self.predictors, origin=start)
+            )
         return self.read(number, readout - start, Span(0, stop - start))
 
     def alone(self, segment: Segment, readout: int) -> Read:
         """Add a view that is a separate segment and is read at its token `readout`."""
-        return self.read(self.add(segment), readout, None if segment.slots else Span(0, segment.length))
+        return self.read(
+            self.add(segment), readout, None if segment.slots else Span(0, segment.length)
+        )
 
     def add(self, segment: Segment) -> int:
         """Add a segment; returns its number."""
@@ -128,7 +149,9 @@ class PairBuilder:
 
     def found(self, reason: str) -> PairsFound:
         """The collected pairs; without any, the reason."""
-        return PairsFound(tuple(self._segments), tuple(self.pairs), reason=None if self.pairs else reason)
+        return PairsFound(
+            tuple(self._segments), tuple(self.pairs), reason=None if self.pairs else reason
+        )
 
 
 def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:

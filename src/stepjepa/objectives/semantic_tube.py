@@ -88,7 +88,9 @@ class TubeOptions(Topic):
         "span", "span is the published code's form, three_index the paper's formula.", _GROUP
     )
     tube_sampler: Literal["default", "draw_both", "uniform", "zero", "steps"] = option(
-        "default", "How spans are sampled; steps takes all those between the bounds of steps instead.", _GROUP
+        "default",
+        "How spans are sampled; steps takes all those between the bounds of steps instead.",
+        _GROUP,
     )
     tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
     tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_least=1, at_most=1000)
@@ -96,10 +98,15 @@ class TubeOptions(Topic):
         "none", "Weight of a span by its length and that of the rest.", _GROUP
     )
     tube_content: Literal["messages", "with_markup", "whole"] = option(
-        "messages", "Where spans lie: question and answer, both and the markup between, or the whole chat.", _GROUP
+        "messages",
+        "Where spans lie: question and answer, both and the markup between, or the whole chat.",
+        _GROUP,
     )
     tube_layer: int | None = option(
-        None, "Hidden states after this layer (0: embeddings). Default: the last.", _GROUP, at_least=0
+        None,
+        "Hidden states after this layer (0: embeddings). Default: the last.",
+        _GROUP,
+        at_least=0,
     )
 
     def check_length(self) -> None:
@@ -161,7 +168,9 @@ class SemanticTube(TrunkObjective):
         has_spans = draws_spans(self.options)
         takes_steps = self.options.tube_sampler == "steps"
         is_unread = {_NAME.tube_sampler: not has_spans, _NAME.tube_length_adjustment: not has_spans}
-        is_unread |= dict.fromkeys((_NAME.tube_max_length, _NAME.tube_times), not has_spans or takes_steps)
+        is_unread |= dict.fromkeys(
+            (_NAME.tube_max_length, _NAME.tube_times), not has_spans or takes_steps
+        )
         # A curvature is a turning angle, which is the loss itself.
         is_unread[_NAME.jepa_loss] = self.options.tube_mode == "curvature"
         return super().unread | {name for name, unread in is_unread.items() if unread}
@@ -177,7 +186,9 @@ class SemanticTube(TrunkObjective):
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The contents of every turn, from which `draw` samples; with the sampler `steps`, the pairs."""
         turns, reason = question_and_answer(chat.turns)
-        contents = tuple(self._contents(turn.user, turn.answer) for turn in turns if turn.user is not None)
+        contents = tuple(
+            self._contents(turn.user, turn.answer) for turn in turns if turn.user is not None
+        )
         if not contents:
             return PairsFound(reason=reason)
         if not self.needs_steps:
@@ -200,7 +211,9 @@ class SemanticTube(TrunkObjective):
         """The example with the pairs of one epoch."""
         if self.needs_steps:
             return example
-        pairs = [pair for views in example.view_spans for pair in draw_pairs(*views, self.options, rng)]
+        pairs = [
+            pair for views in example.view_spans for pair in draw_pairs(*views, self.options, rng)
+        ]
         return example._replace(pairs=tuple(pairs), view_spans=())
 
     def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
@@ -250,7 +263,9 @@ class _Content(NamedTuple):
         return {state: terms[state] for state in sorted(terms) if terms[state]}
 
 
-def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Generator) -> list[Pair]:
+def draw_pairs(
+    user: Span, answer: Span, options: TubeOptions, rng: np.random.Generator
+) -> list[Pair]:
     """Draw one example's spans, if its mode has any, and return the states to combine.
 
     Args:
@@ -265,14 +280,18 @@ def draw_pairs(user: Span, answer: Span, options: TubeOptions, rng: np.random.Ge
     if user[0] >= user[1] or answer[0] >= answer[1]:
         return []
     content = _content(user, answer)
-    if (draws_spans(options) and content.length < 2) or (options.tube_mode == "e2e" and not content.user_length):
+    if (draws_spans(options) and content.length < 2) or (
+        options.tube_mode == "e2e" and not content.user_length
+    ):
         return []
     times = options.tube_times if draws_spans(options) else 0
     spans = [draw_span(content.length, options, rng) for _ in range(times)]
     return pairs_of_spans(user, answer, spans, options)
 
 
-def step_spans(user: Span, answer: Span, steps: Sequence[Span], options: TubeOptions) -> list[tuple[int, ...]]:
+def step_spans(
+    user: Span, answer: Span, steps: Sequence[Span], options: TubeOptions
+) -> list[tuple[int, ...]]:
     """The spans between the bounds of an answer's steps, in the form of `draw_span` and by the second table above."""
     if not steps:
         return []
@@ -288,7 +307,9 @@ def step_spans(user: Span, answer: Span, steps: Sequence[Span], options: TubeOpt
     return [span for span in spans if span != (0, content.length)]
 
 
-def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions) -> list[Pair]:
+def pairs_of_spans(
+    user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions
+) -> list[Pair]:
     """The states to combine for spans that are drawn already, one pair per span, in their order.
 
     The loss is ``sum_p weight_p * distance_p / sum_p weight_p``, both sums over the batch.
@@ -319,7 +340,10 @@ def pairs_of_spans(user: Span, answer: Span, spans: Sequence[Sequence[int]], opt
             weight = length_weight(n - (t - s), t - s, adjustment)
             vectors.append((path(0, s, t, n), path(s, t), weight))
     layer = options.tube_layer
-    return [Pair(_read(source, layer), _read(target, layer), weight) for source, target, weight in vectors]
+    return [
+        Pair(_read(source, layer), _read(target, layer), weight)
+        for source, target, weight in vectors
+    ]
 
 
 def _read(vector: Vector, layer: int | None) -> Read:

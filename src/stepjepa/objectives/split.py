@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 class SplitOptions(Topic):
     """Options of objective `split`."""
 
-    split_ratio: float = option(0.5, "split: share of the tokens that is the source.", VIEWS, above=0, below=1)
+    split_ratio: float = option(
+        0.5, "split: share of the tokens that is the source.", VIEWS, above=0, below=1
+    )
 
 
 class Split(Objective):

@@ -35,7 +35,11 @@ class StepJEPAOptions(StepsOptions):
         VIEWS,
     )
     horizon: int = option(
-        1, "step_jepa: step i predicts step i + horizon; H of step_pairs plan.", VIEWS, at_least=1, at_most=1000
+        1,
+        "step_jepa: step i predicts step i + horizon; H of step_pairs plan.",
+        VIEWS,
+        at_least=1,
+        at_most=1000,
     )
     multi_horizon: list[int] | None = option(
         None, "step_jepa: several horizons at once, as in 1 2 3.", VIEWS, at_least=1
@@ -51,9 +55,13 @@ class StepJEPAOptions(StepsOptions):
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
         if self.horizon != 1 and self.multi_horizon:
-            raise ConfigError(f"{_NAME.horizon} and {_NAME.multi_horizon} are both set; give one of them")
+            raise ConfigError(
+                f"{_NAME.horizon} and {_NAME.multi_horizon} are both set; give one of them"
+            )
         if len(set(self.horizons)) < len(self.horizons):
-            raise ConfigError(f"horizons are {list(self.horizons)}; give different numbers of steps from 1 on")
+            raise ConfigError(
+                f"horizons are {list(self.horizons)}; give different numbers of steps from 1 on"
+            )
 
 
 _NAME = Names(StepJEPAOptions)
@@ -100,7 +108,9 @@ class StepJEPA(Objective):
         """As `Objective.check`; raises ConfigError."""
         super().check()
         options = self.options
-        if options.forward == "inline" and (options.step_pairs in ("all", "plan") or len(options.horizons) > 1):
+        if options.forward == "inline" and (
+            options.step_pairs in ("all", "plan") or len(options.horizons) > 1
+        ):
             raise ConfigError(
                 "forward=inline holds one pair an example (a second one would see the first one's predictors); use "
                 f"{_NAME.step_pairs} first or random and one {_NAME.horizon}, or forward packed"
@@ -114,7 +124,9 @@ class StepJEPA(Objective):
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """All pairs of every answer, ordered by source, then by horizon."""
         options, plan = self.options, self.options.step_pairs == "plan"
-        turns, reason = question_and_answer(chat.turns) if plan else (chat.turns, "fewer_than_two_steps")
+        turns, reason = (
+            question_and_answer(chat.turns) if plan else (chat.turns, "fewer_than_two_steps")
+        )
         builder = self.builder(chat.ids, chat.target_ids)
         for turn in turns:
             steps = turn.steps
@@ -124,7 +136,9 @@ class StepJEPA(Objective):
             if len(steps) >= 2 and len(steps) <= min(options.horizons):
                 reason = "horizon_beyond_answer"
             # `random` collects all pairs here; `draw` picks one of them every epoch.
-            for number, step in enumerate(steps[:1] if plan or options.step_pairs == "first" else steps):
+            for number, step in enumerate(
+                steps[:1] if plan or options.step_pairs == "first" else steps
+            ):
                 for group, horizon in enumerate(options.horizons):
                     if number + horizon >= len(steps):
                         continue

@@ -94,5 +94,7 @@ class StepsToAnswer(Objective):
             source = builder.read(builder.add(branch), copy.stop - 1, copy)
             target = builder.read(TRUNK, cue.stop - 1, cue)
             for layer in self.layers:
-                builder.pairs.append(Pair(source._replace(layer=layer), target._replace(layer=layer)))
+                builder.pairs.append(
+                    Pair(source._replace(layer=layer), target._replace(layer=layer))
+                )
         return builder.found(reason)

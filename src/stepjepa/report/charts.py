@@ -18,7 +18,14 @@ from stepjepa.report.reading import ReportedRun, number
 WIDTH, HEIGHT = 440, 270
 # The rectangle of a chart's lines; the rest is for tick labels and the title of the axis.
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226
-FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
+FRAME = {
+    "width": WIDTH,
+    "height": HEIGHT,
+    "left": LEFT,
+    "right": RIGHT,
+    "top": TOP,
+    "bottom": BOTTOM,
+}
 QUANTITIES = {
     "lm_loss": "LM loss (nats per labelled token)",
     "jepa_loss": "JEPA loss",
@@ -83,7 +90,9 @@ class Chart:
 
     def readout(self) -> list[dict[str, Any]]:
         """The values that a pointer or the arrow keys show: name, kind and points of every line."""
-        return [{"name": line.name, "kind": line.kind, "points": line.points} for line in self.lines]
+        return [
+            {"name": line.name, "kind": line.kind, "points": line.points} for line in self.lines
+        ]
 
 
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
@@ -121,7 +130,11 @@ def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
 def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str]) -> Iterator[Chart]:
     """A chart for each quantity (key -> title) that any run (name, key -> points) logged, in training or evaluation."""
     for key, title in titles.items():
-        kinds = {"evaluation": key} if key.startswith("eval_") else {"training": key, "evaluation": f"eval_{key}"}
+        kinds = (
+            {"evaluation": key}
+            if key.startswith("eval_")
+            else {"training": key, "evaluation": f"eval_{key}"}
+        )
         series = []
         for index, (name, points_of) in enumerate(runs):
             for kind, log_key in kinds.items():

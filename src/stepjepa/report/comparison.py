@@ -10,7 +10,12 @@ from typing import Any
 
 from stepjepa.errors import StepJepaError
 from stepjepa.evaluation.metrics import NLL
-from stepjepa.evaluation.predictions import PairedMetric, Prediction, paired_metrics, read_predictions
+from stepjepa.evaluation.predictions import (
+    PairedMetric,
+    Prediction,
+    paired_metrics,
+    read_predictions,
+)
 from stepjepa.evaluation.statistics import conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table
@@ -39,8 +44,12 @@ class AccuracyRow:
 def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[AccuracyRow]:
     """A row for each evaluation, metric and run, grouped by evaluation and metric."""
     for name in evaluation_names(runs):
-        results = {run.label: run.evaluations[name].result for run in runs if name in run.evaluations}
-        metrics = dict.fromkeys(metric for result in results.values() for metric in table(result, "metrics"))
+        results = {
+            run.label: run.evaluations[name].result for run in runs if name in run.evaluations
+        }
+        metrics = dict.fromkeys(
+            metric for result in results.values() for metric in table(result, "metrics")
+        )
         for metric in metrics:
             for label, result in results.items():
                 summary = table(result, "metrics", metric)
@@ -131,7 +140,9 @@ def _answers(evaluation: StoredEvaluation) -> Path | None:
     return evaluation.predictions or evaluation.likelihoods
 
 
-def _paired(name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
+def _paired(
+    name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRun]
+) -> Iterator[PairedRow]:
     first, second = _answers(a.evaluations[name]), _answers(b.evaluations[name])
     if first is None or second is None:
         return
@@ -147,12 +158,21 @@ def _paired(name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRu
         headline = ""
         # A stale evaluation stays in the table but supports no conclusion.
         if not a.evaluations[name].stale and (paired is metrics[0] or paired.metric == NLL):
-            headline = _headline(name, paired, a, b, cells, any(control_of(run) == "shuffled" for run in runs))
-        yield PairedRow([f"{name}, {paired.metric}", a.label, b.label], cells, paired.n, headline=headline)
+            headline = _headline(
+                name, paired, a, b, cells, any(control_of(run) == "shuffled" for run in runs)
+            )
+        yield PairedRow(
+            [f"{name}, {paired.metric}", a.label, b.label], cells, paired.n, headline=headline
+        )
 
 
 def _headline(
-    name: str, paired: PairedMetric, a: ReportedRun, b: ReportedRun, cells: Sequence[str], controlled: bool
+    name: str,
+    paired: PairedMetric,
+    a: ReportedRun,
+    b: ReportedRun,
+    cells: Sequence[str],
+    controlled: bool,
 ) -> str:
     value, interval = cells[:2]
     if interval:
@@ -181,7 +201,9 @@ def difference_cells(paired: PairedMetric) -> tuple[str, str]:
     value, low, high = paired.difference
     if value is None:
         return "-", ""
-    interval = "" if low is None or high is None else f"[{scale * low:{form}}, {scale * high:{form}}]"
+    interval = (
+        "" if low is None or high is None else f"[{scale * low:{form}}, {scale * high:{form}}]"
+    )
     return f"{scale * value:{form}}{unit}", interval
 
 
@@ -210,13 +232,20 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
     return sets
 
 
-def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most: int) -> dict[str, Any]:
+def _prediction_set(
+    name: str, answers: Mapping[str, Sequence[Prediction]], most: int
+) -> dict[str, Any]:
     # A question is identified by its row and its text: models may have been evaluated on different rows.
-    by_question = [{(each.index, each.question): each for each in predictions} for predictions in answers.values()]
+    by_question = [
+        {(each.index, each.question): each for each in predictions}
+        for predictions in answers.values()
+    ]
     questions = sorted({question for known in by_question for question in known})
     models = []
     for (label, predictions), known in zip(answers.items(), by_question, strict=True):
-        letters = "".join(_LETTERS[known[key].correct] if key in known else "-" for key in questions)
+        letters = "".join(
+            _LETTERS[known[key].correct] if key in known else "-" for key in questions
+        )
         metric = next(iter(predictions[0].scores), "")
         models.append({"label": label, "metric": metric, "letters": letters})
     rows = []

@@ -161,12 +161,18 @@ def read_folders(names: Sequence[Path]) -> Found:
             raise ConfigError(f"{folder}: {why}")
         if (folder / STATE).is_file():
             if len(names) > 1:
-                raise ConfigError(f"{folder}: is a study, which is reported alone; give one study, or several runs")
+                raise ConfigError(
+                    f"{folder}: is a study, which is reported alone; give one study, or several runs"
+                )
             return Found(list(_study_runs(folder / "runs", reader)), _study(folder, reader), reader)
-        is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(folder.glob("evaluation-*/"))
+        is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(
+            folder.glob("evaluation-*/")
+        )
         if not is_run and not _checkpoint_logs(folder):
             files = ", ".join(_RUN_FILES)
-            raise ConfigError(f"{folder}: is no folder of a run or a study (none of {files}, {STATE} in it)")
+            raise ConfigError(
+                f"{folder}: is no folder of a run or a study (none of {files}, {STATE} in it)"
+            )
     labels = labels_of(list(map(str, names)))
     runs = [_run(label, folder, reader) for label, folder in zip(labels, names, strict=True)]
     return Found(runs, None, reader)
@@ -186,7 +192,10 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
         folder,
         record,
         settings={**resolved, **table(record, "settings")},
-        data=reader.read(folder / "data_report.json", lambda content: data_lines(parse_object(content))) or [],
+        data=reader.read(
+            folder / "data_report.json", lambda content: data_lines(parse_object(content))
+        )
+        or [],
         metrics=table(ended, "metrics"),
         history=history,
         unfinished=unfinished,
@@ -243,7 +252,11 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
     """The model that a result belongs to, if it is not the one in `folder`; empty if it is."""
-    if (folder / "run.json").is_file() and (folder / METRICS).is_file() and not RunFolder(folder).ended:
+    if (
+        (folder / "run.json").is_file()
+        and (folder / METRICS).is_file()
+        and not RunFolder(folder).ended
+    ):
         return "the model before this run went on"
     recorded = result.get("model_folder")
     if recorded is None or not any(folder.glob("*.safetensors")):
@@ -282,7 +295,11 @@ def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
     study.title = str(result.get("title", ""))
     study.verdicts = verdicts
     study.tables = tables
-    study.notes = [*map(str, result.get("choices", ())), *missing, *map(str, result.get("notes", ()))]
+    study.notes = [
+        *map(str, result.get("choices", ())),
+        *missing,
+        *map(str, result.get("notes", ())),
+    ]
 
 
 def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:

@@ -23,7 +23,14 @@ from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, logged_collapse
-from stepjepa.report.charts import FRAME, PointsOf, history_points, make_charts, mean_points, quantities
+from stepjepa.report.charts import (
+    FRAME,
+    PointsOf,
+    history_points,
+    make_charts,
+    mean_points,
+    quantities,
+)
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
@@ -39,7 +46,17 @@ if TYPE_CHECKING:
 _MOST_ARMS = 8
 # Diagnostics of collapse in a log.
 _SIGNS = ("target_std", "effective_rank", "num_pairs")
-_VERSIONS = ("stepjepa", "torch", "transformers", "peft", "python", "source", "processes", "device", "git_commit")
+_VERSIONS = (
+    "stepjepa",
+    "torch",
+    "transformers",
+    "peft",
+    "python",
+    "source",
+    "processes",
+    "device",
+    "git_commit",
+)
 # They differ between any two runs, so the page does not mark them as differences.
 _OWN = ("date", "command")
 
@@ -49,10 +66,16 @@ class ReportOptions:
     """Options of ``stepjepa report``."""
 
     folders: list[str] | None = option(
-        None, "Folders of runs, or of one study; usually written without --folders, in front of the rest.", "report"
+        None,
+        "Folders of runs, or of one study; usually written without --folders, in front of the rest.",
+        "report",
     )
-    output_file: str | None = option(None, "The page. Default: report.html in the first folder.", "report")
-    overwrite: bool = option(False, "Replace an existing file.", "report", aliases=("overwrite_output_dir",))
+    output_file: str | None = option(
+        None, "The page. Default: report.html in the first folder.", "report"
+    )
+    overwrite: bool = option(
+        False, "Replace an existing file.", "report", aliases=("overwrite_output_dir",)
+    )
     max_predictions: int = option(
         200,
         "Questions whose answers are put into the page, of each evaluation; counts are of all.",
@@ -109,7 +132,9 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
     if not asked.folders:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
     folders = [Path(name).expanduser() for name in asked.folders]
-    output = Path(asked.output_file).expanduser() if asked.output_file else folders[0] / "report.html"
+    output = (
+        Path(asked.output_file).expanduser() if asked.output_file else folders[0] / "report.html"
+    )
     if output.is_dir():
         raise ConfigError(f"{output}: is a folder; give a file")
     if output.exists() and not asked.overwrite:
@@ -213,14 +238,20 @@ def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
 
 def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Overview:
     """Curves are means over the seeds of an arm; answers are those of the first seed."""
-    seeds = sorted({int(seed) for run in runs if (seed := number(run.settings, "seed")) is not None})
+    seeds = sorted(
+        {int(seed) for run in runs if (seed := number(run.settings, "seed")) is not None}
+    )
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         if run.history:
             groups.setdefault(run.arm, []).append(run)
-    note = "Each line is the mean over the seeds of an arm, at the steps that all of them have logged."
+    note = (
+        "Each line is the mean over the seeds of an arm, at the steps that all of them have logged."
+    )
     if len(groups) > _MOST_ARMS:
-        note += f" Left out, so that lines can be told apart: {', '.join(list(groups)[_MOST_ARMS:])}."
+        note += (
+            f" Left out, so that lines can be told apart: {', '.join(list(groups)[_MOST_ARMS:])}."
+        )
     scored = sum(run.scored for run in runs)
     evaluated = [run for run in runs if run.evaluations and run.settings.get("seed") in seeds[:1]]
     first = next((run.record for run in runs if run.record), {})

@@ -61,14 +61,20 @@ class ArmRuns:
     def values(self, metric: str) -> dict[int, float]:
         """Seed -> value, of the runs with a finite value."""
         by_seed = sorted(self.metrics.get(metric, {}).items())
-        return {seed: float(value) for seed, value in by_seed if value is not None and math.isfinite(value)}
+        return {
+            seed: float(value)
+            for seed, value in by_seed
+            if value is not None and math.isfinite(value)
+        }
 
     def minus(self, other: ArmRuns, metric: str) -> ArmComparison:
         """This arm minus another, seed by seed."""
         values = self.values(metric)
         others = other.values(metric)
         seeds = sorted(values.keys() & others.keys())
-        result = paired_difference([values[seed] for seed in seeds], [others[seed] for seed in seeds])
+        result = paired_difference(
+            [values[seed] for seed in seeds], [others[seed] for seed in seeds]
+        )
         # Leaving out the seeds at which one arm diverged would favour that arm, so they are kept and rule out a verdict.
         common = self.metrics.get(metric, {}).keys() & other.metrics.get(metric, {}).keys()
         lost = sorted(common.difference(seeds))
@@ -167,7 +173,9 @@ def compare_arms(
     """
     roles = _roles(arms, baseline)
     by_name = {arm.name: arm for arm in arms}
-    comparisons = {arm.name: _comparisons(arm, roles[arm.name], by_name, baseline, metric) for arm in arms}
+    comparisons = {
+        arm.name: _comparisons(arm, roles[arm.name], by_name, baseline, metric) for arm in arms
+    }
 
     # Controls make no claim, so they do not count among the tests that are corrected.
     claims = [comparisons[name] for name, role in roles.items() if role == "arm"]
@@ -182,13 +190,24 @@ def compare_arms(
     for arm in arms:
         by_kind, flops, verdict = comparisons[arm.name], _mean(arm.flops), None
         if roles[arm.name] == "arm":
-            directions = {kind: each.direction(higher_is_better, alpha) for kind, each in by_kind.items()}
+            directions = {
+                kind: each.direction(higher_is_better, alpha) for kind, each in by_kind.items()
+            }
             cheap = flops is not None and flops <= compute_limit
             verdict = _verdict(by_kind, directions, cheap, arm.needs_control)
         values = arm.values(metric)
         numbers = summary(list(values.values()))
         rows.append(
-            ComparedArm(arm.name, roles[arm.name], tuple(values), numbers, by_kind, flops, _mean(arm.seconds), verdict)
+            ComparedArm(
+                arm.name,
+                roles[arm.name],
+                tuple(values),
+                numbers,
+                by_kind,
+                flops,
+                _mean(arm.seconds),
+                verdict,
+            )
         )
     return rows
 
@@ -224,7 +243,10 @@ def _comparisons(
 
 
 def _verdict(
-    comparisons: Mapping[Kind, ArmComparison], directions: Mapping[Kind, int], cheap: bool, needs_control: bool
+    comparisons: Mapping[Kind, ArmComparison],
+    directions: Mapping[Kind, int],
+    cheap: bool,
+    needs_control: bool,
 ) -> ArmVerdict:
     """The verdict by the rules of docs/statistics.md. For a `cheap` arm, equal examples are equal compute."""
     if comparisons["examples"].unusable:

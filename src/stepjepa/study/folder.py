@@ -23,11 +23,28 @@ from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.spec import SPLITS, Data, Run, Study, StudyOptions, evaluates_on_the_way
 from stepjepa.training.options import RunOptions
-from stepjepa.utils.files import LOCK, check_writable, json_bytes, read_json, remove_tree, write_json, write_whole
+from stepjepa.utils.files import (
+    LOCK,
+    check_writable,
+    json_bytes,
+    read_json,
+    remove_tree,
+    write_json,
+    write_whole,
+)
 
 _NAME = Names(StudyOptions)
 STATE = "state.json"
-_OWN_FILES = (STATE, "runs", "jobs", "results.jsonl", "table.md", "table.csv", "table.json", "report.html")
+_OWN_FILES = (
+    STATE,
+    "runs",
+    "jobs",
+    "results.jsonl",
+    "table.md",
+    "table.csv",
+    "table.json",
+    "report.html",
+)
 # Files of a model that stay when its weights are deleted.
 _MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
 # Entries of a training record: the hardware, the dtypes of weights and arithmetic, the commit of the code.
@@ -47,7 +64,9 @@ def check_folder(folder: Path) -> None:
     # A study that was killed during its first seconds leaves built-in data but no state.
     others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
     if others and not (folder / STATE).is_file():
-        raise ConfigError(f"{flag}: the folder is not empty ({others[0]}), and there is no study in it")
+        raise ConfigError(
+            f"{flag}: the folder is not empty ({others[0]}), and there is no study in it"
+        )
 
 
 def clear_folder(folder: Path) -> None:
@@ -103,7 +122,9 @@ def read_record(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); delete it, and its stage is done again") from None
+        raise DataError(
+            f"{path}: cannot be read ({error}); delete it, and its stage is done again"
+        ) from None
 
 
 class StudyRunFolder:
@@ -130,9 +151,13 @@ class StudyRunFolder:
         if record is None:
             return None
         # A record is complete if it holds the result of its stage and the time.
-        result, kind = (record.get("steps"), int) if stage == "train" else (record.get("metrics"), dict)
+        result, kind = (
+            (record.get("steps"), int) if stage == "train" else (record.get("metrics"), dict)
+        )
         if not isinstance(result, kind) or not isinstance(record.get("at"), str):
-            raise DataError(f"{path}: the record is damaged; delete it, and its stage is done again")
+            raise DataError(
+                f"{path}: the record is damaged; delete it, and its stage is done again"
+            )
         self._done[stage] = record
         return record
 
@@ -165,10 +190,16 @@ class StudyRunFolder:
 
 def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     """Write everything that a run needs into its folder."""
-    from stepjepa.training.config import JEPAConfig  # with transformers, which listing recipes does not need
+    # With transformers, which listing recipes does not need.
+    from stepjepa.training.config import (
+        JEPAConfig,
+    )
 
     data, settings = run.block.data, run.settings
-    files = {split: [_absolute(name) for name in names] for split, names in data.paths(study.output_dir).items()}
+    files = {
+        split: [_absolute(name) for name in names]
+        for split, names in data.paths(study.output_dir).items()
+    }
     # The base may set options of an objective that this arm does not have.
     known = {**options_of(RunOptions), **options_of(JEPAConfig)}
     values = {name: value for name, value in carried(known, settings).items() if name in known}
@@ -195,7 +226,9 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         "metrics": {metric.name: dict(metric.options) for metric in run.block.metrics},
         "evaluation": asdict(run.block.evaluation),
         # Scoring converts rows to chats, and chats to tokens, with the options of training.
-        "chat": {name: value for name, value in settings.items() if name in options_of(DataOptions)},
+        "chat": {
+            name: value for name, value in settings.items() if name in options_of(DataOptions)
+        },
     }
     write_record(folder.plan, plan)
 

@@ -132,7 +132,9 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
         tree = overlaid(Node(tree, root.where), small, replaced=["data"]).given
     # Values at the top of the file are the defaults of every block.
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
-    parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {"": Node({}, root.where)}
+    parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {
+        "": Node({}, root.where)
+    }
     notes = list[str]()
     blocks = tuple(_block(part, section, shared, notes) for part, section in parts.items())
 
@@ -167,11 +169,15 @@ def _block(name: str, section: Node, shared: Node, notes: list[str]) -> Block:
         arms[arm_name] = _arm(arm_name, arm_node, base, tree["tune"], variants, notes)
     if values.baseline not in arms:
         where, known = tree["baseline"].where, ", ".join(arms)
-        raise ConfigError(f"{where}: the baseline {values.baseline!r} is no arm; there are: {known}")
+        raise ConfigError(
+            f"{where}: the baseline {values.baseline!r} is no arm; there are: {known}"
+        )
     for arm_name, arm in arms.items():
         control = arm.control_arm
         if control is not None and (control not in arms or control == arm_name):
-            raise ConfigError(f"{node.where}: control_arm of {arm_name} is {control!r}, which is no other arm")
+            raise ConfigError(
+                f"{node.where}: control_arm of {arm_name} is {control!r}, which is no other arm"
+            )
 
     data = _data(tree["data"])
     _check_validation(data, list(arms.values()), base, tree["data"].where)
@@ -194,7 +200,9 @@ def _check_seeds(values: _BlockValues, where: str) -> None:
     seeds = [*values.seeds, *values.tune_seeds]
     if not values.seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         others = ", and others for tune_seeds" if values.tune_seeds else ""
-        raise ConfigError(f"{where}: seeds: expected different whole numbers from 0 on, as in seeds: [1, 2, 3]{others}")
+        raise ConfigError(
+            f"{where}: seeds: expected different whole numbers from 0 on, as in seeds: [1, 2, 3]{others}"
+        )
 
 
 def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], where: str) -> None:
@@ -215,24 +223,35 @@ def _select(name: str, metrics: Sequence[MetricSpec], where: str) -> tuple[str, 
     by_name = {metric.name: metric for metric in metrics}
     chosen = name or metrics[0].name
     if chosen not in by_name:
-        raise ConfigError(f"{where}: select: {chosen!r} is none of the study's metrics ({', '.join(by_name)})")
+        raise ConfigError(
+            f"{where}: select: {chosen!r} is none of the study's metrics ({', '.join(by_name)})"
+        )
     return chosen, by_name[chosen].higher_is_better
 
 
 def _check_name(name: str, where: str) -> None:
     if not _FOLDER_NAME.fullmatch(name):
-        raise ConfigError(f"{where}: the name {name!r}: use letters, digits and _ . , = - (it becomes a folder's name)")
+        raise ConfigError(
+            f"{where}: the name {name!r}: use letters, digits and _ . , = - (it becomes a folder's name)"
+        )
 
 
 def _arm(
-    name: str, node: Node, base: Mapping[str, Any], shared_tune: Node, variants: Sequence[str], notes: list[str]
+    name: str,
+    node: Node,
+    base: Mapping[str, Any],
+    shared_tune: Node,
+    variants: Sequence[str],
+    notes: list[str],
 ) -> Arm:
     """An arm: its overrides of the base, the values to tune, and those of `variants` that apply to it."""
     section = dict(node.mapping(f"arm {name}"))
     tune = section.pop("tune", Node(None, node.where))
     control_arm = section.pop("control_arm", Node(None, node.where))
     if "controls" in section:  # overrides the block's
-        controls = field_values(_BlockValues, {"controls": section.pop("controls")}).get("controls", [])
+        controls = field_values(_BlockValues, {"controls": section.pop("controls")}).get(
+            "controls", []
+        )
         variants = [*controls, *(variant for variant in variants if variant == SAME_FLOP)]
     settings = read_training(section)
     values = {**base, **settings}
@@ -247,17 +266,23 @@ def _arm(
             possible.append(variant)
         except ConfigError as error:
             notes.append(f"arm {name} is run without {variant}: {error}")
-    notes += [f"arm {name}: {key} has no effect" for key in settings if without_effect(config, [key])]
+    notes += [
+        f"arm {name}: {key} has no effect" for key in settings if without_effect(config, [key])
+    ]
     control = None if control_arm.given is None else str(control_arm.value)
     return Arm(name, settings, cells, pairs, tuple(possible), control)
 
 
-def _cells(lists: Mapping[str, Node], values: Mapping[str, Any], what: str) -> tuple[dict[str, Any], ...]:
+def _cells(
+    lists: Mapping[str, Node], values: Mapping[str, Any], what: str
+) -> tuple[dict[str, Any], ...]:
     """All combinations of the values to tune, without options that have no effect on the arm (lbd of `regular`)."""
     choices = []
     for key, node in lists.items():
         options = [read_training({key: item}) for item in node.listed(f"tune {key}")]
-        if not any(without_effect(config_of({**values, **option}), list(option)) for option in options):
+        if not any(
+            without_effect(config_of({**values, **option}), list(option)) for option in options
+        ):
             choices.append(options)
     if not choices:
         return ({},)
@@ -277,7 +302,9 @@ def _cells(lists: Mapping[str, Node], values: Mapping[str, Any], what: str) -> t
 def _data(node: Node) -> Data:
     if node.given is None:
         raise ConfigError(f"{node.where}: there is no data; give {_DATA_EXAMPLE}")
-    section = {"builtin": Node(None, node.where)} if node.given == "builtin" else node.mapping("data")
+    section = (
+        {"builtin": Node(None, node.where)} if node.given == "builtin" else node.mapping("data")
+    )
     if "builtin" in section:
         return Data(builtin=_builtin(section, node.where))
     values = field_values(_DataFiles, section, "data")
@@ -291,7 +318,9 @@ def _data(node: Node) -> Data:
     splits = {split: values[f"{split}_split"] for split in SPLITS if values.get(f"{split}_split")}
     for split in ("train", "select"):
         if values["test_file"] in files.get(split, ()) and not splits:
-            raise ConfigError(f"{node.where}: data: {_FILE.test_file} and {split}_file are the same file")
+            raise ConfigError(
+                f"{node.where}: data: {_FILE.test_file} and {split}_file are the same file"
+            )
     return Data(files=files, splits=splits)
 
 
@@ -324,7 +353,9 @@ def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
             (name, child), *_ = name.items()
             options = child.mapping(f"metric {name}")
         if not isinstance(name, str):
-            raise ConfigError(f"{item.where}: metrics: expected names such as [answer_nll, exact], got {item.value}")
+            raise ConfigError(
+                f"{item.where}: metrics: expected names such as [answer_nll, exact], got {item.value}"
+            )
         metrics[name] = _metric(name, options, f"{item.where}: metrics: {name}")
     return tuple(metrics.values())
 

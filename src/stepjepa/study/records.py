@@ -17,9 +17,26 @@ from stepjepa.config.option import Names, options_of
 from stepjepa.data.sources import RowSource, file_rows
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.folder import CIRCUMSTANCES, STATE, StudyRunFolder, read_record
-from stepjepa.study.spec import SAME_FLOP, SPLITS, Arm, Block, Run, Study, StudyOptions, Values, possible_runs
+from stepjepa.study.spec import (
+    SAME_FLOP,
+    SPLITS,
+    Arm,
+    Block,
+    Run,
+    Study,
+    StudyOptions,
+    Values,
+    possible_runs,
+)
 from stepjepa.training.options import RunOptions
-from stepjepa.utils.files import check_writable, checksum, digest, json_bytes, write_json, write_whole
+from stepjepa.utils.files import (
+    check_writable,
+    checksum,
+    digest,
+    json_bytes,
+    write_json,
+    write_whole,
+)
 from stepjepa.version import __version__
 
 _NAME = Names(StudyOptions)
@@ -57,7 +74,11 @@ def study_identity(study: Study) -> dict[str, Any]:
 def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
     """A digest of the data, scoring and settings of a run, which its record must share with the study."""
     block = identity["blocks"][run.block.name]
-    settings = {name: value for name, value in block["arms"][run.row].items() if name not in ("tune", "seeds")}
+    settings = {
+        name: value
+        for name, value in block["arms"][run.row].items()
+        if name not in ("tune", "seeds")
+    }
     parts = [block["data"], block["scoring"], settings, run.cell]
     return digest([json.dumps(parts, sort_keys=True).encode()])
 
@@ -85,7 +106,11 @@ def _arm_identity(arm: Arm, block: Block) -> dict[str, Any]:
     options = {**options_of(RunOptions), **options_of(JEPAConfig)}
     tuned = {name for cell in arm.cells for name in cell}
     settings = {**block.base, **arm.settings}
-    identity = {name: value for name, value in settings.items() if options[name].identity and name not in tuned}
+    identity = {
+        name: value
+        for name, value in settings.items()
+        if options[name].identity and name not in tuned
+    }
     # Other cells, or other seeds, could lead to another choice.
     if arm.tuned:
         identity["tune"] = [dict(cell) for cell in arm.cells]
@@ -261,7 +286,11 @@ def record_of(item: Item, state: State) -> RunRecord:
     identity = state.identity or {}
     # A variant runs with the chosen cell only; an arm with one cell has nothing to choose.
     choice = state.choice(run.block.name, run.arm.name)
-    chosen = run.variant != "" or not run.arm.tuned or (choice is not None and choice["cell"] == run.cell)
+    chosen = (
+        run.variant != ""
+        or not run.arm.tuned
+        or (choice is not None and choice["cell"] == run.cell)
+    )
     error, status = item.error, "finished"
     if error is not None:
         status = "failed"
@@ -306,7 +335,9 @@ def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
     runs: dict[str, dict[str, Any]] = {}
     for number, row in file_rows(path) if path.exists() else ():
         if not isinstance(row, dict) or not row.keys() >= _LINE_KEYS:
-            raise DataError(f"{path}:{number}: no record of a run, as the results.jsonl of a study has them")
+            raise DataError(
+                f"{path}:{number}: no record of a run, as the results.jsonl of a study has them"
+            )
         if row["at"]:
             runs[row["run"]] = row
     return runs
@@ -326,7 +357,9 @@ class KeptRuns:
         for run in possible_runs(study):
             line = self.runs.get(run.name)
             if line and line["identity"] != run_identity(run, identity):
-                raise ConfigError(f"{path}: {run.name} has other data, scoring or settings than the study")
+                raise ConfigError(
+                    f"{path}: {run.name} has other data, scoring or settings than the study"
+                )
 
     def add(self, records: Sequence[RunRecord]) -> None:
         """Add, atomically, the runs with newly completed stages and those that failed."""

@@ -90,7 +90,11 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
     columns["FLOPs"] = [scaled(arm["flops"]) for arm in arms]
     columns["seconds"] = [written(arm["seconds"], ".4g") for arm in arms]
     columns["verdict"] = [_verdict_cell(arm) for arm in arms]
-    return {title: cells for title, cells in columns.items() if any(cell not in ("", "-") for cell in cells)}
+    return {
+        title: cells
+        for title, cells in columns.items()
+        if any(cell not in ("", "-") for cell in cells)
+    }
 
 
 def table_title(record: Mapping[str, Any]) -> str:
@@ -150,10 +154,19 @@ def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
         arms = list(_arm_runs(block, by_row))
         for metric in block.metrics:
             higher = metric.higher_is_better
-            rows = compare_arms(arms, metric.name, baseline=block.baseline, higher_is_better=higher, alpha=study.alpha)
+            rows = compare_arms(
+                arms,
+                metric.name,
+                baseline=block.baseline,
+                higher_is_better=higher,
+                alpha=study.alpha,
+            )
             solved = study.solved if metric is block.metrics[0] else None
             if solved is not None:
-                rows = [replace(row, solved=_solved(_tested(by_row[row.name]), metric, solved)) for row in rows]
+                rows = [
+                    replace(row, solved=_solved(_tested(by_row[row.name]), metric, solved))
+                    for row in rows
+                ]
             tables[block.name, metric.name] = Table(
                 metric.name, higher, block.baseline, study.alpha, tuple(rows), solved
             )
@@ -178,11 +191,21 @@ def _tested(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def _solved(records: Sequence[RunRecord], metric: MetricSpec, bound: float) -> Solved:
     """How many of an arm's runs reached the bound, and when they first did so in an evaluation during training."""
-    solved = sum(reaches(record.metrics.get("test", {}).get(metric.name), metric, bound) for record in records)
+    solved = sum(
+        reaches(record.metrics.get("test", {}).get(metric.name), metric, bound)
+        for record in records
+    )
     interval = share(solved, len(records))
     on_the_way = [examples_until(record.history, metric, bound) for record in records]
     reached = [examples for examples in on_the_way if examples is not None]
-    return Solved(len(records), solved, interval.low, interval.high, len(reached), median(reached) if reached else None)
+    return Solved(
+        len(records),
+        solved,
+        interval.low,
+        interval.high,
+        len(reached),
+        median(reached) if reached else None,
+    )
 
 
 def reaches(value: float | None, metric: MetricSpec, bound: float) -> bool:
@@ -192,7 +215,9 @@ def reaches(value: float | None, metric: MetricSpec, bound: float) -> bool:
     return value >= bound if metric.higher_is_better else value <= bound
 
 
-def examples_until(history: Sequence[Mapping[str, float]], metric: MetricSpec, bound: float) -> float | None:
+def examples_until(
+    history: Sequence[Mapping[str, float]], metric: MetricSpec, bound: float
+) -> float | None:
     """Examples before the first evaluation during training that reached the bound; None if none did."""
     for entry in history:
         if reaches(entry.get(f"eval_{metric.name}"), metric, bound):
@@ -209,13 +234,20 @@ def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterat
             tested = _tested(records)
             metrics = {}
             for metric in block.metrics:
-                by_seed = {record.seed: record.metrics.get("test", {}).get(metric.name) for record in tested}
+                by_seed = {
+                    record.seed: record.metrics.get("test", {}).get(metric.name)
+                    for record in tested
+                }
                 metrics[metric.name] = by_seed
             runs = ArmRuns(
                 row,
                 metrics,
                 flops={record.seed: record.flops for record in records if record.flops},
-                seconds={record.seed: record.train_seconds for record in records if record.train_seconds is not None},
+                seconds={
+                    record.seed: record.train_seconds
+                    for record in records
+                    if record.train_seconds is not None
+                },
             )
             if not variant:
                 runs = replace(
@@ -231,7 +263,9 @@ def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterat
 # Files and lines
 
 
-def write_results(study: Study, state: State, items: Sequence[Item], notes: Sequence[str]) -> tuple[Tables, list[str]]:
+def write_results(
+    study: Study, state: State, items: Sequence[Item], notes: Sequence[str]
+) -> tuple[Tables, list[str]]:
     """Write the results into the study's folder; return the tables, and lines for a terminal.
 
     Args:
@@ -270,7 +304,9 @@ def _markdown(result: Mapping[str, Any]) -> str:
     if result["shows"]:
         parts.append(result["shows"])
     for table in result["tables"]:
-        columns = {title: [_escaped(cell) for cell in cells] for title, cells in table_cells(table).items()}
+        columns = {
+            title: [_escaped(cell) for cell in cells] for title, cells in table_cells(table).items()
+        }
         rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
         lines = [f"| {' | '.join(row)} |" for row in rows]
         parts += [f"**{_escaped(table_title(table))}**", "\n".join(lines)]
@@ -279,7 +315,10 @@ def _markdown(result: Mapping[str, Any]) -> str:
             "controls, and at equal compute."
         )
     parts += [*result["choices"], FOOTNOTE]
-    for title, lines in (("Runs that are missing", result["missing_lines"]), ("Notes", result["notes"])):
+    for title, lines in (
+        ("Runs that are missing", result["missing_lines"]),
+        ("Notes", result["notes"]),
+    ):
         if lines:
             parts.append("\n".join([f"**{title}**", "", *(f"- {line}" for line in lines)]))
     return "\n\n".join(parts) + "\n"

@@ -16,7 +16,15 @@ from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError, explaining, library
 from stepjepa.study import folder as folders
 from stepjepa.study.folder import StudyRunFolder
-from stepjepa.study.records import Item, KeptRuns, State, check_same, kept_runs, record_of, study_identity
+from stepjepa.study.records import (
+    Item,
+    KeptRuns,
+    State,
+    check_same,
+    kept_runs,
+    record_of,
+    study_identity,
+)
 from stepjepa.study.results import Table, Tables, write_results
 from stepjepa.study.spec import (
     Arm,
@@ -73,8 +81,13 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
     if options.recipes:
         return StudyResult(tuple(recipe_lines()))
     if not options.file:
-        raise ConfigError("no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)")
-    from stepjepa.study.reading import read_options  # loads torch, which the list above does not need
+        raise ConfigError(
+            "no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)"
+        )
+    # Loads torch, which the list above does not need.
+    from stepjepa.study.reading import (
+        read_options,
+    )
 
     read = read_options(options)
     for note in read.notes:
@@ -85,7 +98,9 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
     library("statsmodels", "study")
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
     with explaining(less_memory, "start the same command again"):
-        carried = run_study(read, say, options.overwrite_output_dir, options.records, options.stop_after)
+        carried = run_study(
+            read, say, options.overwrite_output_dir, options.records, options.stop_after
+        )
     tables, lines = carried.write_results()
     failed = any(item.error is not None or not carried.stopped for item in carried.failed)
     return StudyResult(("", *lines), tables, failed)
@@ -122,15 +137,21 @@ def run_study(
     folder = study.output_dir
     folders.check_folder(folder)
     if kept and folder.resolve() in Path(kept).resolve().parents:
-        raise ConfigError(f"--{_NAME.records} {kept}: lies in {folder}, which the study writes; give a file elsewhere")
+        raise ConfigError(
+            f"--{_NAME.records} {kept}: lies in {folder}, which the study writes; give a file elsewhere"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as locks:
         if not locks.enter_context(locked(folder / LOCK)):
-            raise ConfigError(f"{folder}: another stepjepa study is running in this folder; wait, or end it")
+            raise ConfigError(
+                f"{folder}: another stepjepa study is running in this folder; wait, or end it"
+            )
         if kept:
             Path(kept).parent.mkdir(parents=True, exist_ok=True)
             if not locks.enter_context(locked(Path(f"{kept}.lock"))):
-                raise ConfigError(f"--{_NAME.records} {kept}: another stepjepa study writes to it; wait, or end it")
+                raise ConfigError(
+                    f"--{_NAME.records} {kept}: another stepjepa study writes to it; wait, or end it"
+                )
         if overwrite:
             folders.clear_folder(folder)
         for block in study.blocks:
@@ -144,7 +165,9 @@ def run_study(
         state.take_over(identity)
 
         notes = list[str]()
-        foreign = sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
+        foreign = (
+            sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
+        )
         if foreign:
             note = f"{kept}: {foreign} of its runs were made by other code or versions"
             say(f"note   {note}")
@@ -163,7 +186,14 @@ class StudyRun:
         kept: runs that are not repeated, and the file to which new ones are added.
     """
 
-    def __init__(self, study: Study, state: State, say: Callable[[str], None], notes: list[str], kept: KeptRuns | None):
+    def __init__(
+        self,
+        study: Study,
+        state: State,
+        say: Callable[[str], None],
+        notes: list[str],
+        kept: KeptRuns | None,
+    ):
         self.study, self.state, self.say, self.notes = study, state, say, notes
         self.stopped = False  # because its time was up
         self._kept = kept
@@ -197,7 +227,11 @@ class StudyRun:
         try:
             while True:
                 running = list(active.values())
-                waiting = [item for item in self.items if item.error is None and item.todo and item not in running]
+                waiting = [
+                    item
+                    for item in self.items
+                    if item.error is None and item.todo and item not in running
+                ]
                 # All arms with the first seed run first, so that an unfinished study can be compared.
                 waiting.sort(key=lambda item: item.run.turn)
                 for item in waiting[: self.study.jobs - len(active)]:
@@ -228,7 +262,9 @@ class StudyRun:
         _stop(executor, active)
         self._keep([item for item in active.values() if not item.todo])
         self._plan()
-        self.say(f"the time is up: {self._finished} of {self._total} runs are finished; the same command resumes")
+        self.say(
+            f"the time is up: {self._finished} of {self._total} runs are finished; the same command resumes"
+        )
 
     def _keep(self, items: Sequence[Item]) -> None:
         """Add runs to the file of records, if there is one."""
@@ -260,7 +296,9 @@ class StudyRun:
         for item in self.items:
             if not item.todo:
                 run = item.run
-                undecided = run.arm.tuned and self.state.choice(run.block.name, run.arm.name) is None
+                undecided = (
+                    run.arm.tuned and self.state.choice(run.block.name, run.arm.name) is None
+                )
                 # While its arm has no choice, a run may still be scored on the test split, unless it only tunes.
                 item.folder.tidy(self.study.keep_models or (undecided and not run.only_tunes))
 
@@ -272,7 +310,10 @@ class StudyRun:
         complete = ("train", "test") if block.tune_seeds else (*first, "test")
         own_seeds = arm.tuned and bool(block.tune_seeds)
         seeds = block.tune_seeds if own_seeds else block.seeds
-        items = [self._add(run, first if arm.tuned else complete) for run in runs_of(block, arm, "", arm.cells, seeds)]
+        items = [
+            self._add(run, first if arm.tuned else complete)
+            for run in runs_of(block, arm, "", arm.cells, seeds)
+        ]
         cell = self._choice(block, arm, items)
         if cell is None:
             return
@@ -315,7 +356,11 @@ class StudyRun:
             at = max(at, record["at"])
         means = {name: _complete_mean(of_seeds) for name, of_seeds in values.items()}
         # Rounding makes means of the same numbers in another order equal.
-        ranked = {name: round(mean if highest else -mean, 12) for name, mean in means.items() if mean is not None}
+        ranked = {
+            name: round(mean if highest else -mean, 12)
+            for name, mean in means.items()
+            if mean is not None
+        }
         if not ranked:
             for item in items:
                 item.error = item.error or _NO_CELL
@@ -324,7 +369,14 @@ class StudyRun:
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
         rule = "highest" if highest else "lowest"
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
-        choice = {"cell": cell, "metric": metric, "rule": rule, "means": means, "words": words, "at": at}
+        choice = {
+            "cell": cell,
+            "metric": metric,
+            "rule": rule,
+            "means": means,
+            "words": words,
+            "at": at,
+        }
         self.state.choose(block.name, arm.name, choice)
         self.say(f"{arm.name}: {words}")
         return cell
@@ -363,14 +415,19 @@ class DemoResult:
     def __str__(self) -> str:
         tables = list(self.tables.values())
         heads = ["", *(arm.name for arm in tables[0].arms)]
-        rows = [[table.metric, *(written(arm.summary.estimate, ".4f") for arm in table.arms)] for table in tables]
+        rows = [
+            [table.metric, *(written(arm.summary.estimate, ".4f") for arm in table.arms)]
+            for table in tables
+        ]
         lines = text_table(heads, rows)
         for paragraph in self.answer:
             lines.append("")
             # The numbers are on a line of their own, before their meaning.
             for line in paragraph.splitlines():
                 lines += wrapped(line, PAGE)
-        return "\n".join([*lines, "", f"written to {self.folder}; all of it on a page: {self.page}"])
+        return "\n".join(
+            [*lines, "", f"written to {self.folder}; all of it on a page: {self.page}"]
+        )
 
 
 def demo(options: DemoOptions) -> DemoResult:
@@ -383,7 +440,9 @@ def demo(options: DemoOptions) -> DemoResult:
     from stepjepa.study.reading import read_options
 
     study = read_options(options.study)
-    terminal.say(f"{study.title}; the logs of training: {study.output_dir}/runs/*/seed-{options.seed}/train.log")
+    terminal.say(
+        f"{study.title}; the logs of training: {study.output_dir}/runs/*/seed-{options.seed}/train.log"
+    )
     carried = run_study(study, terminal.say, options.overwrite_output_dir)
     tables, _ = carried.write_results()
     for item in carried.failed:

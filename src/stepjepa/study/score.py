@@ -62,7 +62,10 @@ class Scores:
         first = self.answered[0]
         folder.mkdir(parents=True, exist_ok=True)
         predictions = folder / "predictions.jsonl"
-        write_whole(predictions, record_lines(predictions, (prediction.record() for prediction in first.predictions)))
+        write_whole(
+            predictions,
+            record_lines(predictions, (prediction.record() for prediction in first.predictions)),
+        )
         record = {"metrics": metrics, "generation": first.generation, "identity": {}}
         write_json(folder / "metrics.json", record, indent=1)
 
@@ -83,12 +86,20 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
     for split in splits:
         begin = time.perf_counter()
         rows = RowSource(plan["files"][split], plan["splits"].get(split, "test"))
-        with explaining(f"evaluate: {{{_NAME.batch_size}: ...}} in the study", "start the study again"):
-            scores = score_model(folder.model, rows, plan["metrics"], chat=plan["chat"], **plan["evaluation"])
+        with explaining(
+            f"evaluate: {{{_NAME.batch_size}: ...}} in the study", "start the study again"
+        ):
+            scores = score_model(
+                folder.model, rows, plan["metrics"], chat=plan["chat"], **plan["evaluation"]
+            )
         if split == "test" and scores.answered and scores.answered[0].predictions:
             scores.write(folder.path / ANSWERS)
-        write_record(folder.record(split), {"metrics": scores.values, "seconds": time.perf_counter() - begin})
-        print_text("  ".join([split, *(f"{name} {value}" for name, value in scores.values.items())]))
+        write_record(
+            folder.record(split), {"metrics": scores.values, "seconds": time.perf_counter() - begin}
+        )
+        print_text(
+            "  ".join([split, *(f"{name} {value}" for name, value in scores.values.items())])
+        )
 
 
 def score_model(
@@ -186,7 +197,9 @@ def _geometry(
     pairs = read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings, max_examples)
     pad = tokenizer.pad_token_id or 0
     try:
-        states = collect_states(model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size)
+        states = collect_states(
+            model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size
+        )
     except StatesNotFinite:
         # The model diverged. The other metrics show it, too.
         return dict.fromkeys(names)

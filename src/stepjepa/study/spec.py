@@ -28,12 +28,16 @@ _TRAIN = Names(RunOptions, TrainerOptions)
 class StudyOptions:
     """Options of ``stepjepa study``; most of them override a value of the study's file."""
 
-    file: str | None = option(None, "A study's YAML file, or a recipe's name; usually written without --file.", "study")
+    file: str | None = option(
+        None, "A study's YAML file, or a recipe's name; usually written without --file.", "study"
+    )
     output_dir: str | None = option(
         None, "Folder for runs, tables and figures. Default: the file's, or runs/NAME.", "study"
     )
     seeds: list[int] | None = option(None, "Seeds instead of the file's.", "study")
-    jobs: int | None = option(None, "Runs at a time. Default: the file's, or 1 (100 with slurm or ray).", "study")
+    jobs: int | None = option(
+        None, "Runs at a time. Default: the file's, or 1 (100 with slurm or ray).", "study"
+    )
     executor: Executor | None = option(
         None,
         "Where runs are carried out: processes on this machine (the default), slurm, ray, or local, which runs on this "
@@ -47,14 +51,22 @@ class StudyOptions:
         above=0,
     )
     records: str | None = option(
-        None, "JSONL of runs, as results.jsonl: those in it are not run again, and new ones are added.", "study"
+        None,
+        "JSONL of runs, as results.jsonl: those in it are not run again, and new ones are added.",
+        "study",
     )
     overrides: list[str] | None = option(
         None, "Values instead of the file's, as in base.max_steps=20.", "study", aliases=("set",)
     )
-    mini: bool = option(False, "Run the file's section mini: the same study made small, for two cores.", "study")
-    dry_run: bool = option(False, "List the runs and what each changes, and write nothing.", "study")
-    recipes: bool = option(False, "List the recipes that come with the library.", "study", aliases=("list",))
+    mini: bool = option(
+        False, "Run the file's section mini: the same study made small, for two cores.", "study"
+    )
+    dry_run: bool = option(
+        False, "List the runs and what each changes, and write nothing.", "study"
+    )
+    recipes: bool = option(
+        False, "List the recipes that come with the library.", "study", aliases=("list",)
+    )
     overwrite_output_dir: bool = option(
         False, "Remove what an earlier study left in output_dir and start again.", "study"
     )
@@ -68,15 +80,23 @@ class DemoOptions:
     """Options of ``stepjepa demo``."""
 
     output_dir: str = option("runs/demo", "Folder for the study and report.html.", "demo")
-    overwrite_output_dir: bool = option(False, "Remove what an earlier demo left in output_dir.", "demo")
+    overwrite_output_dir: bool = option(
+        False, "Remove what an earlier demo left in output_dir.", "demo"
+    )
     seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo", at_least=0)
     task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(_DEMOS))
     train_rows: int | None = option(
-        None, "Generated problems to train on, once each. Default: 16000 of arithmetic.", "demo", at_least=1
+        None,
+        "Generated problems to train on, once each. Default: 16000 of arithmetic.",
+        "demo",
+        at_least=1,
     )
     test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
     overrides: list[str] | None = option(
-        None, "Values instead of the recipe's, as in base.learning_rate=1e-3.", "demo", aliases=("set",)
+        None,
+        "Values instead of the recipe's, as in base.learning_rate=1e-3.",
+        "demo",
+        aliases=("set",),
     )
 
     def __post_init__(self) -> None:
@@ -89,7 +109,9 @@ class DemoOptions:
         if self.train_rows is not None:
             overrides.append(f"data.builtin.train_rows={self.train_rows}")
         overrides += self.overrides or []
-        return StudyOptions(_DEMOS[self.task], output_dir=self.output_dir, seeds=[self.seed], overrides=overrides)
+        return StudyOptions(
+            _DEMOS[self.task], output_dir=self.output_dir, seeds=[self.seed], overrides=overrides
+        )
 
 
 @dataclass(frozen=True)
@@ -120,7 +142,10 @@ class Arm:
     @property
     def rows(self) -> dict[str, str]:
         """Variant ("" is the arm itself) -> its row of the table, as in ``step_jepa+shuffled``."""
-        return {variant: f"{self.name}+{variant}" if variant else self.name for variant in ("", *self.variants)}
+        return {
+            variant: f"{self.name}+{variant}" if variant else self.name
+            for variant in ("", *self.variants)
+        }
 
 
 @dataclass(frozen=True)
@@ -157,7 +182,9 @@ class Data:
 
 def evaluates_on_the_way(settings: Values) -> bool:
     """Whether a run with these training options evaluates on the study's validation split while it trains."""
-    return str(settings.get(_TRAIN.eval_strategy, "no")) != "no" and not settings.get(_TRAIN.eval_file)
+    return str(settings.get(_TRAIN.eval_strategy, "no")) != "no" and not settings.get(
+        _TRAIN.eval_file
+    )
 
 
 @dataclass(frozen=True)
@@ -226,7 +253,9 @@ class Study:
     keep_models: bool = option(True, "False deletes the weights once they are scored.", "study")
     alpha: float = option(0.05, "Level of the verdicts.", "study", above=0, below=1)
     solved: float | None = option(
-        None, "Value of the first metric, on the test split, from which a run has solved the task.", "study"
+        None,
+        "Value of the first metric, on the test split, from which a run has solved the task.",
+        "study",
     )
     notes: tuple[str, ...] = ()
 
@@ -280,7 +309,13 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """All options of ``stepjepa train`` that the study sets, without the data and the folder."""
-        settings = {**self.block.base, **self.arm.settings, **self.cell, "seed": self.seed, **varied(self.variant)}
+        settings = {
+            **self.block.base,
+            **self.arm.settings,
+            **self.cell,
+            "seed": self.seed,
+            **varied(self.variant),
+        }
         for name, value in settings.items():
             # A run may start from the model that another study trained with the same seed.
             if isinstance(value, str):
@@ -318,7 +353,9 @@ def file_word(value: object) -> str:
     return re.sub(r"[^\w.-]", "_", f"{value:g}" if isinstance(value, float) else str(value))
 
 
-def runs_of(block: Block, arm: Arm, variant: str, cells: Sequence[Values], seeds: Sequence[int]) -> list[Run]:
+def runs_of(
+    block: Block, arm: Arm, variant: str, cells: Sequence[Values], seeds: Sequence[int]
+) -> list[Run]:
     """The runs of an arm or of its variant: cells x seeds."""
     return [Run(block, arm, variant, cell, seed) for cell in cells for seed in seeds]
 
@@ -331,7 +368,9 @@ def all_runs(study: Study) -> Iterator[Run]:
                 yield from runs_of(block, arm, "", arm.cells, block.tune_seeds)
             for variant in arm.rows:
                 waits = variant or block.tune_seeds
-                yield from runs_of(block, arm, variant, arm.cells[:1] if waits else arm.cells, block.seeds)
+                yield from runs_of(
+                    block, arm, variant, arm.cells[:1] if waits else arm.cells, block.seeds
+                )
 
 
 def possible_runs(study: Study) -> Iterator[Run]:
@@ -339,7 +378,9 @@ def possible_runs(study: Study) -> Iterator[Run]:
     for block in study.blocks:
         for arm in block.arms:
             for variant in arm.rows:
-                yield from runs_of(block, arm, variant, arm.cells, [*block.seeds, *block.tune_seeds])
+                yield from runs_of(
+                    block, arm, variant, arm.cells, [*block.seeds, *block.tune_seeds]
+                )
 
 
 def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
@@ -378,7 +419,11 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
         for arm in block.arms:
             for variant, row in arm.rows.items():
                 changes = assignments(varied(variant) if variant else arm.settings) or "the base"
-                tuned = f"; one of {', '.join(map(cell_name, arm.cells))}" if arm.tuned and not variant else ""
+                tuned = (
+                    f"; one of {', '.join(map(cell_name, arm.cells))}"
+                    if arm.tuned and not variant
+                    else ""
+                )
                 yield f"  {row}: {counted(counts[block.name, row], 'run')}, {changes}{tuned}"
 
 

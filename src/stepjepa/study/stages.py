@@ -107,7 +107,15 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     # A training that was killed before its first checkpoint left nothing to resume from.
     how = _NAME.resume_from_checkpoint if complete or checkpoint else _NAME.overwrite_output_dir
     (run.model / BROKEN).unlink(missing_ok=True)
-    argv = ["train", "--config", str(run.train_config), f"--{_NAME.output_dir}", str(run.model), f"--{how}", "true"]
+    argv = [
+        "train",
+        "--config",
+        str(run.train_config),
+        f"--{_NAME.output_dir}",
+        str(run.model),
+        f"--{how}",
+        "true",
+    ]
     try:
         run_process(run.path / "train.log", argv, environment)
     except StageFailed:
@@ -128,7 +136,9 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
     history, losses = [], []
     for entry in written.get("log_history", ()):
         if "eval_loss" in entry:
-            history.append({name: value for name, value in entry.items() if not name.endswith(_SPEED)})
+            history.append(
+                {name: value for name, value in entry.items() if not name.endswith(_SPEED)}
+            )
         if "loss" in entry:
             losses.append({name: entry[name] for name in _CURVES if name in entry})
     return {
@@ -193,7 +203,11 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
             printed = file.read().decode("utf-8", "replace").splitlines()
             lines = [" ".join(line.split())[:300] for line in printed if line.strip()]
             last = [*dict.fromkeys(lines)][-5:]
-            how = f"exit status {status}" if status > 0 else f"killed by {signal.Signals(-status).name}"
+            how = (
+                f"exit status {status}"
+                if status > 0
+                else f"killed by {signal.Signals(-status).name}"
+            )
             raise StageFailed(f"{how}; {log}: {' | '.join(last) or 'it printed nothing'}")
 
 
@@ -338,8 +352,13 @@ class Submitit:
         except (RuntimeError, ValueError, TypeError, NameError) as error:
             raise ConfigError(f"slurm: {said(error, lines=1)}") from None
         # submitit asks sacct whether a job has ended, and waits forever if sacct does not answer.
-        if cluster == "slurm" and subprocess.run(["sh", "-c", "sacct"], capture_output=True, check=False).returncode:
-            raise ConfigError("slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended")
+        if (
+            cluster == "slurm"
+            and subprocess.run(["sh", "-c", "sacct"], capture_output=True, check=False).returncode
+        ):
+            raise ConfigError(
+                "slurm: sacct fails here; a study needs SLURM's accounting to see which jobs have ended"
+            )
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
         """See `Executor`. A job that an earlier start of the study left in the queue is awaited, not repeated.
@@ -371,7 +390,9 @@ class Submitit:
             job = self._executor.submit(Job(), str(run.path.resolve()), list(todo), ends_with)
         except Exception as error:
             # sbatch, the scheduler and the file system fail in many ways.
-            raise StepJepaError(f"{run.path}: the job could not be submitted: {said(error)}") from None
+            raise StepJepaError(
+                f"{run.path}: the job could not be submitted: {said(error)}"
+            ) from None
         write_record(run.job, {"cluster": self._cluster, "id": job.job_id})
         return job
 

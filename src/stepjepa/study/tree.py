@@ -35,7 +35,9 @@ def open_study(name: str) -> tuple[str, Node]:
         if name not in recipes:
             files = [str(file) for file in path.parent.glob("*.y*ml")]
             near = did_you_mean(name, [*recipes, *files])
-            raise ConfigError(f"{name}: no such file or recipe{near} (stepjepa study --list shows the recipes)")
+            raise ConfigError(
+                f"{name}: no such file or recipe{near} (stepjepa study --list shows the recipes)"
+            )
         path = recipes[name]
     root = read_tree(path)
     return path.stem, Node(root.mapping("study"), root.where)
@@ -61,7 +63,9 @@ def overlaid(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
         return over
     merged = dict(under.given)
     for name, node in over.given.items():
-        merged[name] = overlaid(merged[name], node) if name in merged and name not in replaced else node
+        merged[name] = (
+            overlaid(merged[name], node) if name in merged and name not in replaced else node
+        )
     return Node(merged, over.where)
 
 
@@ -109,7 +113,9 @@ def _with(root: Node, names: Sequence[str], value: Node) -> Node:
     return Node(children, root.where)
 
 
-def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = "", noun: str = "key") -> None:
+def check_keys(
+    section: Mapping[str, Node], known: Iterable[str], what: str = "", noun: str = "key"
+) -> None:
     """Refuse unknown keys.
 
     Raises:

@@ -22,7 +22,14 @@ from typing import Any, cast
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
-from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    GenerationConfig,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
@@ -159,7 +166,9 @@ class StopAtEvaluation(TrainerCallback):
         sign = 1 if args.greater_is_better else -1
         logged = [entry.get(f"eval_{name}") for entry in evaluations]
         # A value that is not finite is the worst. Up to version 0.2 it was logged as None.
-        scores = [-math.inf if value is None or math.isnan(value) else sign * value for value in logged]
+        scores = [
+            -math.inf if value is None or math.isnan(value) else sign * value for value in logged
+        ]
         if self.value is not None and scores[-1] >= sign * self.value:
             return f"{args.metric_for_best_model} has reached --{_NAME.stop_at} {self.value:g}"
         since_best = len(scores) - 1 - scores.index(max(scores))
@@ -172,8 +181,14 @@ class StopAtEvaluation(TrainerCallback):
 def last_evaluation(state: TrainerState) -> dict[str, float]:
     """The metrics of the evaluation at the last step of a run; empty if there was none."""
     step = state.global_step
-    evaluations = [entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step]
-    return {name: value for name, value in evaluations[-1].items() if name != "step"} if evaluations else {}
+    evaluations = [
+        entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step
+    ]
+    return (
+        {name: value for name, value in evaluations[-1].items() if name != "step"}
+        if evaluations
+        else {}
+    )
 
 
 class CheckpointedTrainer(Trainer):
@@ -219,7 +234,9 @@ class CheckpointedTrainer(Trainer):
 
     # Training, from the start or from a checkpoint
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
         """As `Trainer.train`; ``resume_from_checkpoint=True`` resumes from the newest checkpoint that matches its manifest.
 
         A checkpoint at the last step of the run is loaded, and nothing is trained.
@@ -274,7 +291,9 @@ class CheckpointedTrainer(Trainer):
             with loading(checkpoint, lambda: not loader.loaded), warnings.catch_warnings():
                 # The warning is about writing to the view, which nothing here does.
                 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-                result = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
+                result = super().train(
+                    None if checkpoint is None else str(checkpoint), *args, **kwargs
+                )
         finally:
             self.view.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loader)
@@ -299,7 +318,9 @@ class CheckpointedTrainer(Trainer):
         """
         with loading(checkpoint):
             before = ResumeRecord.read(checkpoint)
-            self.args.gradient_accumulation_steps = self.resume_record.check_same(before, checkpoint)
+            self.args.gradient_accumulation_steps = self.resume_record.check_same(
+                before, checkpoint
+            )
             state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
             has_more = state.global_step > self.requested_steps
         if has_more:
@@ -330,14 +351,22 @@ class CheckpointedTrainer(Trainer):
 
     def stop_reason(self, state: TrainerState) -> str:
         """Why the last evaluation in a log ends the training; empty if it does not."""
-        stops = [callback for callback in self.callback_handler.callbacks if isinstance(callback, StopAtEvaluation)]
+        stops = [
+            callback
+            for callback in self.callback_handler.callbacks
+            if isinstance(callback, StopAtEvaluation)
+        ]
         return "".join(stop.reason(self.args, state) for stop in stops)
 
     @property
     def cut(self) -> Cut:
         """How an optimizer step's batch is divided over processes and micro-batches."""
         args = self.args
-        return Cut(args.per_device_train_batch_size, args.gradient_accumulation_steps, self.accelerator.num_processes)
+        return Cut(
+            args.per_device_train_batch_size,
+            args.gradient_accumulation_steps,
+            self.accelerator.num_processes,
+        )
 
     @property
     def resume_record(self) -> ResumeRecord:
@@ -356,7 +385,9 @@ class CheckpointedTrainer(Trainer):
         settings |= {name: values[name] for name in fixed_on_resume() if name in values}
         settings |= objective_of(self.args).code | target_fingerprint(self.args)
         data = {
-            split: report.fingerprint for split, report in self.data_reports.items() if not split.startswith("eval")
+            split: report.fingerprint
+            for split, report in self.data_reports.items()
+            if not split.startswith("eval")
         }
         return ResumeRecord(plain_settings(settings), data, self.cut)
 
@@ -367,9 +398,17 @@ class CheckpointedTrainer(Trainer):
         if run is not None:
             name = "" if run.pretrain or is_preset(run.model_name) else run.model_name
         known = {**options_of(JEPAOptions), **options_of(TrainerOptions)}
-        settings = {key: value for key, value in public_values(self.args).items() if key in known and known[key].dumped}
+        settings = {
+            key: value
+            for key, value in public_values(self.args).items()
+            if key in known and known[key].dumped
+        }
         settings = {**(public_values(run) if run else {}), **settings}
-        sources = [report.source for split, report in self.data_reports.items() if split.startswith("train")]
+        sources = [
+            report.source
+            for split, report in self.data_reports.items()
+            if split.startswith("train")
+        ]
         return {
             "stepjepa": __version__,
             "torch": torch.__version__,
@@ -381,7 +420,11 @@ class CheckpointedTrainer(Trainer):
             "settings": {**plain_settings(settings), **self.resume_record.settings},
             "loss": loss_line(self.args) if self.setup.objective.makes_pairs else "LM",
             "base_model": base_model(name),
-            "datasets": [source.partition(":")[0] for source in sources if "/" in source and is_hub_id(source)],
+            "datasets": [
+                source.partition(":")[0]
+                for source in sources
+                if "/" in source and is_hub_id(source)
+            ],
             "forward": self.setup.forward,
             "data": {split: report.fingerprint for split, report in self.data_reports.items()},
         }
@@ -441,7 +484,9 @@ class CheckpointedTrainer(Trainer):
         }
         for problem, names in problems.items():
             if names:
-                raise ConfigError(f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one")
+                raise ConfigError(
+                    f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one"
+                )
 
     # NaN and infinity
 
@@ -467,7 +512,11 @@ class CheckpointedTrainer(Trainer):
             with writing(folder.path / BROKEN, _RESUME):
                 write_json(folder.path / BROKEN, {"step": step, "what": problem})
         last_good = on_main(lambda: folder.checkpoint)
-        where = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint was written before"
+        where = (
+            f"the last good checkpoint is {last_good}"
+            if last_good
+            else "no checkpoint was written before"
+        )
         raise RunError(
             f"step {step}: {problem}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
             f"(docs/troubleshooting.md), or train on with --{_NAME.terminate_on_nan} false"
@@ -475,9 +524,13 @@ class CheckpointedTrainer(Trainer):
 
     # Models
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
         # Predictors and head are in a separate file, so the weights are those of a plain model.
-        plain = state_dict and {name: value for name, value in state_dict.items() if not is_extra(name)}
+        plain = state_dict and {
+            name: value for name, value in state_dict.items() if not is_extra(name)
+        }
         inner, generation_config = self._inner, self._inner.generation_config
         # transformers refuses to write some of the configurations that models come with.
         inner.generation_config = GenerationConfig()
@@ -485,7 +538,8 @@ class CheckpointedTrainer(Trainer):
             super()._save(output_dir, plain)
         finally:
             inner.generation_config = generation_config
-        folder, tokenizer = Path(output_dir or self.args.output_dir or ""), cast(Any, self.processing_class)
+        folder = Path(output_dir or self.args.output_dir or "")
+        tokenizer = cast(Any, self.processing_class)
         write_generation_config(inner, tokenizer, folder, self.args.chat_template_kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -505,7 +559,8 @@ class CheckpointedTrainer(Trainer):
             if main:
                 share(folder)
             return
-        target, model = str(output_dir or self.args.output_dir), self.accelerator.unwrap_model(self.model)
+        target = str(output_dir or self.args.output_dir)
+        model = self.accelerator.unwrap_model(self.model)
         # The card names the step of the weights, which may be the best one's.
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
         data = {split: report.to_dict() for split, report in self.data_reports.items()}
@@ -531,7 +586,9 @@ class CheckpointedTrainer(Trainer):
         Raises:
             RunError: the Hub cannot be reached, or refuses.
         """
-        with reaching_hub("the repository could not be made on the Hub, nothing was trained or uploaded"):
+        with reaching_hub(
+            "the repository could not be made on the Hub, nothing was trained or uploaded"
+        ):
             super().init_hf_repo(*args, **kwargs)
 
     @property
@@ -559,7 +616,10 @@ class CheckpointedTrainer(Trainer):
         return self.upload(commit_message, token, revision)
 
     def upload(
-        self, commit_message: str | None = "End of training", token: str | None = None, revision: str | None = None
+        self,
+        commit_message: str | None = "End of training",
+        token: str | None = None,
+        revision: str | None = None,
     ) -> CommitInfo | None:
         """Upload the final model as written by `save_model`, and wait for the end.
 
@@ -570,7 +630,9 @@ class CheckpointedTrainer(Trainer):
         if not self.is_world_process_zero():
             return None
         folder = self._folder.path
-        with reaching_hub(f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"):
+        with reaching_hub(
+            f"the model was not uploaded to {self.hub_model_id}", f"; {self.upload_command}"
+        ):
             return HfApi().upload_folder(
                 repo_id=str(self.hub_model_id),
                 folder_path=folder,
@@ -602,5 +664,7 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     plain = {}
     for name, value in settings.items():
         with suppress(TypeError):
-            plain[name] = json.loads(json.dumps(representable(sorted(value) if isinstance(value, set) else value)))
+            plain[name] = json.loads(
+                json.dumps(representable(sorted(value) if isinstance(value, set) else value))
+            )
     return plain

@@ -33,21 +33,81 @@ _TRAINER = "options of transformers.TrainingArguments"
 # Keys of the options of `TrainingArguments` that hold several settings. transformers ignores unknown keys of FSDP, so a typo
 # would go unnoticed.
 _FSDP = (
-    *("version", "reshard_after_forward", "cpu_offload", "activation_checkpointing", "cpu_ram_efficient_loading"),
-    *("state_dict_type", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "xla", "xla_fsdp_v2"),
-    *("xla_fsdp_settings", "xla_fsdp_grad_ckpt", "forward_prefetch", "backward_prefetch", "use_orig_params"),
+    *(
+        "version",
+        "reshard_after_forward",
+        "cpu_offload",
+        "activation_checkpointing",
+        "cpu_ram_efficient_loading",
+    ),
+    *(
+        "state_dict_type",
+        "auto_wrap_policy",
+        "transformer_layer_cls_to_wrap",
+        "min_num_params",
+        "xla",
+        "xla_fsdp_v2",
+    ),
+    *(
+        "xla_fsdp_settings",
+        "xla_fsdp_grad_ckpt",
+        "forward_prefetch",
+        "backward_prefetch",
+        "use_orig_params",
+    ),
     *("sync_module_states", "limit_all_gathers"),
 )
 _CHECKPOINTING = (
-    *("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"),
+    *(
+        "use_reentrant",
+        "preserve_rng_state",
+        "context_fn",
+        "determinism_check",
+        "debug",
+        "early_stop",
+    ),
     *("every_n_layers", "offload"),
 )
 # Prefixes of inherited options that do not affect the trained weights, so that a resumed run may change them.
 _BESIDES_TRAINING = (
-    *("log_", "logging_", "save_", "eval_", "hub_", "push_to_hub", "trackio_", "project", "run_name", "do_"),
-    *("include_", "prediction_loss_only", "per_device_eval_", "batch_eval_", "metric_for_", "greater_is_"),
-    *("label_names", "load_best_", "dataloader_p", "dataloader_m", "dataloader_in_", "skip_memory_", "ddp_timeout"),
-    *("use_cpu", "restore_callback_", "enable_jit_", "torch_empty_", "debug", "remove_unused_", "average_tokens_"),
+    *(
+        "log_",
+        "logging_",
+        "save_",
+        "eval_",
+        "hub_",
+        "push_to_hub",
+        "trackio_",
+        "project",
+        "run_name",
+        "do_",
+    ),
+    *(
+        "include_",
+        "prediction_loss_only",
+        "per_device_eval_",
+        "batch_eval_",
+        "metric_for_",
+        "greater_is_",
+    ),
+    *(
+        "label_names",
+        "load_best_",
+        "dataloader_p",
+        "dataloader_m",
+        "dataloader_in_",
+        "skip_memory_",
+        "ddp_timeout",
+    ),
+    *(
+        "use_cpu",
+        "restore_callback_",
+        "enable_jit_",
+        "torch_empty_",
+        "debug",
+        "remove_unused_",
+        "average_tokens_",
+    ),
 )
 
 
@@ -80,10 +140,16 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     """
 
     hub_strategy: str = option(  # type: ignore[assignment]
-        "end", "What --push_to_hub uploads: the final model, when training has ended (end).", _TRAINER, resume=True
+        "end",
+        "What --push_to_hub uploads: the final model, when training has ended (end).",
+        _TRAINER,
+        resume=True,
     )
     logging_nan_inf_filter: bool = option(
-        False, "Leave losses that are not finite out of the logged means (waits for every step).", _TRAINER, resume=True
+        False,
+        "Leave losses that are not finite out of the logged means (waits for every step).",
+        _TRAINER,
+        resume=True,
     )
     disable_tqdm: bool | None = option(
         None, "Plain lines instead of a progress bar.", _TRAINER, resume=True, identity=False
@@ -91,13 +157,23 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     adam_beta1: float = option(0.9, "Beta1 of Adam.", _TRAINER, at_least=0, below=1)
     adam_beta2: float = option(0.999, "Beta2 of Adam.", _TRAINER, at_least=0, below=1)
     per_device_eval_batch_size: int = option(
-        8, "Examples of an evaluation batch on each device.", _TRAINER, resume=True, at_least=1, at_most=2**20
+        8,
+        "Examples of an evaluation batch on each device.",
+        _TRAINER,
+        resume=True,
+        at_least=1,
+        at_most=2**20,
     )
     dataloader_prefetch_factor: int | None = option(
         None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
     )
     local_rank: int = option(
-        -1, "The number of this process, set by the launcher.", _TRAINER, resume=True, dumped=False, at_least=-1
+        -1,
+        "The number of this process, set by the launcher.",
+        _TRAINER,
+        resume=True,
+        dumped=False,
+        at_least=-1,
     )
 
     def __post_init__(self) -> None:
@@ -106,7 +182,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         self._check_inherited()
         self._check_sizes()
         # Without an accelerator, transformers requires this for several processes (gloo) and for bf16.
-        if not torch.accelerator.is_available() and (self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1):
+        if not torch.accelerator.is_available() and (
+            self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        ):
             self.use_cpu = True
         try:
             super().__post_init__()
@@ -121,7 +199,11 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
     def settled_learning_rate(self, from_scratch: bool, adapter: bool) -> float:
         """The learning rate of a run: `learning_rate` if it is set, else `usual_learning_rate`."""
-        return usual_learning_rate(from_scratch, adapter) if self.learning_rate is None else self.learning_rate
+        return (
+            usual_learning_rate(from_scratch, adapter)
+            if self.learning_rate is None
+            else self.learning_rate
+        )
 
     def _check_mappings(self) -> None:
         """Read the options that hold several settings, each a mapping or the path of a JSON file, and check their keys.
@@ -141,7 +223,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             value = getattr(self, name)
             if isinstance(value, str):
                 try:
-                    value = parse_object(value) if value.lstrip().startswith("{") else read_json(value)
+                    value = (
+                        parse_object(value) if value.lstrip().startswith("{") else read_json(value)
+                    )
                 except (OSError, ValueError) as error:
                     raise ConfigError(
                         f"{name} {value[:200]}: cannot be read as a JSON object ({said(error)})"
@@ -165,10 +249,14 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         values[_NAME.train_sampling_strategy] = sampling not in _SAMPLINGS and sampling
         # `accelerate launch` switches DeepSpeed on by an environment variable.
         if not self.deepspeed:
-            values[_NAME.deepspeed] = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate"
+            values[_NAME.deepspeed] = (
+                parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate"
+            )
         for name, value in values.items():
             if value:
-                raise ConfigError(f"{name} is {value}, which this trainer does not do; {_UNSUPPORTED[name]}")
+                raise ConfigError(
+                    f"{name} is {value}, which this trainer does not do; {_UNSUPPORTED[name]}"
+                )
 
     def _check_batch(self) -> None:
         """Refuse micro-batches that are too small for the loss: InfoNCE without a negative, shuffled targets without another
@@ -192,7 +280,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         }
         for name, is_set in needs_more.items():
             if is_set:
-                raise ConfigError(f"{name} compares the examples of a micro-batch, and it has one: raise {single[0]}")
+                raise ConfigError(
+                    f"{name} compares the examples of a micro-batch, and it has one: raise {single[0]}"
+                )
 
     def _check_sizes(self) -> None:
         """Refuse numbers that are out of range, with which the Trainer would fail later.
@@ -209,27 +299,50 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
                 continue
             lowest = -math.inf if known.bounds else 0
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= _MOST:
-                raise ConfigError(f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}")
-        epochs, steps, workers = _NAME.num_train_epochs, _NAME.max_steps, _NAME.dataloader_num_workers
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not lowest <= value <= _MOST
+            ):
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}"
+                )
+        epochs = _NAME.num_train_epochs
+        steps = _NAME.max_steps
+        workers = _NAME.dataloader_num_workers
         if self.num_train_epochs <= 0 and self.max_steps < 0:
-            raise ConfigError(f"{epochs} is {self.num_train_epochs}; give a positive number, or {steps}")
+            raise ConfigError(
+                f"{epochs} is {self.num_train_epochs}; give a positive number, or {steps}"
+            )
         if self.max_steps == 0:
-            raise ConfigError(f"{steps} is 0; give the number of steps, or leave it out to train {epochs}")
+            raise ConfigError(
+                f"{steps} is 0; give the number of steps, or leave it out to train {epochs}"
+            )
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
-            raise ConfigError(f"{_NAME.dataloader_persistent_workers} needs workers: give {workers} too")
+            raise ConfigError(
+                f"{_NAME.dataloader_persistent_workers} needs workers: give {workers} too"
+            )
         if self.streaming and self.max_steps < 0:
-            raise ConfigError(f"streaming reads no data before it trains, so an epoch has no length: give {steps}")
+            raise ConfigError(
+                f"streaming reads no data before it trains, so an epoch has no length: give {steps}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, but with ``last_token``."""
         # transformers hides every value whose name ends in `_token` as a secret.
         public = public_values(self)
-        return {**super().to_dict(), **{name: public[name] for name in (_NAME.last_token, _NAME.objective_options)}}
+        return {
+            **super().to_dict(),
+            **{name: public[name] for name in (_NAME.last_token, _NAME.objective_options)},
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without secrets, because ``training_args.bin`` is in every checkpoint."""
-        secrets = {option.name: option.default for option in options_of(type(self)).values() if option.secret}
+        secrets = {
+            option.name: option.default
+            for option in options_of(type(self)).values()
+            if option.secret
+        }
         return {**self.__dict__, **public_values(self), **secrets}
 
     # `copy` would use `__getstate__`; a copy in memory keeps the secrets.
@@ -323,7 +436,10 @@ def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> No
     schedule_options: Any = args.lr_scheduler_kwargs
     for name, make in (
         ("optim", lambda: Trainer.get_optimizer_cls_and_kwargs(args, model)),
-        (_NAME.lr_scheduler_type, lambda: get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, schedule_options)),
+        (
+            _NAME.lr_scheduler_type,
+            lambda: get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, schedule_options),
+        ),
     ):
         try:
             make()

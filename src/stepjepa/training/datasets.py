@@ -64,13 +64,20 @@ def settings_for(
     objective, length = objective_of(options), options.max_length
     # With `inline`, the predictors take positions of the row itself.
     if positions is not None:
-        inserted = options.predictors or 0 if options.forward == "inline" and objective.makes_pairs else 0
+        inserted = (
+            options.predictors or 0 if options.forward == "inline" and objective.makes_pairs else 0
+        )
         length = min(length, positions - inserted)
     return EncodeOptions.of(
         options,
         objective=objective if objective.makes_pairs else None,
         rules=rules_for(
-            rows, options.step_splitter, options.step_separator, options.steps_column, options.columns, splitter
+            rows,
+            options.step_splitter,
+            options.step_separator,
+            options.steps_column,
+            options.columns,
+            splitter,
         ),
         max_positions=positions,
         max_length=length,
@@ -78,7 +85,9 @@ def settings_for(
     )
 
 
-def chat_tokenizer(tokenizer: PreTrainedTokenizerBase, options: JEPAOptions) -> PreTrainedTokenizerBase:
+def chat_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, options: JEPAOptions
+) -> PreTrainedTokenizerBase:
     """The tokenizer with the chat template of the options, see `data.template.with_template`."""
     return with_template(tokenizer, options.chat_template, options.plain)
 
@@ -127,7 +136,9 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
         horizons = ", ".join(map(str, options.horizons))
         advice = f"no answer has a step that far on: lower the horizon (now {horizons})"
     elif "view_refused" in report.examples_without_pairs:
-        advice = f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
+        advice = (
+            f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
+        )
     elif report.first_without_target:
         first = report.first_without_target
         advice = f"name a column that holds text with --{_NAME.jepa_target_column} (first: {first})"
@@ -137,7 +148,9 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
         advice = f"check {splitter}, or train with {without_steps}, or with {plain}"
     else:
         advice = f"raise --{_NAME.max_length}, or train with {plain}"
-    return DataError(f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}")
+    return DataError(
+        f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}"
+    )
 
 
 class Sources(NamedTuple):
@@ -195,7 +208,9 @@ class StreamedExamples:
                 if number <= self._done:
                     continue
                 step = window[first : first + step_size]
-                examples = [self.draw(item.example, item.passes, item.row, item.source) for item in step]
+                examples = [
+                    self.draw(item.example, item.passes, item.row, item.source) for item in step
+                ]
                 yield from (examples[at : at + size] for at in range(0, step_size, size))
 
     def _check_pairs(self) -> None:
@@ -207,7 +222,9 @@ class StreamedExamples:
         reports = self.stream.reports
         if self.draw.objective.makes_pairs and not any(report.pairs for report in reports):
             largest = max(reports, key=lambda report: report.examples)
-            raise without_pairs(self.args, largest, f"none of the first {largest.examples} examples has")
+            raise without_pairs(
+                self.args, largest, f"none of the first {largest.examples} examples has"
+            )
 
     def _ordered(self, window: list[Streamed], number: int, step: int) -> list[Streamed]:
         """The examples of a window in the order of training; `step` is the number of examples of an optimizer step."""
@@ -221,7 +238,9 @@ class StreamedExamples:
         # Sorted within each step only: which examples a step has does not depend on the strategy.
         ordered: list[Streamed] = []
         for first in range(0, len(window), step):
-            ordered += sorted(window[first : first + step], key=lambda item: -len(item.example.trunk))
+            ordered += sorted(
+                window[first : first + step], key=lambda item: -len(item.example.trunk)
+            )
         return ordered
 
     def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:
@@ -249,7 +268,11 @@ class StreamedExamples:
         """Write the place of this process in its share of the stream after `steps` optimizer steps."""
         # The start of the window with that step; a resumed run reads the window again and skips its first steps.
         first = max(number for number in self._starts if number <= steps)
-        record = {"shares": self.args.world_size, "first_step": first, "start": list(self._starts[first])}
+        record = {
+            "shares": self.args.world_size,
+            "first_step": first,
+            "start": list(self._starts[first]),
+        }
         write_json(folder / _STREAM.format(self.args.process_index), record, indent=None)
 
     def resume(self, folder: Path | None, steps: int = 0) -> None:
@@ -290,9 +313,16 @@ class ExampleReader:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, args: JEPAConfig, positions: int | None, vocabulary: int | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        args: JEPAConfig,
+        positions: int | None,
+        vocabulary: int | None = None,
     ):
-        self.tokenizer, self.args, self.positions, self.vocabulary = tokenizer, args, positions, vocabulary
+        self.tokenizer = tokenizer
+        self.args = args
+        self.positions = positions
+        self.vocabulary = vocabulary
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.reports: dict[str, DataReport] = {}
 
@@ -315,7 +345,11 @@ class ExampleReader:
             raise ConfigError(
                 f"{_NAME.mixing_weights} has {len(weights)} numbers for {len(sources)} data sets; give one for each"
             )
-        names = ["train"] if len(sources) == 1 else [f"train_{number}" for number in range(1, len(sources) + 1)]
+        names = (
+            ["train"]
+            if len(sources) == 1
+            else [f"train_{number}" for number in range(1, len(sources) + 1)]
+        )
         if args.streaming:
             return self._stream(sources, names)
         # Compared by name, so that `datasets` need not be imported.
@@ -332,9 +366,13 @@ class ExampleReader:
             store = ConcatDataset(stores)  # type: ignore[arg-type]
         sizes = [len(examples) for examples in stores]
         mixture = Mixture.weighted(sizes, weights, args.stopping_strategy) if weights else None
-        return DrawnExamples(store, objective_of(args), args.seed, args.jepa_ratio, self.pad_id, mixture)
+        return DrawnExamples(
+            store, objective_of(args), args.seed, args.jepa_ratio, self.pad_id, mixture
+        )
 
-    def read_evaluation(self, source: object, name: str = "eval") -> DrawnExamples | dict[str, Any] | None:
+    def read_evaluation(
+        self, source: object, name: str = "eval"
+    ) -> DrawnExamples | dict[str, Any] | None:
         """Examples to evaluate on, with all their pairs.
 
         Args:
@@ -355,19 +393,31 @@ class ExampleReader:
         store = self._store(source, name, splitter)
         return DrawnExamples(store, objective_of(args), args.seed, filler_id=self.pad_id)
 
-    def _store(self, source: object, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
+    def _store(
+        self, source: object, name: str, splitter: StepSplitter | None = None
+    ) -> ExampleStore:
         if isinstance(source, ExampleStore):
             return source
         store, self.reports[name] = encode(
-            source, self.tokenizer, self.args, self.positions, splitter=splitter, vocabulary=self.vocabulary
+            source,
+            self.tokenizer,
+            self.args,
+            self.positions,
+            splitter=splitter,
+            vocabulary=self.vocabulary,
         )
         return store
 
     def _stream(self, data_sets: Sequence[Any], names: Sequence[str]) -> StreamedExamples:
         args = self.args
         if any(isinstance(data_set, ExampleStore) for data_set in data_sets):
-            raise ConfigError("streaming reads rows, and the training data is an ExampleStore; leave streaming out")
-        sources = [data_set if isinstance(data_set, RowSource) else RowSource(data_set) for data_set in data_sets]
+            raise ConfigError(
+                "streaming reads rows, and the training data is an ExampleStore; leave streaming out"
+            )
+        sources = [
+            data_set if isinstance(data_set, RowSource) else RowSource(data_set)
+            for data_set in data_sets
+        ]
         renderer = make_renderer(self.tokenizer, args)
         # Each data set has an encoder, because each may have another splitter.
         encoders = []
@@ -377,7 +427,9 @@ class ExampleReader:
         rows = RowStream(sources, args.mixing_weights)
         stream = ExampleStream(rows, encoders, args.dataset_num_proc)
         # The stream counts while it reads; what is known before is set here.
-        for name, source, encoder, report in zip(names, sources, encoders, stream.reports, strict=True):
+        for name, source, encoder, report in zip(
+            names, sources, encoders, stream.reports, strict=True
+        ):
             report.fingerprint, report.steps = source.fingerprint, encoder.new_counts()
             self.reports[name] = report
         draw = ExampleDraw(objective_of(args), args.seed, args.jepa_ratio)

@@ -32,9 +32,11 @@ from stepjepa.utils.text import PAGE, text_table, wrapped, written
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 4
 _STEPS = 8  # that are trained
-_SIZES = (8, 16, 32, 64, 128, 256)  # of batches, on a GPU; each repeats the rows, so it trains as the rows alone do
+# Of batches, on a GPU; each repeats the rows, so it trains as the rows alone do.
+_SIZES = (8, 16, 32, 64, 128, 256)
 _DEFAULT = "(default)"
-_FASTER, _NEAR = 1.1, 0.01  # of what is recommended: the least speed, and the share by which its loss may differ
+_FASTER = 1.1  # the least speed of a recommended setting over the default
+_NEAR = 0.01  # the share by which its loss may differ
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     attention = _NAME.attn_implementation
     kernels = [{}, *({attention: one} for one in ("sdpa", "eager", "flex_attention"))]
     dtypes: list[dict[str, Any]] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}]
-    settings = [{**kernel, **dtype} for kernel, dtype in product(kernels, dtypes)] + [{"torch_compile": True}]
+    settings = [{**kernel, **dtype} for kernel, dtype in product(kernels, dtypes)] + [
+        {"torch_compile": True}
+    ]
     rows: list[Any] = generate_rows(_ROWS)
     if options.train_file is not None:
         rows = [row for _, row in islice(RowSource(options.train_file), _ROWS)]
@@ -103,9 +107,20 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     with TemporaryDirectory() as folder, Bar() as bar:
         file = Path(folder, "rows.jsonl")
         write_whole(file, (json_bytes(row) + b"\n" for row in rows))
-        common: dict[str, Any] = {_NAME.train_file: [str(file)], _NAME.model_name: options.model_name}
-        common |= {_NAME.max_steps: _STEPS, _NAME.per_device_train_batch_size: _ROWS, _NAME.logging_steps: 1}
-        common |= {_NAME.output_dir: folder, _NAME.save_strategy: "no", "train_sampling_strategy": "sequential"}
+        common: dict[str, Any] = {
+            _NAME.train_file: [str(file)],
+            _NAME.model_name: options.model_name,
+        }
+        common |= {
+            _NAME.max_steps: _STEPS,
+            _NAME.per_device_train_batch_size: _ROWS,
+            _NAME.logging_steps: 1,
+        }
+        common |= {
+            _NAME.output_dir: folder,
+            _NAME.save_strategy: "no",
+            "train_sampling_strategy": "sequential",
+        }
         common["track_flop"] = True
         bar.begin("settings", len(settings))
         for given in settings:
@@ -149,7 +164,9 @@ def _recommended(tried: list[Tried], options: DoctorOptions) -> str:
     best = _best(tried)
     if best is None:
         return "nothing, as no setting trains with exact numbers"
-    command = f"stepjepa train --{_NAME.train_file} {options.train_file or 'FILE'} --{_NAME.model_name}"
+    command = (
+        f"stepjepa train --{_NAME.train_file} {options.train_file or 'FILE'} --{_NAME.model_name}"
+    )
     return f"{command} {options.model_name} {best.flags}".strip()
 
 
@@ -205,9 +222,12 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
     forward = trainer.setup.forward
     served = model.config.get_text_config()._attn_implementation if forward == "packed" else forward
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
-    speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])  # the first step warms up
+    # The first step warms up.
+    speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])
     memory = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else nan
-    mfu = _flops(trainer, speed) / (card_peak(torch.cuda.get_device_name()) or nan) if on_gpu else nan
+    mfu = (
+        _flops(trainer, speed) / (card_peak(torch.cuda.get_device_name()) or nan) if on_gpu else nan
+    )
     return Tried(flags, served, "", speed, memory, log[-1]["lm_loss"], mfu)
 
 

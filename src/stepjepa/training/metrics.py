@@ -49,7 +49,9 @@ _SHOWN = (
 _PUBLISHED = (("lm_loss", "LM loss"), ("jepa_loss", "JEPA loss"), ("loss", "Total"))
 
 
-def evaluation_names(parts: Sequence[str], scored: Sequence[str], token_means: Sequence[str] = ()) -> list[str]:
+def evaluation_names(
+    parts: Sequence[str], scored: Sequence[str], token_means: Sequence[str] = ()
+) -> list[str]:
     """Names of the metrics of an evaluation in the log, without ``eval_``.
 
     Args:
@@ -59,7 +61,16 @@ def evaluation_names(parts: Sequence[str], scored: Sequence[str], token_means: S
     """
     pairs = (*parts, "num_pairs", *MEANS) if parts else ()
     answers = (*scored, "did_not_stop") if scored else ()
-    return ["loss", LM, *token_means, *pairs, *answers, "runtime", "samples_per_second", "steps_per_second"]
+    return [
+        "loss",
+        LM,
+        *token_means,
+        *pairs,
+        *answers,
+        "runtime",
+        "samples_per_second",
+        "steps_per_second",
+    ]
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
@@ -90,7 +101,10 @@ def window_counts(
     of `precise_dtype`."""
     counts = [{LM: batch.label_ids.numel(), **objective.counts(batch)} for batch in batches]
     names = (LM, *objective.part_names)
-    return {name: on_device(sum(count[name] for count in counts), torch.device(device)) for name in names}
+    return {
+        name: on_device(sum(count[name] for count in counts), torch.device(device))
+        for name in names
+    }
 
 
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
@@ -129,7 +143,11 @@ def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
 def weights_are_finite(model: torch.nn.Module, accelerator: Accelerator) -> bool:
     """Whether all trained weights are finite on all processes. Every process must call it."""
     # A process sees only its own shards.
-    shards = {name: local(weight.detach()) for name, weight in model.named_parameters() if weight.requires_grad}
+    shards = {
+        name: local(weight.detach())
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
     return over_processes([float(bool(broken_weights(shards)))], accelerator) == [0.0]
 
 
@@ -241,7 +259,9 @@ class Predictions:
         # (L, 2) of each example.
         self._rows: list[torch.Tensor] = []
 
-    def add(self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Accelerator) -> None:
+    def add(
+        self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Accelerator
+    ) -> None:
         """Add a batch of each process. Every process must call it.
 
         Args:
@@ -265,7 +285,9 @@ class Predictions:
     def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Predicted and true ids, (E, L) int64 each, of the first `size` examples, padded with `NOT_LABELLED`."""
         # Rows after `size` are those that fill up the last batch.
-        ids_EL2 = pad_sequence(self._rows[:size], batch_first=True, padding_value=NOT_LABELLED).numpy()
+        ids_EL2 = pad_sequence(
+            self._rows[:size], batch_first=True, padding_value=NOT_LABELLED
+        ).numpy()
         longest = int((ids_EL2[..., 1] != NOT_LABELLED).sum(1).max())
         predicted_EL, labels_EL = ids_EL2[:, :longest, :].transpose(2, 0, 1)
         return predicted_EL, labels_EL
@@ -277,7 +299,11 @@ class Predictions:
 def log_line(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
     """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are scores of answers."""
     shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
-    numbers = [f"{name} {logs[key]:{form}}" for key, name, form in shown if isinstance(logs.get(key), (int, float))]
+    numbers = [
+        f"{name} {logs[key]:{form}}"
+        for key, name, form in shown
+        if isinstance(logs.get(key), (int, float))
+    ]
     return "  ".join(numbers)
 
 
@@ -316,7 +342,9 @@ class RunDisplay(ProgressCallback):
         logs = logs or {}
         losses = log_line(logs, self.metrics)
         if self.published and "loss" in logs:
-            losses = ", ".join(f"{name}: {logs[key]:.4f}" for key, name in _PUBLISHED if key in logs)
+            losses = ", ".join(
+                f"{name}: {logs[key]:.4f}" for key, name in _PUBLISHED if key in logs
+            )
         if not state.is_world_process_zero or not losses:
             return
         # tqdm's `write` prints above the bar instead of into it.

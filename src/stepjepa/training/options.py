@@ -13,7 +13,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import Names, Topic, Unread, check_fields, option, options_of, unread_options
+from stepjepa.config.option import (
+    Names,
+    Topic,
+    Unread,
+    check_fields,
+    option,
+    options_of,
+    unread_options,
+)
 from stepjepa.config.values import given_name
 from stepjepa.data.options import DATA, DataOptions, ReadingOptions
 from stepjepa.errors import ConfigError
@@ -73,7 +81,9 @@ class MethodOptions(Topic):
         brings=("objective_options", own_options),
     )
     objective_options: dict[str, Any] | None = option(
-        None, "Options of an objective of your own, which are also flags and keys themselves.", METHOD
+        None,
+        "Options of an objective of your own, which are also flags and keys themselves.",
+        METHOD,
     )
     forward: Literal["auto", "packed", "two_pass", "inline"] = option(
         "auto",
@@ -87,9 +97,14 @@ class MethodOptions(Topic):
 class OutputOptions(Topic):
     """Metrics to compute, and files to write."""
 
-    track_flop: bool = option(False, "Count the floating point operations of every step.", OUTPUT, resume=True)
+    track_flop: bool = option(
+        False, "Count the floating point operations of every step.", OUTPUT, resume=True
+    )
     token_metrics: bool = option(
-        False, "Log mean_token_accuracy and entropy (nats) of the labelled tokens.", OUTPUT, resume=True
+        False,
+        "Log mean_token_accuracy and entropy (nats) of the labelled tokens.",
+        OUTPUT,
+        resume=True,
     )
     merge_lora: bool | None = option(
         None,
@@ -112,7 +127,11 @@ class OutputOptions(Topic):
         resume=True,
     )
     overwrite_output_dir: bool = option(
-        False, "Remove what an earlier run left in output_dir and start over.", OUTPUT, resume=True, dumped=False
+        False,
+        "Remove what an earlier run left in output_dir and start over.",
+        OUTPUT,
+        resume=True,
+        dumped=False,
     )
 
 
@@ -136,12 +155,18 @@ class ExampleOptions(
     """All options that decide how rows become examples, and how a model sees them."""
 
     max_row_length: int | None = option(
-        None, "Longest packed row in tokens. Default: chosen for every batch.", DATA, resume=True, at_least=1
+        None,
+        "Longest packed row in tokens. Default: chosen for every batch.",
+        DATA,
+        resume=True,
+        at_least=1,
     )
 
 
 @dataclass
-class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, ReplayOptions, ExampleOptions):
+class JEPAOptions(
+    OutputOptions, ReadingOptions, LossOptions, EMAOptions, ReplayOptions, ExampleOptions
+):
     """All options of the method. Checked when a `JEPAConfig` is made."""
 
     gamma: float = option(1.0, "Weight of the LM loss.", LOSS, at_least=0)
@@ -159,7 +184,9 @@ class JEPAOptions(OutputOptions, ReadingOptions, LossOptions, EMAOptions, Replay
         # First the defaults that depend on other options, then those of the objective, then the bounds of single options,
         # then what options must be together.
         topics: list[Any] = [
-            topic for topic in JEPAOptions.__mro__[1:] if issubclass(topic, Topic) and topic is not Topic
+            topic
+            for topic in JEPAOptions.__mro__[1:]
+            if issubclass(topic, Topic) and topic is not Topic
         ]
         chosen = find_objective(self.objective)
         # `vars`, so that a method that a topic inherits from another one does not run twice.
@@ -239,7 +266,11 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     # The defaults depend on the objective.
     plain = JEPAOptions(objective=options.objective, objective_options=options.objective_options)
     plain.check()
-    changed = {name for name in given if hasattr(plain, name) and getattr(options, name) != getattr(plain, name)}
+    changed = {
+        name
+        for name in given
+        if hasattr(plain, name) and getattr(options, name) != getattr(plain, name)
+    }
     objective = find_objective(options.objective)(options)
     idle = idle_options(objective)
     unread = [
@@ -249,8 +280,14 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     ]
     # Of the options that the objective reads, those whose `needs` are not met.
     unread += unread_options(options, changed - idle)
-    if options.control == "random" and options.target_encoder != SELF and objective_of(options).makes_pairs:
-        unread.append(Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used"))
+    if (
+        options.control == "random"
+        and options.target_encoder != SELF
+        and objective_of(options).makes_pairs
+    ):
+        unread.append(
+            Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used")
+        )
     return unread
 
 
@@ -279,7 +316,11 @@ def summary(method: JEPAOptions) -> str:
 
 
 # What encodes the targets, in the loss line.
-_ENCODED = {SELF: "no gradient into the target", EMA: "EMA target", FROZEN: "target by the model at the start"}
+_ENCODED = {
+    SELF: "no gradient into the target",
+    EMA: "EMA target",
+    FROZEN: "target by the model at the start",
+}
 
 
 def loss_line(args: JEPAOptions) -> str:
@@ -325,12 +366,22 @@ class SourceOptions:
         RUN,
         resume=True,  # the data itself is compared
     )
-    eval_file: str | None = option(None, "File or data set for the evaluation losses.", RUN, resume=True)
+    eval_file: str | None = option(
+        None, "File or data set for the evaluation losses.", RUN, resume=True
+    )
     dataset_split: str = option(
-        "train", "Split of a Hub data set given as train_file.", RUN, needs={"train_file": True}, resume=True
+        "train",
+        "Split of a Hub data set given as train_file.",
+        RUN,
+        needs={"train_file": True},
+        resume=True,
     )
     eval_split: str = option(
-        "test", "Split of a Hub data set given as eval_file.", RUN, needs={"eval_file": True}, resume=True
+        "test",
+        "Split of a Hub data set given as eval_file.",
+        RUN,
+        needs={"eval_file": True},
+        resume=True,
     )
     eval_metrics: list[str] | None = option(
         None,
@@ -348,10 +399,17 @@ class SourceOptions:
         at_least=1,
     )
     eval_max_new_tokens: int = option(
-        256, "eval_metrics: longest answer in tokens.", RUN, needs={"eval_metrics": True}, resume=True
+        256,
+        "eval_metrics: longest answer in tokens.",
+        RUN,
+        needs={"eval_metrics": True},
+        resume=True,
     )
     stop_at: float | None = option(
-        None, "End training once an evaluation's --metric_for_best_model has reached this value.", RUN, resume=True
+        None,
+        "End training once an evaluation's --metric_for_best_model has reached this value.",
+        RUN,
+        resume=True,
     )
     early_stopping_patience: int | None = option(
         None,
@@ -372,7 +430,10 @@ class SourceOptions:
         identity=False,
     )
     additive_mask: bool = option(
-        False, "A flag of the published script, not needed: the packed forward replaces it.", RUN, resume=True
+        False,
+        "A flag of the published script, not needed: the packed forward replaces it.",
+        RUN,
+        resume=True,
     )
 
 
@@ -390,7 +451,9 @@ class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
             self.train_file = [self.train_file]
         check_fields(self)
         if self.eval_metrics and not self.eval_file:
-            raise ConfigError(f"--{_RUN.eval_metrics} answers the questions of a file; give --{_RUN.eval_file}")
+            raise ConfigError(
+                f"--{_RUN.eval_metrics} answers the questions of a file; give --{_RUN.eval_file}"
+            )
 
 
 _RUN = Names(RunOptions)
@@ -400,9 +463,13 @@ _RUN = Names(RunOptions)
 class TrainerOptions:
     """The options of `transformers.TrainingArguments` that ``stepjepa train --help`` shows, with the defaults of a run."""
 
-    output_dir: str | None = option(None, "Folder for the model, its records and checkpoints.", COMMON, resume=True)
+    output_dir: str | None = option(
+        None, "Folder for the model, its records and checkpoints.", COMMON, resume=True
+    )
     num_train_epochs: float = option(3.0, "Epochs.", COMMON, resume=True, at_least=0)
-    max_steps: int = option(-1, "Optimizer steps instead of epochs, where above 0.", COMMON, resume=True, at_least=-1)
+    max_steps: int = option(
+        -1, "Optimizer steps instead of epochs, where above 0.", COMMON, resume=True, at_least=-1
+    )
     learning_rate: float | None = option(
         None,
         "Peak learning rate. Default: 2e-5, 2e-4 for LoRA, and 1e-3 for a model that starts from random weights.",
@@ -411,10 +478,19 @@ class TrainerOptions:
     )
     # The last batch of an epoch is filled up to its size, so an absurd one would take hours.
     per_device_train_batch_size: int = option(
-        8, "Examples of a micro-batch on each device.", COMMON, resume=True, at_least=1, at_most=2**20
+        8,
+        "Examples of a micro-batch on each device.",
+        COMMON,
+        resume=True,
+        at_least=1,
+        at_most=2**20,
     )
-    gradient_accumulation_steps: int = option(1, "Micro-batches of an optimizer step.", COMMON, resume=True, at_least=1)
-    lr_scheduler_type: str = option("linear", "Course of the learning rate (linear, cosine, constant, ...).", COMMON)
+    gradient_accumulation_steps: int = option(
+        1, "Micro-batches of an optimizer step.", COMMON, resume=True, at_least=1
+    )
+    lr_scheduler_type: str = option(
+        "linear", "Course of the learning rate (linear, cosine, constant, ...).", COMMON
+    )
     warmup_steps: float = option(
         0, "Steps (or, below 1, the share of them) of learning-rate warm-up.", COMMON, at_least=0
     )
@@ -425,15 +501,21 @@ class TrainerOptions:
     gradient_checkpointing: bool | None = option(
         None, "Recompute activations in the backward pass to save memory.", COMMON
     )
-    logging_steps: float = option(10, "Log every so many steps.", COMMON, resume=True, identity=False, at_least=0)
+    logging_steps: float = option(
+        10, "Log every so many steps.", COMMON, resume=True, identity=False, at_least=0
+    )
     save_strategy: Literal["no", "steps", "epoch", "best"] = option(
         "steps", "When a checkpoint is written.", COMMON, resume=True, identity=False
     )
-    save_steps: float = option(500, "Steps between checkpoints.", COMMON, resume=True, identity=False, at_least=0)
+    save_steps: float = option(
+        500, "Steps between checkpoints.", COMMON, resume=True, identity=False, at_least=0
+    )
     save_total_limit: int | None = option(
         None, "Checkpoints kept. Default: all.", COMMON, resume=True, identity=False, at_least=0
     )
-    eval_strategy: Literal["no", "steps", "epoch"] = option("no", "When eval_file is evaluated.", COMMON, resume=True)
+    eval_strategy: Literal["no", "steps", "epoch"] = option(
+        "no", "When eval_file is evaluated.", COMMON, resume=True
+    )
     resume_from_checkpoint: str | None = option(
         None,
         "true, or the flag alone, resumes from the newest complete checkpoint in output_dir; or a checkpoint's folder.",
@@ -443,10 +525,19 @@ class TrainerOptions:
         bare="true",
     )
     dataloader_num_workers: int = option(
-        0, "Worker processes that lay out the batches.", COMMON, resume=True, identity=False, at_least=0
+        0,
+        "Worker processes that lay out the batches.",
+        COMMON,
+        resume=True,
+        identity=False,
+        at_least=0,
     )
     report_to: None | str | list[str] = option(
-        "none", "Where logs go too: none, tensorboard, wandb, trackio.", COMMON, resume=True, identity=False
+        "none",
+        "Where logs go too: none, tensorboard, wandb, trackio.",
+        COMMON,
+        resume=True,
+        identity=False,
     )
 
 
@@ -455,15 +546,32 @@ _FIRST = Names(RunOptions, TrainerOptions, JEPAOptions)
 FIRST = {
     "files and model": (_FIRST.train_file, _FIRST.model_name, _FIRST.output_dir, _FIRST.eval_file),
     METHOD: (
-        *(_FIRST.objective, _FIRST.predictors, _FIRST.lbd, _FIRST.jepa_loss, _FIRST.step_pairs, _FIRST.step_splitter),
+        *(
+            _FIRST.objective,
+            _FIRST.predictors,
+            _FIRST.lbd,
+            _FIRST.jepa_loss,
+            _FIRST.step_pairs,
+            _FIRST.step_splitter,
+        ),
         *(_FIRST.labels, _FIRST.max_length),
     ),
     "training": (
-        *(_FIRST.num_train_epochs, _FIRST.max_steps, _FIRST.learning_rate, _FIRST.per_device_train_batch_size),
+        *(
+            _FIRST.num_train_epochs,
+            _FIRST.max_steps,
+            _FIRST.learning_rate,
+            _FIRST.per_device_train_batch_size,
+        ),
         *(_FIRST.gradient_accumulation_steps, _FIRST.lora, _FIRST.bf16, _FIRST.seed),
     ),
     "log and checkpoints": (
-        *(_FIRST.logging_steps, _FIRST.eval_strategy, _FIRST.save_steps, _FIRST.resume_from_checkpoint),
+        *(
+            _FIRST.logging_steps,
+            _FIRST.eval_strategy,
+            _FIRST.save_steps,
+            _FIRST.resume_from_checkpoint,
+        ),
         _FIRST.overwrite_output_dir,
     ),
 }
@@ -500,8 +608,13 @@ def inherited_names() -> set[str]:
 class DoctorOptions:
     """Options of ``stepjepa doctor``."""
 
-    model_name: str = option("tiny", "Hub id, local folder, or a built-in preset (tiny, mini).", "doctor")
+    model_name: str = option(
+        "tiny", "Hub id, local folder, or a built-in preset (tiny, mini).", "doctor"
+    )
     train_file: str | None = option(
-        None, "File or Hub data set with rows to train on. Default: built-in ones.", "doctor", aliases=("data",)
+        None,
+        "File or Hub data set with rows to train on. Default: built-in ones.",
+        "doctor",
+        aliases=("data",),
     )
     json: bool = option(False, "Print the result as one JSON object.", "doctor")

@@ -73,7 +73,10 @@ class TrainResult:
 
 
 def run_training(
-    run: RunOptions, config: JEPAConfig, score_answers: ScoreAnswers | None = None, command: str | None = None
+    run: RunOptions,
+    config: JEPAConfig,
+    score_answers: ScoreAnswers | None = None,
+    command: str | None = None,
 ) -> TrainResult:
     """Train by the options, and write the model and its records to `config.output_dir`.
 
@@ -90,7 +93,9 @@ def run_training(
         RunError: the run broke: something is not finite, or could not be written.
     """
     if not run.train_file:
-        raise ConfigError(f"no training data; give --{_NAME.train_file} FILE (JSONL, Parquet, CSV or a Hub data set)")
+        raise ConfigError(
+            f"no training data; give --{_NAME.train_file} FILE (JSONL, Parquet, CSV or a Hub data set)"
+        )
     _check_quantized(run, config)
     folder = RunFolder(config.output_dir or "")
     with folder.running():
@@ -99,7 +104,11 @@ def run_training(
 
 
 def _run(
-    run: RunOptions, config: JEPAConfig, folder: RunFolder, score_answers: ScoreAnswers | None, command: str | None
+    run: RunOptions,
+    config: JEPAConfig,
+    folder: RunFolder,
+    score_answers: ScoreAnswers | None,
+    command: str | None,
 ) -> TrainResult:
     begin = time.perf_counter()
     output, overwrite = folder.path, config.overwrite_output_dir
@@ -119,7 +128,9 @@ def _run(
         raise ConfigError(f"--{_NAME.eval_strategy} {strategy} needs --{_NAME.eval_file}")
     rules = [name for name, value in run.stop_rules.items() if value is not None]
     if rules and (config.eval_strategy == "no" or not config.metric_for_best_model):
-        raise ConfigError(f"--{rules[0]} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}")
+        raise ConfigError(
+            f"--{rules[0]} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}"
+        )
     # Whether the run may resume is known once its data and model are read; until then nothing is written.
     trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
@@ -166,9 +177,16 @@ def _run(
             total = round(time.perf_counter() - begin, 1)
             if stopped:
                 record |= {"steps": state.global_step, **run.stop_rules}
-            record["durations"] = {"total": total, "training": round(metrics.get("train_runtime", 0.0), 1)}
+            record["durations"] = {
+                "total": total,
+                "training": round(metrics.get("train_runtime", 0.0), 1),
+            }
             write_json(output / RECORD, record)
-            final = {"steps": state.global_step, "metrics": metrics, "log_history": state.log_history}
+            final = {
+                "steps": state.global_step,
+                "metrics": metrics,
+                "log_history": state.log_history,
+            }
             write_json(output / METRICS, final)
     if config.push_to_hub:
         trainer.upload()
@@ -182,7 +200,9 @@ def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
     if len(flags) > 1:
         reason = "the base is held in one of the two; leave out the other"
     elif not run.lora:
-        reason = f"quantised weights cannot be trained; train an adapter on them with --{_NAME.lora}"
+        reason = (
+            f"quantised weights cannot be trained; train an adapter on them with --{_NAME.lora}"
+        )
     elif run.pretrain or is_preset(run.model_name):
         reason = f"{run.model_name} starts from random weights here, which are to be trained; leave it out"
     elif config.merge_lora:
@@ -203,7 +223,9 @@ def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResul
     )
     if trainer.args.push_to_hub:
         text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
-    return TrainResult(folder.path, on_main(lambda: read_object(folder.path / METRICS)).get("metrics", {}), text)
+    return TrainResult(
+        folder.path, on_main(lambda: read_object(folder.path / METRICS)).get("metrics", {}), text
+    )
 
 
 def _check_not_inside(output: Path, run: RunOptions) -> None:
@@ -217,19 +239,26 @@ def _check_not_inside(output: Path, run: RunOptions) -> None:
 
 
 def make_trainer(
-    run: RunOptions, config: JEPAConfig, checkpoint: Path | None = None, score_answers: ScoreAnswers | None = None
+    run: RunOptions,
+    config: JEPAConfig,
+    checkpoint: Path | None = None,
+    score_answers: ScoreAnswers | None = None,
 ) -> JEPATrainer:
     """The trainer of a run, with its data, tokenizer and model."""
     # A preset trains its tokenizer on the texts of the data; a resumed run takes that of its checkpoint.
     preset = is_preset(run.model_name)
-    sources = [RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()]
+    sources = [
+        RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()
+    ]
     texts = texts_of(sources, config.columns)
     tokenizer = load_tokenizer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
     )
     config.learning_rate = config.settled_learning_rate(preset or run.pretrain, run.lora)
     if objective_of(config).makes_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
-        say(f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start again")
+        say(
+            f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start again"
+        )
     model = load_model(
         run.model_name,
         tokenizer,
@@ -245,7 +274,9 @@ def make_trainer(
     peft = None
     if run.lora:
         tokens = token_rows(model, tokenizer, run.train_tokens or [])
-        peft = lora_config(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules, tokens)
+        peft = lora_config(
+            run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_target_modules, tokens
+        )
     if config.merge_lora is None:
         config.merge_lora = preset or run.pretrain
         if run.lora and config.merge_lora:
@@ -253,7 +284,9 @@ def make_trainer(
                 "LoRA: the base model starts from random weights and exists nowhere else, so the adapter will be merged"
             )
     evaluation = RowSource(run.eval_file, run.eval_split) if run.eval_file else None
-    trainer = JEPATrainer(model, config, Sources(sources), evaluation, tokenizer, peft, score_answers)
+    trainer = JEPATrainer(
+        model, config, Sources(sources), evaluation, tokenizer, peft, score_answers
+    )
     trainer.run_options = run
     trainer.view.published = run.debug_level >= 1
     if run.stop_at is not None or run.early_stopping_patience is not None:
@@ -274,17 +307,26 @@ def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
     processor, commit = platform.processor(), os.environ.get("STEPJEPA_COMMIT", "")
     # On Linux, Python knows the architecture only.
     with suppress(OSError):
-        match = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+        match = re.search(
+            r"model name\s*: (.*)",
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"),
+        )
         processor = match[1] if match else processor
     if not commit:
         # Without git or a repository there is no commit to record.
         with suppress(OSError, subprocess.SubprocessError):
             words = "git describe --always --dirty --abbrev=40 --exclude=*".split()
-            commit = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+            commit = subprocess.run(
+                words, capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command,
-        "machine": {"platform": platform.platform(), "processor": processor, "cpus": os.cpu_count()},
+        "machine": {
+            "platform": platform.platform(),
+            "processor": processor,
+            "cpus": os.cpu_count(),
+        },
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "git_commit": commit or None,
     }
@@ -298,11 +340,21 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
     objective = objective_of(options)
     lines = objective.notes(given)
     if run.additive_mask:
-        lines.append(f"--{_NAME.additive_mask}: not needed; the packed forward computes the same numbers in one row")
-    if find_objective(options.objective).makes_pairs and not objective.makes_pairs and _NAME.lbd in given:
-        lines.append(f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}")
+        lines.append(
+            f"--{_NAME.additive_mask}: not needed; the packed forward computes the same numbers in one row"
+        )
+    if (
+        find_objective(options.objective).makes_pairs
+        and not objective.makes_pairs
+        and _NAME.lbd in given
+    ):
+        lines.append(
+            f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}"
+        )
     if objective.makes_pairs and not options.jepa_ratio:
-        lines.append(f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so the LM loss alone is trained")
+        lines.append(
+            f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so the LM loss alone is trained"
+        )
     lines += map(str, without_effect(options, given))
     if _NAME.objective not in given and has_steps(run, options):
         lines.append(
@@ -315,15 +367,25 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
 def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
     """A line for each option of data, evaluation and LoRA that was set and that the run does not read."""
     plain = RunOptions()
-    changed = {name for name in given if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)}
+    changed = {
+        name
+        for name in given
+        if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)
+    }
     return [str(option) for option in unread_options(run, changed)]
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
     """Whether the first rows of the training data name the steps of their answers."""
     try:
-        sources = [RowSource(name, run.dataset_split, options.streaming) for name in run.train_file or ()]
-        return any(names_steps(row, options.steps_column) for rows in sources for _, row in islice(rows, _ROWS))
+        sources = [
+            RowSource(name, run.dataset_split, options.streaming) for name in run.train_file or ()
+        ]
+        return any(
+            names_steps(row, options.steps_column)
+            for rows in sources
+            for _, row in islice(rows, _ROWS)
+        )
     except StepJepaError:
         # The run reports the error, a note need not.
         return False
@@ -340,7 +402,9 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     for name, report in trainer.data_reports.items():
         lines = report.brief(details=name.startswith("train"))
         if args.streaming and name.startswith("train"):
-            lines = [f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"]
+            lines = [
+                f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"
+            ]
             lines += report.steps.lines()
         parts.append((name, lines))
     # The model and its loss.
@@ -365,7 +429,9 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     return "\n".join(labelled(parts, width))
 
 
-def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: str = "") -> str:
+def conclusion(
+    trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: str = ""
+) -> str:
     """The result of a run, and where its files are.
 
     Args:
@@ -382,7 +448,11 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
             parts.append((name, [line.removeprefix("  ") for line in report.lines()]))
     steps = counted(trainer.state.global_step, "step")
     done = [f"{steps} in {clock(metrics.get('train_runtime', 0.0))}"]
-    speeds = [entry["tokens_per_second"] for entry in trainer.state.log_history if "tokens_per_second" in entry]
+    speeds = [
+        entry["tokens_per_second"]
+        for entry in trainer.state.log_history
+        if "tokens_per_second" in entry
+    ]
     if speeds:
         done[0] += f", {median(speeds):,.0f} tokens/s (median of the log)"
     if stopped:
@@ -390,7 +460,14 @@ def conclusion(trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float],
     parts.append(("done", done))
 
     parts.append(("final", [log_line(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
-    parts.append(("output", [f"{output}: model and records (metrics.json, run.json, data_report.json, resolved.yaml)"]))
+    parts.append(
+        (
+            "output",
+            [
+                f"{output}: model and records (metrics.json, run.json, data_report.json, resolved.yaml)"
+            ],
+        )
+    )
     parts.append(("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]))
     return "\n".join(["", *labelled(parts)])
 

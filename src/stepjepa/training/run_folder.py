@@ -115,14 +115,18 @@ class ResumeRecord:
         if differences:
             problem = f"the run in {where} has {differences[0]}; resume with the same settings"
         elif before.data != self.data:
-            problem = f"the training data is not that of the run in {where}; resume with the same file"
+            problem = (
+                f"the training data is not that of the run in {where}; resume with the same file"
+            )
         else:
             batch_problem = self._batch_mismatch(before.cut)
             if batch_problem:
                 batch = f"{before.cut.batch} examples a step ({before.cut})"
                 problem = f"the run in {where} takes {batch}, {batch_problem}"
         if problem:
-            raise ConfigError(f"--{_NAME.resume_from_checkpoint}: {problem}, or give another --{_NAME.output_dir}")
+            raise ConfigError(
+                f"--{_NAME.resume_from_checkpoint}: {problem}, or give another --{_NAME.output_dir}"
+            )
         return before.cut.batch // (self.cut.size * self.cut.processes)
 
     def _batch_mismatch(self, old: Cut) -> str:
@@ -132,7 +136,11 @@ class ResumeRecord:
         if self.settings.get(_NAME.streaming) and processes != old.processes:
             return f"and a stream is resumed on as many processes: start {old.processes}"
         if size * processes == old.size * old.processes:
-            return "" if accumulation == old.accumulation else f"not {self.cut.batch}; resume with as many"
+            return (
+                ""
+                if accumulation == old.accumulation
+                else f"not {self.cut.batch}; resume with as many"
+            )
         # Here micro-batches differ, and accumulation is to be adapted; two options depend on the micro-batch itself.
         if self.settings.get("dataloader_drop_last"):
             return "and what --dataloader_drop_last drops depends on how; resume with the same"
@@ -141,9 +149,7 @@ class ResumeRecord:
         if old.batch % (size * processes) == 0:
             return ""
         micro = self.cut._replace(accumulation=1)
-        return (
-            f"which is no multiple of {micro}; change --{_NAME.per_device_train_batch_size} or the number of processes"
-        )
+        return f"which is no multiple of {micro}; change --{_NAME.per_device_train_batch_size} or the number of processes"
 
 
 class RunFolder:
@@ -202,7 +208,9 @@ class RunFolder:
         """
         before = self._read(RECORD)
         fingerprints = before.get("data", {})
-        data = {split: value for split, value in fingerprints.items() if not split.startswith("eval")}
+        data = {
+            split: value for split, value in fingerprints.items() if not split.startswith("eval")
+        }
         cut = Cut(*before.get("cut", record.cut))
         return record.check_same(ResumeRecord(before.get("settings", {}), data, cut), self.path)
 
@@ -241,7 +249,9 @@ class RunFolder:
                 for folder in created:
                     folder.rmdir()
 
-    def check_free(self, overwrite: bool, resuming: bool = False, checkpoint: Path | None = None) -> None:
+    def check_free(
+        self, overwrite: bool, resuming: bool = False, checkpoint: Path | None = None
+    ) -> None:
         """Refuse to write over anything but files of the same run: its checkpoints, or what a kill before the first
         checkpoint leaves.
 
@@ -273,14 +283,20 @@ class RunFolder:
             ConfigError: there is such an entry.
         """
         entries = self.path.glob("checkpoint-*") if self.path.is_dir() else ()
-        last = _CHECKPOINT.search(checkpoint.name) if checkpoint is not None and self._holds(checkpoint) else None
+        last = (
+            _CHECKPOINT.search(checkpoint.name)
+            if checkpoint is not None and self._holds(checkpoint)
+            else None
+        )
         for entry in sorted(entries):
             number = _CHECKPOINT.match(entry.name)
             if number is None or _is_own(entry):
                 continue
             if entry.is_symlink() and last is not None and int(number[1]) <= int(last[1]):
                 continue
-            what = "is a symbolic link" if entry.is_symlink() else f"has no {RESUME_RECORD} of a run"
+            what = (
+                "is a symbolic link" if entry.is_symlink() else f"has no {RESUME_RECORD} of a run"
+            )
             raise ConfigError(
                 f"--{_NAME.output_dir} {self.path}: {entry.name} {what}, so the run does not remove it or write to it; move "
                 f"it away, or give another --{_NAME.output_dir}"
@@ -300,7 +316,9 @@ class RunFolder:
 
     # Checkpoints
 
-    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> tuple[Path | None, list[str]]:
+    def chosen(
+        self, wanted: str | os.PathLike[str] | Literal[True]
+    ) -> tuple[Path | None, list[str]]:
         """`newest` for True, else the named checkpoint. Every process must call it.
 
         Raises:
@@ -371,7 +389,9 @@ class RunFolder:
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()
-        return [(int(match[1]), entry) for entry in entries if (match := _CHECKPOINT.match(entry.name))]
+        return [
+            (int(match[1]), entry) for entry in entries if (match := _CHECKPOINT.match(entry.name))
+        ]
 
 
 def recorded_steps(checkpoint: Path) -> tuple[int, int]:
@@ -381,7 +401,9 @@ def recorded_steps(checkpoint: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def loading(checkpoint: Path | None, is_loading: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def loading(
+    checkpoint: Path | None, is_loading: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Within this context, while `is_loading`, turn errors of loading a checkpoint into one line. Its files match the
     manifest, but their content may still be unusable. None is no checkpoint.
 
@@ -450,7 +472,9 @@ def _problem(folder: Path) -> str | None:
     if problem is None and _is_old(folder):
         return f"written by an earlier version, whose {RESUME_RECORD} is another; this version cannot resume from it"
     if problem is None and not (folder / _SCHEDULE).exists():
-        return "written with save_only_model, without the optimizer's state; no run can resume from it"
+        return (
+            "written with save_only_model, without the optimizer's state; no run can resume from it"
+        )
     return problem
 
 
@@ -463,7 +487,9 @@ def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
         RunError: the name is taken by something else.
     """
     if os.path.lexists(checkpoint) and not _is_own(checkpoint):
-        raise RunError(f"{checkpoint}: was not written by this run, and is not removed; move it away, then resume")
+        raise RunError(
+            f"{checkpoint}: was not written by this run, and is not removed; move it away, then resume"
+        )
     remove_checkpoint(checkpoint)
     checkpoint.mkdir(parents=True)
     record.write(checkpoint)

@@ -58,7 +58,9 @@ class ExampleDraw:
             return example.plain()
         if not self.objective.draws:
             return example
-        return self.objective.draw(example, generator(self.seed, epoch, row, self.objective.stream, source))
+        return self.objective.draw(
+            example, generator(self.seed, epoch, row, self.objective.stream, source)
+        )
 
 
 class Draw(NamedTuple):
@@ -88,7 +90,9 @@ class Mixture(NamedTuple):
     counts: tuple[int, ...]
 
     @classmethod
-    def weighted(cls, sizes: Sequence[int], weights: Sequence[float], stopping_strategy: str) -> Mixture:
+    def weighted(
+        cls, sizes: Sequence[int], weights: Sequence[float], stopping_strategy: str
+    ) -> Mixture:
         """Examples in the proportion of `weights`. An epoch ends when one data set (``first_exhausted``) or all of them
         (``all_exhausted``) have had every row drawn."""
         # The length of an epoch at which each data set would be drawn exactly once.

@@ -29,7 +29,12 @@ from stepjepa.modeling.extras import (
     predictor_names,
     release,
 )
-from stepjepa.modeling.forward import attach_forest_forward, causal_lm, detach_forest_forward, known_layers
+from stepjepa.modeling.forward import (
+    attach_forest_forward,
+    causal_lm,
+    detach_forest_forward,
+    known_layers,
+)
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, max_positions, own_configs
 from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
 from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
@@ -82,7 +87,9 @@ def setup_of(model: nn.Module) -> ModelSetup:
     """
     setup = vars(causal_lm(model)).get(_SETUP)
     if setup is None:
-        raise ConfigError("the model takes no batches yet: attach an objective to it with stepjepa.parts.attach")
+        raise ConfigError(
+            "the model takes no batches yet: attach an objective to it with stepjepa.parts.attach"
+        )
     return setup  # type: ignore[no-any-return]
 
 
@@ -127,7 +134,9 @@ def set_up_model(
         use_attention(inner, "sdpa")
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
-            raise ConfigError("the model is already a PEFT model; leave out peft_config, or give the base model")
+            raise ConfigError(
+                "the model is already a PEFT model; leave out peft_config, or give the base model"
+            )
         model = add_lora(inner, peft_config, seed)
     elif hasattr(model, "get_base_model"):
         adapter: Any = model.peft_config[str(model.active_adapter)]
@@ -143,7 +152,9 @@ def set_up_model(
     vocabulary, rows, objective, encoder = vocabulary_size(inner), None, objective_of(options), None
     if objective.learned_tokens:
         names = predictor_names(objective.learned_tokens, objective.groups)
-        rows = PredictorRows.drawn(inner, len(names), seed, known_predictors(tokenizer, vocabulary, names))
+        rows = PredictorRows.drawn(
+            inner, len(names), seed, known_predictors(tokenizer, vocabulary, names)
+        )
         # float32 like PEFT's own weights, because a shorter dtype loses small steps.
         if inner is not model:
             rows = rows.float()
@@ -159,7 +170,9 @@ def set_up_model(
         if target_width != width and head == "none":
             head = "linear"
             logger.warning(
-                "states of %s have %d dimensions: a linear head maps to them", options.target_encoder, target_width
+                "states of %s have %d dimensions: a linear head maps to them",
+                options.target_encoder,
+                target_width,
             )
         add_extras(inner, rows, head, seed, modules, objective.groups, target_width)
         # Called for its error: a layer that one of the models does not have.
@@ -168,11 +181,15 @@ def set_up_model(
                 if layer is not None and model_read is not None:
                     known_layers(model_read, layer)
     # NEFTune is part of this forward: the Trainer's scales by the length of a packed row, and would change targets.
-    attach_forest_forward(model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None))
+    attach_forest_forward(
+        model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None)
+    )
     predictor_ids = [] if rows is None else rows.ids
     ids = placed_predictors(predictor_ids, options, len(objective.groups))
     # Without pairs, nothing is inserted into a chat, and `inline` is `packed`.
-    requested = "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
+    requested = (
+        "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
+    )
     # A compiled model keeps its shapes, and so dense rows.
     compiled = bool(getattr(options, "torch_compile", False))
     forward = choose_forward(model, requested, vocabulary, device, ids, keep=compiled)
@@ -184,7 +201,11 @@ def set_up_model(
     frozen = freeze_unreached(model, ids)
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
-        logger.warning("%d parameters that no loss reaches are frozen, in %s", len(frozen), ", ".join(parts[:3]))
+        logger.warning(
+            "%d parameters that no loss reaches are frozen, in %s",
+            len(frozen),
+            ", ".join(parts[:3]),
+        )
     setup = ModelSetup(vocabulary, predictor_ids, forward, objective, tuple(frozen))
     vars(inner)[_SETUP] = setup
     return model, setup
@@ -234,14 +255,18 @@ def target_fingerprint(options: JEPAOptions) -> dict[str, str]:
     return {"weights of the target encoder": digest(model_parts(folder))}
 
 
-def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataReport], options: JEPAOptions) -> None:
+def warn_beyond_positions(
+    model: PreTrainedModel, reports: Mapping[str, DataReport], options: JEPAOptions
+) -> None:
     """Warn of rows with more tokens than a rotary model was trained for."""
     # Rows for learned positions were cut when they were encoded.
     config: Any = text_config(model.config)
     rope = getattr(config, "rope_parameters", None) or {}
     made_for = getattr(config, "max_position_embeddings", None) or 0
     # Some configurations give the extended length only as a factor on the original one.
-    made_for = max(made_for, rope.get("factor", 1) * rope.get("original_max_position_embeddings", 0))
+    made_for = max(
+        made_for, rope.get("factor", 1) * rope.get("original_max_position_embeddings", 0)
+    )
     for report in reports.values():
         longest = options.max_length if options.streaming else report.token_length.get("max", 0)
         if made_for and longest > made_for:
@@ -252,7 +277,9 @@ def warn_beyond_positions(model: PreTrainedModel, reports: Mapping[str, DataRepo
             )
 
 
-def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str) -> Collator:
+def make_collator(
+    setup: ModelSetup, options: JEPAOptions, pad_id: int, attention: str, device: str
+) -> Collator:
     """The collator of a run."""
     objective = setup.objective
     return collator_for(
@@ -268,7 +295,9 @@ def make_collator(setup: ModelSetup, options: JEPAOptions, pad_id: int, attentio
     )
 
 
-def tokenizer_for(name: str, train_dataset: object, options: JEPAOptions) -> tuple[PreTrainedTokenizerBase, object]:
+def tokenizer_for(
+    name: str, train_dataset: object, options: JEPAOptions
+) -> tuple[PreTrainedTokenizerBase, object]:
     """The tokenizer of a model; that of a preset is trained on the training data.
 
     Returns:
@@ -279,7 +308,9 @@ def tokenizer_for(name: str, train_dataset: object, options: JEPAOptions) -> tup
     """
     if not is_preset(name):
         return load_tokenizer(name), train_dataset
-    if train_dataset is None or isinstance(train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)):
+    if train_dataset is None or isinstance(
+        train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)
+    ):
         raise ConfigError(
             f"the tokenizer of {name} is trained on rows: give them as train_dataset, or processing_class"
         )
@@ -307,4 +338,6 @@ def planned_steps(args: TrainingArguments, examples: int | None, processes: int)
         )
     if args.max_steps > 0:
         return args.max_steps
-    return math.ceil(args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps)))
+    return math.ceil(
+        args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps))
+    )

@@ -53,7 +53,13 @@ from stepjepa.training.metrics import (
 )
 from stepjepa.training.options import RunOptions
 from stepjepa.training.sampling import DrawnExamples, EpochSampler
-from stepjepa.training.setup import make_collator, planned_steps, set_up_model, tokenizer_for, warn_beyond_positions
+from stepjepa.training.setup import (
+    make_collator,
+    planned_steps,
+    set_up_model,
+    tokenizer_for,
+    warn_beyond_positions,
+)
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -126,19 +132,25 @@ class JEPATrainer(CheckpointedTrainer):
     ):
         check_arguments(kwargs)
         if args is not None and not isinstance(args, JEPAConfig):
-            raise ConfigError(f"args is a {type(args).__name__}: give a JEPAConfig, which takes the same arguments")
+            raise ConfigError(
+                f"args is a {type(args).__name__}: give a JEPAConfig, which takes the same arguments"
+            )
         args = JEPAConfig() if args is None else copy.copy(args)  # some options are resolved below
         if args.eval_on_start and eval_dataset is None:
             raise ConfigError(
                 f"{_NAME.eval_on_start} needs data to evaluate on: give eval_dataset (--{Names(RunOptions).eval_file})"
             )
         if args.n_gpu > 1:
-            raise ConfigError("several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'")
+            raise ConfigError(
+                "several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'"
+            )
         # The model and its tokenizer, which a name brings along.
         name = str(model) if isinstance(model, (str, os.PathLike)) else None
         trained: Any = model
         adapter = peft_config is not None or hasattr(model, "get_base_model")
-        args.learning_rate = args.settled_learning_rate(name is not None and is_preset(name), adapter)
+        args.learning_rate = args.settled_learning_rate(
+            name is not None and is_preset(name), adapter
+        )
         if name is not None:
             if processing_class is None:
                 processing_class, train_dataset = tokenizer_for(name, train_dataset, args)
@@ -151,18 +163,23 @@ class JEPATrainer(CheckpointedTrainer):
                 f"{_NAME.keep_predictors} needs {_NAME.merge_lora}: an adapter cannot change the vocabulary"
             )
         if args.merge_lora and getattr(trained, "is_quantized", False):
-            raise ConfigError(f"{_NAME.merge_lora}: an adapter is not merged into quantised weights; leave it out")
+            raise ConfigError(
+                f"{_NAME.merge_lora}: an adapter is not merged into quantised weights; leave it out"
+            )
         if args.ddp_find_unused_parameters is None:
             # Every parameter takes part in every batch, but for experts that no token is routed to.
             args.ddp_find_unused_parameters = has_experts(trained)
         # The data, which decides what a metric for the best model may be.
         vocabulary = vocabulary_size(causal_lm(trained))
         check_vocabulary(processing_class, vocabulary, name or "the model")
-        reader = self._reader = ExampleReader(processing_class, args, max_positions(trained), vocabulary)
+        reader = self._reader = ExampleReader(
+            processing_class, args, max_positions(trained), vocabulary
+        )
         self.data_reports, self.score_answers = reader.reports, score_answers
         if score_answers is not None and hasattr(score_answers, "data_reports"):
             score_answers.data_reports = reader.reports
-        train, evaluation = reader.read_training(train_dataset), reader.read_evaluation(eval_dataset)
+        train = reader.read_training(train_dataset)
+        evaluation = reader.read_evaluation(eval_dataset)
         if kwargs.get("compute_metrics") is None:  # whose names are not known
             self._check_best_metric(args, evaluation)
         warn_beyond_positions(causal_lm(trained), reader.reports, args)
@@ -171,13 +188,16 @@ class JEPATrainer(CheckpointedTrainer):
         launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
         if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
             trained.to(args.device)  # as the Trainer will
-        trained, self.setup = set_up_model(trained, args, args.seed, device, peft_config, processing_class)
+        trained, self.setup = set_up_model(
+            trained, args, args.seed, device, peft_config, processing_class
+        )
         if args.keep_predictors:
             check_keeps_predictors(trained, processing_class)
         attention = trained.config._attn_implementation
         use_cache = getattr(trained.config, "use_cache", None)
         check_optimizer(args, trained)
-        collator: Any = make_collator(self.setup, args, reader.pad_id, attention, device)  # a batch is a `Batch`
+        # A batch is a `Batch`.
+        collator: Any = make_collator(self.setup, args, reader.pad_id, attention, device)
         try:
             super().__init__(
                 model=trained,
@@ -194,7 +214,9 @@ class JEPATrainer(CheckpointedTrainer):
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
         # From pinned memory a batch is copied while the device computes.
-        self.accelerator.dataloader_config.non_blocking = device == "cuda" and args.dataloader_pin_memory
+        self.accelerator.dataloader_config.non_blocking = (
+            device == "cuda" and args.dataloader_pin_memory
+        )
         self.neftune_noise_alpha = None  # the model's forward adds the noise
         sharded = bool(args.fsdp) or (launched and args.world_size > 1)
         if sharded:
@@ -202,7 +224,11 @@ class JEPATrainer(CheckpointedTrainer):
         if self.setup.objective.makes_pairs:
             begin_targets(trained, args.target_encoder)
             self.add_callback(TargetEncoderCallback())
-        for shown in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # the former is a table in a notebook
+        # The former is a table in a notebook.
+        for shown in (
+            DEFAULT_PROGRESS_CALLBACK,
+            PrinterCallback,
+        ):
             self.remove_callback(shown)
         metrics = getattr(score_answers, "metrics", ())
         self.view = RunDisplay(bool(args.disable_tqdm), metrics)
@@ -230,7 +256,9 @@ class JEPATrainer(CheckpointedTrainer):
         known = [f"{prefix}{metric}" for prefix in prefixes for metric in metrics]
         name = str(args.metric_for_best_model).removeprefix("eval_")
         if name not in known:
-            raise ConfigError(f"{_NAME.metric_for_best_model} is {name}; an evaluation has {', '.join(known)}")
+            raise ConfigError(
+                f"{_NAME.metric_for_best_model} is {name}; an evaluation has {', '.join(known)}"
+            )
 
     def _set_up_sharding(self, model: Any) -> None:
         """Fit the run to weights that are sharded over the processes (FSDP2).
@@ -244,15 +272,20 @@ class JEPATrainer(CheckpointedTrainer):
                 "all of them (DDP); leave it out"
             )
         if not self.accelerator.is_fsdp2:
-            raise ConfigError(f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2")
+            raise ConfigError(
+                f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2"
+            )
         plugin, inner = self.accelerator.state.fsdp_plugin, causal_lm(model)
-        if plugin.activation_checkpointing and inner is not model:  # PEFT finds no layer of LoRA then
+        # PEFT finds no layer of LoRA then.
+        if plugin.activation_checkpointing and inner is not model:
             raise ConfigError(
                 f"--{_NAME.fsdp_config}: activation_checkpointing cannot be used with LoRA, whose weights would not be "
                 f"saved; leave it out and give --{_NAME.gradient_checkpointing} true"
             )
         if plugin.mixed_precision_policy is not None:  # the parts of the loss stay in float32
-            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
+            plugin.mixed_precision_policy = replace(
+                plugin.mixed_precision_policy, output_dtype=None
+            )
         trained_extras(inner).in_state_dict = True
         collator: Any = self.data_collator
         self.data_collator = replace(collator, every_pass=True)
@@ -324,11 +357,15 @@ class JEPATrainer(CheckpointedTrainer):
         processes."""
         return self.accelerator.reduce(self._counts(batches), reduction="sum")  # type: ignore[no-any-return]
 
-    def forward(self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False) -> ForestOutput:
+    def forward(
+        self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False
+    ) -> ForestOutput:
         """What the model returns for one micro-batch; `step` seeds what is random in the loss."""
         if self.args.torch_compile:  # and every position goes through all layers
             inputs = inputs.untrimmed()
-        return model(batch=inputs, step=step, predict_ids=predict_ids, token_sums=self.args.token_metrics)
+        return model(
+            batch=inputs, step=step, predict_ids=predict_ids, token_sums=self.args.token_metrics
+        )
 
     def compute_loss(  # type: ignore[override]
         self,
@@ -372,7 +409,9 @@ class JEPATrainer(CheckpointedTrainer):
         """What one token costs the model."""
         model: Any = self.accelerator.unwrap_model(self.model)
         autocast = self.args.bf16 or self.args.fp16
-        return ModelCost.of(model, self.setup.vocabulary, autocast=autocast, objective=self.setup.objective)
+        return ModelCost.of(
+            model, self.setup.vocabulary, autocast=autocast, objective=self.setup.objective
+        )
 
     def floating_point_ops(self, inputs: Batch) -> float:  # type: ignore[override]
         """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
@@ -417,7 +456,9 @@ class JEPATrainer(CheckpointedTrainer):
         if "loss" in logs:
             pairs = self.setup.objective.makes_pairs
             metrics = self._meter.metrics(pairs, self.accelerator)
-            if pairs and (args.lbd_warmup_ratio or args.lbd_schedule != "constant" or args.jepa_until < 1):
+            if pairs and (
+                args.lbd_warmup_ratio or args.lbd_schedule != "constant" or args.jepa_until < 1
+            ):
                 # The step that is logged has been counted already.
                 last_step = max(state.global_step - 1, 0)
                 metrics["lbd"] = lbd_at(args, last_step, state.max_steps)
@@ -430,7 +471,9 @@ class JEPATrainer(CheckpointedTrainer):
         norm = logs.get("grad_norm", 0.0)
         skipped = self.accelerator.optimizer_step_was_skipped
         if args.terminate_on_nan and not math.isfinite(norm) and not skipped:
-            self._stop_or_warn(state.global_step, "the gradient norm is not finite (NaN or infinite)")
+            self._stop_or_warn(
+                state.global_step, "the gradient norm is not finite (NaN or infinite)"
+            )
         super().log(logs, start_time)
 
     def recent_losses(self) -> dict[str, float]:
@@ -439,7 +482,11 @@ class JEPATrainer(CheckpointedTrainer):
         losses = entries[-1] if entries else {}
         if self._meter.sums is not None:
             losses = self._meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-        return {name: losses[name] for name in (*self._meter.names, *TOKEN_MEANS, *MEANS) if name in losses}
+        return {
+            name: losses[name]
+            for name in (*self._meter.names, *TOKEN_MEANS, *MEANS)
+            if name in losses
+        }
 
     # Evaluation
 
@@ -475,11 +522,15 @@ class JEPATrainer(CheckpointedTrainer):
         """
         model: Any = self.model
         if self.is_fsdp_enabled and not any(map(is_sharded, model.parameters())):
-            raise ConfigError(f"--{_NAME.fsdp} shards the weights when a training begins; evaluate without it")
+            raise ConfigError(
+                f"--{_NAME.fsdp} shards the weights when a training begins; evaluate without it"
+            )
         model.eval()
         args = self.args
         self.callback_handler.eval_dataloader = dataloader
-        loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        loss_only = (
+            args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        )
         meter = LossMeter(self._meter.names)
         predictions = None if loss_only else Predictions()
         for batch in dataloader:
@@ -489,7 +540,9 @@ class JEPATrainer(CheckpointedTrainer):
                 meter.add(output, inputs)
                 # What `compute_metrics` and `predict` get; a run without them asks for no ids.
                 if predictions is not None and output.predicted_ids is not None:
-                    predictions.add(inputs, output.predicted_ids, args.eval_batch_size, self.accelerator)
+                    predictions.add(
+                        inputs, output.predicted_ids, args.eval_batch_size, self.accelerator
+                    )
             self.control = self.callback_handler.on_prediction_step(args, self.state, self.control)
 
         means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
@@ -506,7 +559,9 @@ class JEPATrainer(CheckpointedTrainer):
                 values |= self.compute_metrics(EvalPrediction(predicted, labels))
         prefix = f"{metric_key_prefix}_"
         metrics = {f"{prefix}{name.removeprefix(prefix)}": value for name, value in values.items()}
-        return EvalLoopOutput(predictions=predicted, label_ids=labels, metrics=metrics, num_samples=size)
+        return EvalLoopOutput(
+            predictions=predicted, label_ids=labels, metrics=metrics, num_samples=size
+        )
 
     def _answer_scores(self) -> dict[str, float]:
         """Means of the scores of answers over all processes; a metric without a score is left out."""
@@ -517,8 +572,12 @@ class JEPATrainer(CheckpointedTrainer):
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         reshard = bool(plugin and plugin.reshard_after_forward)
         with self.accelerator.autocast(), gathered(model, reshard):
-            scores = self.score_answers(model, self.processing_class, args.process_index, args.world_size)
-        sums = over_processes([value for pair in scores.values() for value in pair], self.accelerator)
+            scores = self.score_answers(
+                model, self.processing_class, args.process_index, args.world_size
+            )
+        sums = over_processes(
+            [value for pair in scores.values() for value in pair], self.accelerator
+        )
         totals, numbers = sums[::2], sums[1::2]
         means = {}
         for name, total, number in zip(scores, totals, numbers, strict=True):

@@ -259,7 +259,9 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
     try:
         tempfile.TemporaryDirectory(prefix=".stepjepa-", dir=place).cleanup()
     except OSError as error:
-        raise ConfigError(f"{option} {folder}: cannot be written ({error.strerror or error})") from None
+        raise ConfigError(
+            f"{option} {folder}: cannot be written ({error.strerror or error})"
+        ) from None
 
 
 # Lines of JSON
@@ -284,11 +286,19 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         now = os.stat(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: the file was removed while it was read; give a file that stays") from None
-    if (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns):
+        raise DataError(
+            f"{path}: the file was removed while it was read; give a file that stays"
+        ) from None
+    if (now.st_ino, now.st_size, now.st_mtime_ns) != (
+        before.st_ino,
+        before.st_size,
+        before.st_mtime_ns,
+    ):
         grown = now.st_size != before.st_size
         size = f" ({before.st_size:,} bytes before, {now.st_size:,} now)" if grown else ""
-        raise DataError(f"{path}: the file changed while it was read{size}; start again when nothing writes to it")
+        raise DataError(
+            f"{path}: the file changed while it was read{size}; start again when nothing writes to it"
+        )
     if broken is not None:
         raise broken
 
@@ -313,13 +323,17 @@ def line_text(raw: bytes, limit: int = MAX_LINE_BYTES) -> str:
     """
     if len(raw) > limit and not raw.endswith(b"\n"):
         size = f"{limit >> 20} MiB" if limit >= 2**20 else f"{limit} bytes"
-        raise RowError("line_too_long", f"the line has more than {size}; one row a line is expected")
+        raise RowError(
+            "line_too_long", f"the line has more than {size}; one row a line is expected"
+        )
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.reason == "unexpected end of data" and error.end == len(raw):
             raise _cut_off("inside a character") from None
-        raise RowError("not_utf8", f"not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+        raise RowError(
+            "not_utf8", f"not UTF-8 text ({error.reason}); save the file as UTF-8"
+        ) from None
     return text.removeprefix("\ufeff").strip()
 
 
@@ -337,7 +351,9 @@ def line_value(text: str, raw: bytes) -> object:
         why = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     except ValueError as error:
         why = str(error)
-    raise RowError("broken_json", f"broken JSON ({why}); one JSON object per line is expected") from None
+    raise RowError(
+        "broken_json", f"broken JSON ({why}); one JSON object per line is expected"
+    ) from None
 
 
 def _cut_off(where: str) -> RowError:
@@ -360,7 +376,9 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
         OSError: a file cannot be read or written.
     """
     if names is None:
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        names = [
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        ]
 
     def entry(name: str) -> dict[str, int | str]:
         sync(folder / name)
@@ -382,7 +400,10 @@ def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
         # A manifest must not lead out of its folder.
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name, _ in files):
             return None
-        return {name: {"bytes": index(entry["bytes"]), "sha256": entry["sha256"]} for name, entry in files}
+        return {
+            name: {"bytes": index(entry["bytes"]), "sha256": entry["sha256"]}
+            for name, entry in files
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -401,7 +422,9 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
     for name in files:
         if not (folder / name).is_file():
             return f"{name} is missing"
-    compared = {name: entry for name, entry in files.items() if not only_weights or name.endswith(_WEIGHTS)}
+    compared = {
+        name: entry for name, entry in files.items() if not only_weights or name.endswith(_WEIGHTS)
+    }
     for name, entry in compared.items():
         size = (folder / name).stat().st_size
         if size != entry["bytes"]:

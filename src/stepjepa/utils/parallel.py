@@ -73,7 +73,9 @@ def mapped(
             exhausted = True
         except BrokenProcessPool:
             what = f"a worker process was killed (the memory may have been full): try a smaller {option}"
-            raise DataError(f"{what}; a script must start under if __name__ == '__main__'") from None
+            raise DataError(
+                f"{what}; a script must start under if __name__ == '__main__'"
+            ) from None
         finally:
             pool.end(at_once=not exhausted)
 
@@ -81,7 +83,9 @@ def mapped(
 class _WorkerPool(ProcessPoolExecutor):
     """A pool whose processes do not receive Ctrl-C, which the terminal sends to all processes of a command."""
 
-    def submit(self, function: Callable[..., Result], /, *arguments: Any, **more: Any) -> Future[Result]:
+    def submit(
+        self, function: Callable[..., Result], /, *arguments: Any, **more: Any
+    ) -> Future[Result]:
         """Submit a call, which may start a process."""
         with _uninterrupted():
             return super().submit(function, *arguments, **more)
@@ -195,7 +199,10 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
         trainer = library("ray.train.torch", "ray").TorchTrainer
         while True:
             try:
-                return cast("Result", trainer(loop, scaling_config=scaling, run_config=run).fit().return_value)
+                return cast(
+                    "Result",
+                    trainer(loop, scaling_config=scaling, run_config=run).fit().return_value,
+                )
             except train.TrainingFailedError as error:
                 # Ray may put its traceback around them.
                 failures = getattr(error, "worker_failures", {}).values()

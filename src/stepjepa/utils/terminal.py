@@ -109,7 +109,13 @@ class Bar:
 
     def __init__(self, silent: bool = False) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         self._silent, self._console = silent, Console(stderr=True)
         self._progress = Progress(
@@ -154,7 +160,10 @@ class Bar:
     def step(self, count: int) -> None:
         """Like `advance`; outside a terminal, also print the progress from time to time."""
         self.advance(count)
-        due = self._done - self._printed >= self._total / _LINES and time.monotonic() - self._when >= _PAUSE
+        due = (
+            self._done - self._printed >= self._total / _LINES
+            and time.monotonic() - self._when >= _PAUSE
+        )
         if self._progress.disable and due and self._done < self._total:
             self._printed, self._when = self._done, time.monotonic()
             self.say(f"{self._name}: {self._done} of {self._total}")
@@ -213,7 +222,8 @@ def stdout_trouble() -> str | None:
 
 
 def _reader_has_gone(stream: IO[str]) -> bool:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, or a system without poll
+    # No descriptor, or a system without poll.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -95,14 +95,20 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns two blanks apart, the first flush left, the others right; no blanks at the end of a line."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in (head, *rows)
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in (head, *rows)
     ]
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
     """`text` in lines of at most `width` characters that begin with `first` and with `rest`; words stay whole."""
     return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -119,7 +125,9 @@ def folded(lines: Sequence[str], width: int = 100) -> list[str]:
 
 def legend(words: Mapping[str, str]) -> list[str]:
     """The meanings of words, ``word: meaning; word: meaning``, wrapped at `PAGE`."""
-    return wrapped("; ".join(f"{word}: {meaning}" for word, meaning in words.items()), PAGE, "  ", "  ")
+    return wrapped(
+        "; ".join(f"{word}: {meaning}" for word, meaning in words.items()), PAGE, "  ", "  "
+    )
 
 
 def slug(label: str) -> str:

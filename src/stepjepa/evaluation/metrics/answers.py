@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from stepjepa.config.option import option
-from stepjepa.data.answers import answers_match, final_answer, fold, last_boxed, number_of, plain_text
+from stepjepa.data.answers import (
+    answers_match,
+    final_answer,
+    fold,
+    last_boxed,
+    number_of,
+    plain_text,
+)
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
@@ -108,7 +115,9 @@ class TextAfter(Metric):
         _, occurs, after = answer.partition(gold)
         if not occurs:
             return Judgement(math.nan, gold, answer, "the reference does not occur")
-        return Judgement(float(len(after)), gold, answer, "text after the reference" if after else "")
+        return Judgement(
+            float(len(after)), gold, answer, "text after the reference" if after else ""
+        )
 
 
 @dataclass(kw_only=True)
@@ -127,7 +136,9 @@ class TaskAnswer(Metric):
             right = getattr(task_class(row["task"]), self.rule)(row, answer)
         except (KeyError, ConfigError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise DataError(f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({what})") from None
+            raise DataError(
+                f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({what})"
+            ) from None
         return verdict(right, gold, answer, "wrong")
 
 
@@ -165,7 +176,12 @@ class FinalAnswer(Metric):
     def final_reference(self, row: Mapping[str, Any]) -> str | None:
         """The final answer in the reference; None if the reference has none. Raises DataError: the row has no reference."""
         reference = self.reference(row).strip()
-        if "####" in reference or "boxed" in reference or "\n" in reference or len(reference) > self.longest_bare:
+        if (
+            "####" in reference
+            or "boxed" in reference
+            or "\n" in reference
+            or len(reference) > self.longest_bare
+        ):
             return final_answer(reference)
         return reference
 
@@ -195,7 +211,9 @@ class MathAnswer(FinalAnswer):
     bare. If both are the same text or number by our own rules, math-verify is not called.
     """
 
-    time_limit: float = option(5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0)
+    time_limit: float = option(
+        5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0
+    )
 
     name = "math"
     columns = ("ground_truth", "answer", "solution", "completion", "messages")
@@ -204,7 +222,9 @@ class MathAnswer(FinalAnswer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if importlib.util.find_spec("math_verify") is None:
-            raise ConfigError("the metric math needs the package math-verify: pip install 'stepjepa[math]'")
+            raise ConfigError(
+                "the metric math needs the package math-verify: pip install 'stepjepa[math]'"
+            )
         self._worker = Worker(same_value, imports="math_verify")
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
@@ -259,7 +279,9 @@ def same_value(gold: str, answer: str) -> tuple[bool, str]:
     # math-verify warns that its own time limit is off; that one needs signals, and the worker has its own.
     logging.disable(logging.CRITICAL)
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    parsed_gold, parsed_answer = (parse(text, config, parsing_timeout=None) for text in (gold, answer))
+    parsed_gold, parsed_answer = (
+        parse(text, config, parsing_timeout=None) for text in (gold, answer)
+    )
     equal = bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
     # A parse result holds SymPy objects and the text that they were read from.
     return equal, next((part for part in parsed_answer if isinstance(part, str)), "")
@@ -270,14 +292,17 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPEN = r"[(\[{*_\s\"'`$]{0,6}(?:\\text\{\s*)?(?:(?:option|choice|letter)\b\s*)?[(\[*\"'`]{0,4}"
 # The text after "the answer is".
 _SAYS = re.compile(
-    r"\b(?:answer|choice|option)\b[^.\n]{0,40}?(?:\b(?:is|are|be)\b:?|[:=])[ \t]*([^\n]{1,300})", re.IGNORECASE
+    r"\b(?:answer|choice|option)\b[^.\n]{0,40}?(?:\b(?:is|are|be)\b:?|[:=])[ \t]*([^\n]{1,300})",
+    re.IGNORECASE,
 )
 # A letter at its beginning, except the article ("a prime number").
 _LABEL = re.compile(rf"(?i:{_OPEN})(?!a\s+[a-z])([A-Za-z])(?![A-Za-z0-9'\u2019])")
 # A letter or number at the beginning of a response, followed by a mark or the end of the line: "B.", "(B)".
 _FIRST = re.compile(rf"(?i:{_OPEN})([A-Za-z]|\d{{1,2}})(?:[)\].:*\"'`,}}]|\s*$|\s*\n)")
 # A capital letter anywhere that is a word of its own; A, which may be the article, needs a mark after it.
-_LONE = re.compile(r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(A)(?=[).:*\]]|\s*$))", re.MULTILINE)
+_LONE = re.compile(
+    r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(A)(?=[).:*\]]|\s*$))", re.MULTILINE
+)
 
 
 @dataclass(kw_only=True)
@@ -369,7 +394,9 @@ def _label(pattern: re.Pattern[str], text: str) -> str | None:
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
     """The label of the only option whose text, or label, equals `text`; None if there is none or several."""
-    wanted, *texts = (" ".join(plain_text(raw).casefold().split()) for raw in (text, *options.values()))
+    wanted, *texts = (
+        " ".join(plain_text(raw).casefold().split()) for raw in (text, *options.values())
+    )
     if wanted.upper() in options:
         return wanted.upper()
     labels = [label for label, option in zip(options, texts, strict=True) if option == wanted]

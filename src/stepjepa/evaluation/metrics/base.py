@@ -83,7 +83,9 @@ class Metric(ABC):
         columns: columns to search for the reference, in this order; ``messages`` means the last answer of the chat.
     """
 
-    reference_column: str | None = option(None, "Column with the reference, instead of those in `columns`.", OPTIONS)
+    reference_column: str | None = option(
+        None, "Column with the reference, instead of those in `columns`.", OPTIONS
+    )
     # Of metrics that compute in another process, see `metrics.worker`.
     _worker: Any = field(default=None, init=False, repr=False)
 
@@ -91,7 +93,13 @@ class Metric(ABC):
     kind: ClassVar[Literal["accuracy", "score", "count"]] = "accuracy"
     higher_is_better: ClassVar[bool] = True
     is_custom: ClassVar[bool] = False
-    columns: ClassVar[tuple[str, ...]] = ("messages", "completion", "code", "answer", "ground_truth")
+    columns: ClassVar[tuple[str, ...]] = (
+        "messages",
+        "completion",
+        "code",
+        "answer",
+        "ground_truth",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -138,13 +146,19 @@ class Metric(ABC):
             value: Any = column_value(row, column)
             # The answer follows the last question, so earlier messages of the assistant are context.
             if column == "messages" and isinstance(value, (list, tuple)):
-                turns = [turn for turn in value if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
+                turns = [
+                    turn
+                    for turn in value
+                    if isinstance(turn, Mapping) and turn.get("role") == "assistant"
+                ]
                 value = turns[-1].get("content") if turns else None
             text = answer_of(text_of(value))
             if text.strip():
                 return text
         known = listed_columns(row)
-        raise DataError(f"no reference answer in the columns {', '.join(columns)} (columns found: {known})")
+        raise DataError(
+            f"no reference answer in the columns {', '.join(columns)} (columns found: {known})"
+        )
 
 
 @dataclass(kw_only=True)
@@ -210,7 +224,9 @@ def make_metric(name: str, **options: Any) -> Metric:
         ConfigError: unknown metric or option, a value that cannot be used, or a package that is not installed.
     """
     if name in MODEL_METRICS:
-        raise ConfigError(f"the metric {name} needs the model, not generated text; the evaluation computes it itself")
+        raise ConfigError(
+            f"the metric {name} needs the model, not generated text; the evaluation computes it itself"
+        )
     return make_metrics([name], options)[0]
 
 
@@ -236,11 +252,15 @@ def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None)
         kind = metric_class(name) if name in METRICS else CustomMetric
         accepted = set(options_of(kind)) - {"target"}
         arguments = {key: value for key, value in options.items() if key in accepted}
-        metrics.append(CustomMetric(target=name, **arguments) if kind is CustomMetric else kind(**arguments))
+        metrics.append(
+            CustomMetric(target=name, **arguments) if kind is CustomMetric else kind(**arguments)
+        )
         known |= accepted
     # Several metrics share one set of options, so an option is a mistake only if no metric has it.
     for key in options:
         if key not in known:
-            hint = f"{did_you_mean(key, known)} (known: {', '.join(sorted(known))})" if known else ""
+            hint = (
+                f"{did_you_mean(key, known)} (known: {', '.join(sorted(known))})" if known else ""
+            )
             raise ConfigError(f"no option {key!r} of {', '.join(names)}{hint}")
     return metrics

@@ -192,7 +192,9 @@ class _Reader:
         if token == "\\":
             raise PatternError("ends in the middle")
         if _UNKNOWN.search(token):
-            raise NotSupportedError(f"{token} is not supported: printable ASCII alone, no backreferences")
+            raise NotSupportedError(
+                f"{token} is not supported: printable ASCII alone, no backreferences"
+            )
         text = token if len(token) > 1 or token in ".[" else re.escape(token)
         # Compiled here for its error message; `Alphabet` compiles it again.
         try:
@@ -254,7 +256,9 @@ class Alphabet:
         self.kinds = [IN_WORD if signature & 1 else OTHER for signature in signatures]
         self.examples = list(signatures.values())
         self.masks = {
-            text: sum((signature >> bit & 1) << letter for letter, signature in enumerate(signatures))
+            text: sum(
+                (signature >> bit & 1) << letter for letter, signature in enumerate(signatures)
+            )
             for bit, text in enumerate(sets)
         }
 
@@ -285,7 +289,9 @@ def difference(first: PatternPart, second: PatternPart) -> tuple[str, bool] | No
         if (state_a.nulls ^ state_b.nulls) & at_end:
             return text, bool(state_a.nulls & at_end)
         space.spend(len(alphabet.kinds))
-        for letter, (kind, example) in enumerate(zip(alphabet.kinds, alphabet.examples, strict=True)):
+        for letter, (kind, example) in enumerate(
+            zip(alphabet.kinds, alphabet.examples, strict=True)
+        ):
             after_a = space.derivative(state_a, previous, letter)
             after_b = space.derivative(state_b, previous, letter)
             after = after_a, after_b, kind
@@ -364,7 +370,9 @@ class Expressions:
             alternatives = []
             for place, part in enumerate(expression.parts):
                 rest_parts = expression.parts[place + 1 :]
-                alternatives.append(self._join([self.derivative(part, previous, letter), *rest_parts]))
+                alternatives.append(
+                    self._join([self.derivative(part, previous, letter), *rest_parts])
+                )
                 if not part.nulls & here:
                     break
             return self._any(alternatives)
@@ -397,7 +405,9 @@ class Expressions:
         self.spend(4 + len(parts))
         key = kind, nulls, parts, mask, turns
         if key not in self._expressions:
-            self._expressions[key] = Expression(len(self._expressions), kind, nulls, parts, mask, turns)
+            self._expressions[key] = Expression(
+                len(self._expressions), kind, nulls, parts, mask, turns
+            )
         return self._expressions[key]
 
     def _join(self, parts: Iterable[Expression]) -> Expression:
@@ -412,7 +422,9 @@ class Expressions:
                     flat.append(member)
         if len(flat) == 1:
             return flat[0]
-        return self._make("join", reduce(and_, (member.nulls for member in flat), _ALWAYS), tuple(flat))
+        return self._make(
+            "join", reduce(and_, (member.nulls for member in flat), _ALWAYS), tuple(flat)
+        )
 
     def _any(self, parts: Iterable[Expression]) -> Expression:
         # All sets become one, and the set without letters disappears.
@@ -468,7 +480,9 @@ class RegexEquivalence(Metric):
     NL-RX mean the edge of a word.
     """
 
-    word_boundary: WordBoundary = option("zero_width", r"What \b is: the edge of a word, or the letter b.", OPTIONS)
+    word_boundary: WordBoundary = option(
+        "zero_width", r"What \b is: the edge of a word, or the letter b.", OPTIONS
+    )
 
     name = "regex_equivalence"
 
@@ -482,7 +496,9 @@ class RegexEquivalence(Metric):
         note, undecided = self._difference(gold, answer)
         return Judgement(float(not note), gold, answer, note, undecided)
 
-    def _difference(self, gold: str, answer: str) -> tuple[str, Literal["unknown", "invalid"] | None]:
+    def _difference(
+        self, gold: str, answer: str
+    ) -> tuple[str, Literal["unknown", "invalid"] | None]:
         """Why two patterns differ, empty if they do not, and `Judgement.undecided`."""
         # None until the reference is parsed, which shows whose pattern an error is about.
         first = None

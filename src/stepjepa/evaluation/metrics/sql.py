@@ -33,9 +33,19 @@ _LARGEST_VALUE = 10_000_000
 # SQLITE_READ, SQLITE_SELECT and SQLITE_RECURSIVE; SQLITE_FUNCTION.
 _READING, _FUNCTION = {20, 21, 33}, 31
 # Functions that reach outside the database, or build values of any size in one step.
-_FORBIDDEN = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "randomblob", "zeroblob"}
+_FORBIDDEN = {
+    "load_extension",
+    "fts3_tokenizer",
+    "readfile",
+    "writefile",
+    "edit",
+    "randomblob",
+    "zeroblob",
+}
 # Quoted texts, quoted names, and comments.
-_QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_QUOTED = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL
+)
 _BRACKETS = re.compile(r"\([^()]*\)")
 _ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
 
@@ -98,7 +108,10 @@ class SqlExecution(Metric):
             # The name comes from data: it must not lead out of the folder.
             if Path(name).name != name:
                 raise DataError(f"db_id {name!r} is no name of a database")
-            files = [Path(self.db_folder, name, f"{name}.sqlite"), Path(self.db_folder, f"{name}.sqlite")]
+            files = [
+                Path(self.db_folder, name, f"{name}.sqlite"),
+                Path(self.db_folder, f"{name}.sqlite"),
+            ]
         for file in files:
             if file.is_file():
                 return file.absolute()
@@ -115,7 +128,9 @@ def _database_name(row: Mapping[str, Any]) -> str:
         name = _IN_PROMPT.search(str(turn.get("content")))
         if name is not None:
             return name[1].strip()
-    raise DataError(f"the row names no database: no column db_path or db_id (columns found: {', '.join(row)})")
+    raise DataError(
+        f"the row names no database: no column db_path or db_id (columns found: {', '.join(row)})"
+    )
 
 
 def query_of(text: str) -> str:
@@ -133,7 +148,9 @@ class _Limit(Exception):
     """A query exceeded a limit."""
 
 
-def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int) -> tuple[str, str | None]:
+def compare(
+    database: str, gold: str, answer: str, seconds: float, max_rows: int
+) -> tuple[str, str | None]:
     """Why the results of two queries differ, empty if they do not, and `Judgement.undecided`. Runs in the worker.
 
     Args:
@@ -143,7 +160,9 @@ def compare(database: str, gold: str, answer: str, seconds: float, max_rows: int
         max_rows: number of rows that each query may return.
     """
     # Three locks: the file is opened read-only, the connection refuses to write, and the authorizer permits reading alone.
-    with closing(sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection:
+    with closing(
+        sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, isolation_level=None)
+    ) as connection:
         connection.execute("PRAGMA query_only = ON")
         # Some of Spider's databases hold texts that are not UTF-8.
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
@@ -170,7 +189,9 @@ def _authorize(action: int, _: str | None, name: str | None, *__: str | None) ->
     return sqlite3.SQLITE_DENY
 
 
-def _rows(connection: sqlite3.Connection, query: str, seconds: float, max_rows: int) -> list[tuple[Any, ...]]:
+def _rows(
+    connection: sqlite3.Connection, query: str, seconds: float, max_rows: int
+) -> list[tuple[Any, ...]]:
     deadline = time.monotonic() + seconds
     connection.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
     try:
@@ -199,7 +220,9 @@ def is_ordered(query: str) -> bool:
     return _ORDER.search(query) is not None
 
 
-def _why_different(gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool) -> str:
+def _why_different(
+    gold: list[tuple[Any, ...]], answer: list[tuple[Any, ...]], ordered: bool
+) -> str:
     # All rows of a result have the same columns; an empty result has none to compare.
     for gold_row, answer_row in zip(gold[:1], answer[:1], strict=False):
         if len(gold_row) != len(answer_row):
