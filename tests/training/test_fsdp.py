@@ -39,6 +39,11 @@ CASES = {
     "multi_token": {"objective": "multi_token", "token_horizon": 3},
     "future_summary": {"objective": "future_summary", "summary_window": 4},
     "multi_token-two_pass": {"objective": "multi_token", "token_horizon": 3, "forward": "two_pass"},
+    "masked": {"objective": "llm_jepa", "mask_ratio": 0.4, "predictors": 1},
+    "masked-two_pass": {"objective": "split", "mask_ratio": 0.4, "mask_span": True, "forward": "two_pass"},
+    "answer": {"objective": "steps_to_answer", "answer_layers": [1, 2], "predictors": 2},
+    "answer-two_pass": {"objective": "steps_to_answer", "predictors": 1, "forward": "two_pass"},
+    "frozen": {**JEPA, "target_encoder": "frozen", "replay_ratio": 0.5},
     "plan": {**PLAN, "predictor_head": "mlp"},
     "plan-two_pass": {**PLAN, "forward": "two_pass"},
     "head": {**JEPA, "predictor_head": "mlp", "jepa_loss": "infonce", "regularizer": "vicreg"},
@@ -51,7 +56,7 @@ CASES = {
     "activation": {**JEPA, **EMA, "fsdp_config": {"activation_checkpointing": True}},
     "meta-lora": {**JEPA, "lora": True, "gradient_checkpointing": True, "predictor_head": "mlp", "fsdp_config": META},
 }
-LONG = {"step-two_pass-stop", "inline", "regular", "multi_token", "future_summary"}
+LONG = {"step-two_pass-stop", "inline", "regular", "multi_token", "future_summary", "frozen"}
 LONG |= {name for name in CASES if name.endswith("-two_pass")} - {"step-two_pass", "ema-lora-two_pass"}
 EQUAL = [name for name in CASES if name != "bf16"]
 

@@ -94,6 +94,8 @@ OVER_A_BATCH = (
         pytest.param("--objective next_latent --latent_horizon 2", marks=pytest.mark.long),
         pytest.param("--objective multi_token --token_positions question", marks=pytest.mark.long),
         pytest.param("--objective future_summary", marks=pytest.mark.long),
+        pytest.param("--objective llm_jepa --mask_ratio 0.4 --predictors 1", marks=pytest.mark.long),
+        pytest.param("--objective steps_to_answer --answer_layers 1 2 --predictors 2", marks=pytest.mark.long),
     ],
 )
 def test_two_processes_equal_one(tmp_path, more):
