@@ -11,9 +11,13 @@ long. The target is the bag of the tokens 2 to `summary_window` ahead, up to the
 of the vocabulary that is in it, 0 for all others. f is a network D -> 2 D -> D with GELU in between; W is the model's output
 head, which is trained as well. With the constant, a logit of 0 means the frequency of an entry in a random window.
 
-The loss of a state is the binary cross-entropy summed over the vocabulary and divided by the entries in the bag, so that it
-is as large as an LM loss; a state with no token ahead has no loss. The paper weights entries by rarity, or learns the
-summary with a second model that reads backwards; neither is done here. The head is only used in training.
+The loss of a state is the binary cross-entropy summed over the vocabulary and divided by the number of entries in the bag B,
+so that it is as large as an LM loss; a state with no token ahead has no loss:
+
+    gamma * LM + lambda / |B| * sum_v BCE(sigmoid(W f(h_t) + log(window / V))_v, [v in B])
+
+The paper weights entries by rarity, or learns the summary with a second model that reads backwards; neither is done here.
+The head is only used in training.
 
 Shapes: P states, one a pair; D width, V vocabulary, A = window - 1 tokens ahead, C rows of a chunk.
 """

@@ -1,4 +1,6 @@
-"""The user's message predicts the assistant's (LLM-JEPA, arXiv:2509.14252).
+"""The user's message predicts the assistant's (LLM-JEPA, arXiv:2509.14252, Eq. 2).
+
+    gamma * LM + lambda * d(u, v)           u: state of the question, v: state of the answer
 
 In context, the predictors branch off the chat after the user's content, and the answer is an isolated copy. Standalone is
 the paper's form (Section 3.1, and its published code): each message is a separate text, with all the markup that the

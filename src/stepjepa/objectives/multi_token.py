@@ -8,7 +8,10 @@
     ```
 
 Every head f_k is a separate network D -> 2 D -> D with GELU in between; W is the model's output head, which is trained as
-well. The cross-entropy is summed over the heads and averaged over the states; tokens beyond the labelled run are left out.
+well. The cross-entropy is summed over the heads and averaged over the states; tokens beyond the labelled run are left out:
+
+    gamma * LM + lambda * sum over k = 2 .. H of -log softmax(W f_k(h_t))[x_t+k]
+
 It predicts no states: it is the known remedy where next-token prediction fails to plan. The heads are used in training, and
 draft one token each (``--draft_tokens``). The exported model has no heads.
 

@@ -13,7 +13,8 @@ earlier. The loss of a step is the distance of h^ to h, which has no gradient, a
 output head's token distributions; p(h) and the head's weights have no gradient here. Both are summed over the steps of a
 rollout and averaged over the rollouts:
 
-    gamma * LM + lbd * (latent_distance * distance + latent_kl * KL)
+    gamma * LM + lambda * sum over k = t+1 .. t+latent_horizon of
+        (latent_distance * distance(h^_k, stop(h_k)) + latent_kl * KL(p(h_k) || p(h^_k)))
 
 Either weight may be 0: without the KL only states are predicted, without the distance only tokens. The default distance is
 `smooth_l1`; it is logged even at weight 0.

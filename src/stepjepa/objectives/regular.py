@@ -1,4 +1,4 @@
-"""Plain fine-tuning: no pairs, only the LM loss."""
+"""Plain fine-tuning, ``gamma * LM``: no pairs, only the LM loss."""
 
 from __future__ import annotations
 

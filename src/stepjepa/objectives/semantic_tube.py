@@ -2,6 +2,7 @@
 
 Each pair has a source vector and a target vector, both linear combinations of hidden states of the trunk (Semantic Tube
 Prediction, arXiv:2602.22617, and its published code). So an example needs no extra tokens, only `Read`s of several terms.
+The loss is ``gamma * LM + lambda * d(source, target)``, with ``d = 1 - cos`` unless `jepa_loss` names another.
 
 The content is the user's message and the answer, without the markup between them. A displacement over content tokens starts
 at the state of the token before them, so n content tokens have n + 1 offsets:

@@ -1,5 +1,7 @@
 """The first part of a token sequence predicts the rest, the nanoGPT form.
 
+    gamma * LM + lambda * d(u, stop(v))     u: state of the first part, v: state of the rest
+
     source    trunk [0, cut), followed by predictors
     target    [cut, T) as a separate sequence, with positions from 0
 

@@ -5,7 +5,7 @@ r"""The state before the final answer, reached without the steps, predicts the s
     branch              <p> .. <p> [#### ]                 u: the cue after the question, read at its end
     ```
 
-``L = gamma * LM + lambda * d(u, v)``: the idea of CODI (arXiv:2502.21074), whose student writes latent thoughts where its
+``gamma * LM + lambda * d(u, stop(v))``: the idea of CODI (arXiv:2502.21074), whose student writes latent thoughts where its
 teacher, the same model, writes steps, and whose states must agree at the token before the answer. Here K predictor tokens
 (by default 0) replace the steps, and nothing is generated. The cue is the result of `data.answers.answer_cue`: ``####``,
 ``\boxed{``, ``<answer>``, "the answer is". A copy of its tokens follows the prompt, where an answer begins, and both sides
