@@ -233,7 +233,7 @@ def main() -> None:
             name: {line: partial(step, *given, args) for line, given in list(lines.items())[:few]}
             for name, lines in SECTIONS.items()
         },
-        "collator": {count: partial(collation, count, args) for count in CHATS},
+        "collator": {count: partial(collation, count, args) for count in CHATS[:few]},
         "processes": {count: partial(distributed, count, args) for count in PROCESSES},
     }
     results: dict[str, Any] = {}

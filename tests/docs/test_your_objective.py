@@ -16,7 +16,7 @@ from support.rows import step_rows, write
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "your_objective.md").read_text(encoding="utf-8")
 CODE, PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(COMMANDS,) = re.findall(r"^```\n(stepjepa .*?)```", PAGE, re.DOTALL | re.MULTILINE)
+(COMMANDS,) = re.findall(r"^```bash\n(stepjepa .*?)```", PAGE, re.DOTALL | re.MULTILINE)
 NAME = "conclusion.py:Conclusion"
 TRAIN = shlex.split(COMMANDS.splitlines()[-1])[1:]
 

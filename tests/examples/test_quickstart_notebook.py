@@ -11,7 +11,7 @@ from support.notebooks import ABSOLUTE, METADATA, code_cells, execute_with, kind
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 SHORT = "STEPS = 4\nBATCH = 4\nTEST_ROWS = 6\nSEED = 0"
-FIGURES = 5  # the forest, the curves, the cosines, a PCA of each model
+FIGURES = 2  # the curves, the cosines
 CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\uffff]")
 
 

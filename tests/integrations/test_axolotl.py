@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +18,11 @@ from transformers import AutoModelForCausalLM
 
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
+from support import tool_rows
 from support.models import tiny_model
 from support.rows import step_rows, write
+from support.sharding import launch
+from support.trl_templates import tokenizer_with
 
 os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "ACCELERATE_USE_CPU": "true"}
 pytest.importorskip("axolotl", reason="needs Axolotl: make test_axolotl")
@@ -26,6 +31,7 @@ from axolotl.cli.config import load_cfg  # noqa: E402
 from axolotl.common.datasets import load_datasets  # noqa: E402
 from axolotl.integrations.base import PluginManager  # noqa: E402
 from axolotl.train import train  # noqa: E402
+from axolotl.utils.chat_templates import get_chat_template  # noqa: E402
 from axolotl.utils.dict import DictDefault  # noqa: E402
 
 from stepjepa.integrations.axolotl import JEPAPlugin  # noqa: E402
@@ -135,6 +141,22 @@ def test_a_resumed_run_has_the_losses_of_the_trainer(folder, tokenizer):
     assert_same(resumed[-16:], expected[-16:])
 
 
+def test_two_processes_have_the_losses_of_one(folder, tokenizer):
+    given = config(micro_batch_size=2, save_steps=8, jepa={"objective": "step_jepa", "jepa_loss": "infonce"})
+    Path("config.yml").write_text(yaml.safe_dump(given))
+    done = launch(["config.yml"], "support.axolotl_on_cpu")
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected, model = reference(tokenizer, objective="step_jepa", jepa_loss="infonce")
+    history = json.loads(Path("runs/axolotl/checkpoint-8/trainer_state.json").read_text())["log_history"]
+    found = logged(SimpleNamespace(state=SimpleNamespace(log_history=history)))
+    for entry in found + expected:
+        del entry["effective_rank"]  # of the first process's states
+    assert_same(found, expected)
+    written = AutoModelForCausalLM.from_pretrained("runs/axolotl")
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(written.state_dict()[name], weight, atol=1e-6, rtol=0)
+
+
 def test_an_adapter_is_trained_next_to_the_rows_and_evaluated(folder):
     lora = {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_target_linear": True}
     lora |= dict.fromkeys(("lora_qkv_kernel", "lora_o_kernel", "lora_mlp_kernel"), False)  # for GPUs
@@ -178,6 +200,26 @@ def test_chats_are_mapped_and_labelled_as_axolotl_does(folder):
         labelled = {token for span in example.labels for token in range(*span)}
         assert example.trunk.tolist() == row["input_ids"]
         assert labelled == {place for place, label in enumerate(row["labels"]) if label != -100}
+
+
+@pytest.mark.parametrize("name", ["llama4", "qwen3", "qwen_25"])
+def test_rows_with_tools_have_the_tokens_of_axolotl(folder, name):
+    tokenizer = tokenizer_with(get_chat_template(name))
+    tokenizer.save_pretrained("model")
+    tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained("model")
+    write(folder / "train.jsonl", [tool_rows.row(chat) for chat in (tool_rows.TWO_CALLS, tool_rows.ONE)])
+    entry = {"path": "train.jsonl", "type": "chat_template", "field_messages": "messages", "field_tools": "tools"}
+    cfg, data = loaded(config(datasets=[entry], sequence_len=4096, dataset_prepared_path="prepared"))
+    examples = data.train_dataset
+    theirs = load_datasets(cfg=cfg).train_dataset
+    assert len(examples) == len(theirs) == 2
+    for number, their_row in enumerate(theirs):
+        example = examples[number]
+        assert example.trunk.tolist() == their_row["input_ids"]
+        labelled = {token for span in example.labels for token in range(*span)}
+        theirs_labelled = {place for place, label in enumerate(their_row["labels"]) if label != -100}
+        # Axolotl leaves out an end of turn that is not the EOS, and what a template writes before the text of an answer.
+        assert labelled == theirs_labelled if name == "qwen_25" else labelled > theirs_labelled
 
 
 def test_a_switched_on_question_is_one_line(folder):

@@ -56,7 +56,7 @@ def test_two_processes(files):
     words += " --eval_metrics exact --eval_samples 3 --eval_max_new_tokens 3 --disable_tqdm true"
     done = launch(words.split(), "stepjepa")
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "eval_exact" in done.stdout
+    assert "exact 0.000" in done.stdout
 
 
 @pytest.mark.parametrize(

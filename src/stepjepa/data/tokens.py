@@ -34,6 +34,12 @@ _NAME = Names(DataOptions, PromptOptions)
 # The names that `modeling.extras.predictor_names` makes.
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")
 _SHORT_CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+# Mistral's templates ask for an id of nine characters.
+_CALL = {"id": "x" * 9, "type": "function", "function": {"name": "x", "arguments": {}}}
+_SHORT_CALL: list[Mapping[str, Any]] = [
+    _SHORT_CHAT[0],
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+]
 _IDS_ONLY = {
     "add_special_tokens": False,
     "return_attention_mask": False,
@@ -156,11 +162,19 @@ def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
     return next((index for index in tail if index in marks), None)
 
 
+def template_call_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
+    """Return the token that a chat template writes after a last tool call, None if it is not a special one; RowError if the
+    template refuses calls."""
+    text = renderer.apply(_SHORT_CALL)
+    (*_, last) = tokenizer(text.rstrip(), add_special_tokens=False)["input_ids"]
+    return last if last in turn_marks(tokenizer) else None
+
+
 def answer_end(
     tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
 ) -> int | None:
     """Return the token that ends an answer in training: the template's end of turn, else the appended EOS, or None."""
-    renderer = _renderer(tokenizer, template_kwargs)
+    renderer = usable_renderer(tokenizer, template_kwargs)
     end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
     return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
 
@@ -170,7 +184,7 @@ def template_marks(
 ) -> list[int]:
     """Return the special tokens that the chat template writes into a chat of two messages, each once; empty without a
     template, or if it refuses the chat."""
-    renderer = _renderer(tokenizer, template_kwargs)
+    renderer = usable_renderer(tokenizer, template_kwargs)
     chat = None if renderer is None else attempted(renderer.render, _SHORT_CHAT)
     if chat is None or isinstance(chat, RowError):
         return []
@@ -179,22 +193,30 @@ def template_marks(
     return [index for index in dict.fromkeys(ids) if index in marks]
 
 
-def _renderer(
+def usable_renderer(
     tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
 ) -> ChatRenderer | None:
+    """Return the renderer of a tokenizer's chat template; None without a template that can be used."""
     try:
         return ChatRenderer(tokenizer, template_kwargs)
     except ConfigError:
-        # No usable chat template.
         return None
 
 
 def stop_ids(
-    of_model: int | Sequence[int] | None, tokenizer: PreTrainedTokenizerBase, end: int | None
+    of_model: int | Sequence[int] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    renderer: ChatRenderer | None,
 ) -> list[int]:
-    """Return the tokens that end a response: the model's, the tokenizer's EOS, and the end of an answer in training."""
+    """Return the tokens that end a response: the model's, the tokenizer's EOS, and the ends of an answer and of a tool call
+    in the chat template."""
     named = [of_model] if isinstance(of_model, int) else list(of_model or ())
-    return sorted({*named, tokenizer.eos_token_id, end} - {None})
+    ends = []
+    if renderer is not None:
+        for template_end in (template_turn_end, template_call_end):
+            end = attempted(template_end, tokenizer, renderer)
+            ends.append(None if isinstance(end, RowError) else end)
+    return sorted({*named, tokenizer.eos_token_id, *ends} - {None})
 
 
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -317,8 +339,8 @@ class Prompter:
         return str(self.tokenizer.decode(list(ids), **skips))
 
     def stop_ids(self, of_model: int | Sequence[int] | None) -> list[int]:
-        """Return `stop_ids` with the template's end of turn."""
-        return stop_ids(of_model, self.tokenizer, self.end_of_turn)
+        """See `stop_ids`; `of_model` are the tokens that the model's generation config names."""
+        return stop_ids(of_model, self.tokenizer, self.renderer)
 
     def unwritable_ids(self, rows: int) -> list[int]:
         """Return the tokens that never stand for text, for a model with an embedding of `rows` rows: rows after the

@@ -17,12 +17,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
@@ -87,38 +95,95 @@ def generate_batch(
     # top_k 0 turns off a default of transformers, which samples from the 50 likeliest tokens.
     sampling: dict[str, Any] = {}
     if temperature:
-        sampling = {
-            "do_sample": True,
-            "top_k": 0,
-            _NAME.temperature: temperature,
-            _NAME.top_p: top_p,
-        }
+        sampling = {"do_sample": True, "top_k": 0}
+        sampling |= {_NAME.temperature: temperature, _NAME.top_p: top_p}
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
         eos_token_id=list(stop_ids) or None,
         pad_token_id=pad_id,
         suppress_tokens=list(suppressed) or None,
+        return_dict_in_generate=True,
         **sampling,
     )
-    inner: Any = model
-    device = inner.get_input_embeddings().weight.device
+    device = cast(Any, model).get_input_embeddings().weight.device
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     ids_BT = pad_sequence(rows, True, pad_id, "left")
     mask_BT = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with torch.inference_mode(), eval_mode(model), config_set_aside(model, config), random:
         torch.manual_seed(seed)
-        output_BT = inner.generate(
-            input_ids=ids_BT.to(device),
-            attention_mask=mask_BT.to(device),
-            generation_config=config,
-            # Each process answers different questions, so none may wait for the steps of another.
-            synced_gpus=False,
+        new_ids = _in_rounds(model, config, ids_BT.to(device), mask_BT.to(device), max_new_tokens)
+    return [_generation(tokenizer, ids, stop_ids) for ids in new_ids]
+
+
+class _HalfEnded(StoppingCriteria):
+    """Ends a round of generation when half of its rows have ended."""
+
+    def __init__(self, stop_ids_S: torch.Tensor):
+        self._stop_ids_S = stop_ids_S
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        # A row that has ended is padded with a stop token.
+        ended_B = torch.isin(input_ids[:, -1], self._stop_ids_S)
+        return (2 * ended_B.sum() >= len(ended_B)).expand(len(ended_B))
+
+
+def _in_rounds(
+    model: Any,
+    config: GenerationConfig,
+    ids_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """Generate in rounds: once half of the rows have ended, the others go on without them.
+
+    A single call of `generate` would compute every row until the longest answer ends.
+
+    Returns:
+        The new tokens of each row; those after its first stop token mean nothing.
+    """
+    length = ids_BT.shape[1]
+
+    def generate(most: int, **inputs: Any) -> Any:
+        config.max_new_tokens = most
+        # Each process answers different questions, so none may wait for the steps of another.
+        return model.generate(generation_config=config, synced_gpus=False, **inputs)
+
+    # The first call generates one token, because only its cache shows whether rows can be removed from it.
+    output = generate(1, input_ids=ids_BT, attention_mask=mask_BT)
+    if not _can_lose_rows(output.past_key_values):
+        output = generate(max_new_tokens, input_ids=ids_BT, attention_mask=mask_BT)
+        return output.sequences[:, length:].tolist()  # type: ignore[no-any-return]
+    stop_ids_S = torch.tensor(config.eos_token_id or [], device=ids_BT.device)
+    criteria = StoppingCriteriaList([_HalfEnded(stop_ids_S)])
+    new_ids: list[list[int]] = [[]] * len(ids_BT)
+    rows_B = torch.arange(len(ids_BT), device=ids_BT.device)
+    while True:
+        ids_BT, cache = output.sequences, output.past_key_values
+        for row, ids in zip(rows_B.tolist(), ids_BT[:, length:].tolist(), strict=True):
+            new_ids[row] = ids
+        room = length + max_new_tokens - ids_BT.shape[1]
+        ongoing_B = ~torch.isin(ids_BT[:, -1], stop_ids_S)
+        if room == 0 or not ongoing_B.any():
+            return new_ids
+        mask_BT = F.pad(mask_BT, (0, ids_BT.shape[1] - mask_BT.shape[1]), value=1)
+        if not ongoing_B.all():
+            rows_B, ids_BT, mask_BT = rows_B[ongoing_B], ids_BT[ongoing_B], mask_BT[ongoing_B]
+            cache.batch_select_indices(ongoing_B)
+        output = generate(
+            room,
+            input_ids=ids_BT,
+            attention_mask=mask_BT,
+            past_key_values=cache,
+            stopping_criteria=criteria,
         )
-    return [
-        _generation(tokenizer, new_ids, stop_ids)
-        for new_ids in output_BT[:, ids_BT.shape[1] :].tolist()
-    ]
+
+
+def _can_lose_rows(cache: Any) -> bool:
+    """True for a cache in use that holds keys and values alone; of other states, rows cannot be selected."""
+    layers = cache.layers if isinstance(cache, DynamicCache) else []
+    selectable = [type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers]
+    # A model that ignores the cache leaves it empty.
+    return all(selectable) and bool(layers) and cache.get_seq_length() > 0
 
 
 def _generation(

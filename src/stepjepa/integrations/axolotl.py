@@ -34,7 +34,7 @@ from axolotl.utils.data.shared import (
 )
 from axolotl.utils.dict import DictDefault, remove_none_values
 from axolotl.utils.distributed import is_main_process
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, Value
 from peft import PeftModel
 from pydantic import BaseModel
 from torch import nn
@@ -180,9 +180,15 @@ def read_chats(
         loaded = load_dataset_with_config(entry, cfg.hf_use_auth_token)
         if isinstance(loaded, DatasetDict):
             loaded = loaded[entry.split if entry.split in loaded else split]
-        kept = (encoder.options.steps_column, encoder.options.jepa_target_column)
+        names = (encoder.options.steps_column, encoder.options.jepa_target_column)
+        kept = [name for name in names if name is not None and name in loaded.column_names]
+        # Without types, `map` would read a text as the type of an earlier column of the same name.
+        types = dict.fromkeys((CHAT_COLUMNS[0], TOOLS), Value("string"))
+        types |= {name: loaded.features[name] for name in kept}
         as_row = partial(chat_row, strategy=strategy, kept=kept)
-        data_sets.append(loaded.map(as_row, remove_columns=loaded.column_names))
+        data_sets.append(
+            loaded.map(as_row, remove_columns=loaded.column_names, features=Features(types))
+        )
     return merge_datasets(data_sets, cfg)
 
 
@@ -213,7 +219,7 @@ def check_entry(
 
 
 def chat_row(
-    row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Iterable[Any]
+    row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Iterable[str]
 ) -> dict[str, Any]:
     """A row with the columns that the encoder reads: the chat as Axolotl maps it, tools, and the columns in `kept`.
 
@@ -229,7 +235,7 @@ def chat_row(
                 "message_field_training: a message of another role, or a part of one, cannot be trained"
             )
     tools = row.get(strategy.prompter.field_tools, [])
-    columns = {name: row[name] for name in kept if name in row}
+    columns = {name: row.get(name) for name in kept}
     # As JSON texts: a table gives every message the keys of all others, with None.
     columns[CHAT_COLUMNS[0]] = json.dumps(turns)
     columns[TOOLS] = tools if isinstance(tools, str) else json.dumps(tools)

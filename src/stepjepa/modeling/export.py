@@ -20,7 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
-from stepjepa.data.tokens import answer_end, kept_predictors, stop_ids
+from stepjepa.data.tokens import answer_end, kept_predictors, stop_ids, usable_renderer
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
@@ -191,18 +191,18 @@ def write_generation_config(
 
     transformers, vLLM and others stop at the ids in this file, and do not read the chat template.
     """
-    end = answer_end(tokenizer, template_kwargs if isinstance(template_kwargs, dict) else None)
+    kwargs = template_kwargs if isinstance(template_kwargs, dict) else None
     config = copy.deepcopy(inner.generation_config) or GenerationConfig()
     original = config.eos_token_id
     # `generate` falls back to the model's configuration.
     if original is None:
         original = getattr(text_config(inner.config), "eos_token_id", None)
-    ids = stop_ids(original, tokenizer, end)
+    ids = stop_ids(original, tokenizer, usable_renderer(tokenizer, kwargs))
     if ids:
         config.eos_token_id = ids[0] if len(ids) == 1 else ids
     # `save_pretrained` refuses some published configs, such as a temperature without sampling.
     config.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
-    return end
+    return answer_end(tokenizer, kwargs)
 
 
 def _kept_predictors(
