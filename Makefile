@@ -60,8 +60,8 @@ test: setup ## run the tests
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not long' $(ARGS)
 
 # The site is built and the wheel installed in an environment of its own, both from the package index.
-test_all: setup ## run the tests, those that take long included, with the lm-evaluation-harness, bitsandbytes and Ray
-	$(PIP) --quiet -e '.[docs,eval,quant,ray]' -c constraints.txt
+test_all: setup ## run the tests, those that take long included, with the lm-evaluation-harness, bitsandbytes, Ray and Lightning
+	$(PIP) --quiet -e '.[docs,eval,quant,ray]' lightning -c constraints.txt
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # In an environment of its own: transformers has the lower bound of pyproject.toml, with the versions that it asks for itself

@@ -104,8 +104,8 @@ class StandIn(torch.nn.Module):
             self.global_step += 1
 
 
-@pytest.mark.parametrize("name", ["ema", "next_latent"])
-def test_the_lightning_module_gives_the_weights_of_the_trainer(tmp_path, tokenizer, name):
+def lightning_run(tokenizer, name, base):
+    """The example's module with this base class, the loader of its steps, and its model."""
     script, model = example("lightning_module"), model_for(tokenizer)
     encoder = parts.Encoder(tokenizer, model, **CASES[name])
     data, size = encoder.read(rows()), WINDOW["size"] * WINDOW["accumulation"]
@@ -113,9 +113,24 @@ def test_the_lightning_module_gives_the_weights_of_the_trainer(tmp_path, tokeniz
     model = parts.attach(model, encoder).train()
     collate = parts.Collator(encoder, model)
     loader = DataLoader(examples, size, collate_fn=lambda window: script.window_of(window, collate, WINDOW["size"]))
-    module = script.jepa_module(StandIn)(model, encoder, STEPS, WINDOW["learning_rate"])
+    return script.jepa_module(base)(model, encoder, STEPS, WINDOW["learning_rate"]), loader, model
+
+
+@pytest.mark.parametrize("name", ["ema", "next_latent"])
+def test_the_lightning_module_gives_the_weights_of_the_trainer(tmp_path, tokenizer, name):
+    module, loader, model = lightning_run(tokenizer, name, StandIn)
     module.fit(loader)
     assert len(module.losses) == STEPS and not module.automatic_optimization
+    assert_same_bits(saved(model), trainer_weights(tmp_path, tokenizer, CASES[name]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ema", "next_latent"])
+def test_lightning_itself_gives_the_weights_of_the_trainer(tmp_path, tokenizer, name):
+    lightning = pytest.importorskip("lightning", reason="needs lightning")
+    module, loader, model = lightning_run(tokenizer, name, lightning.LightningModule)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    lightning.Trainer(max_steps=STEPS, accelerator="cpu", **quiet).fit(module, loader)
     assert_same_bits(saved(model), trainer_weights(tmp_path, tokenizer, CASES[name]))
 
 
