@@ -50,11 +50,11 @@ def test_everything_is_counted():
     [
         (
             [BLANK] * 2 + ["one"],
-            "ready for step_jepa: 2 of 3 rows have two or more steps; the other 1 would train as plain language modelling",
+            "ready for step_jepa: 2 of 3 rows have two or more steps; the other 1 would be used for the LM loss only",
         ),
         (
             [LINES] * 3 + [BLANK],
-            "ready for step_jepa: 1 of 4 rows have two or more steps; the other 3 would train as plain language modelling",
+            "ready for step_jepa: 1 of 4 rows have two or more steps; the other 3 would be used for the LM loss only",
         ),
         (
             [BLANK, *["one"] * 10],

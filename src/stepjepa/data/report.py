@@ -385,7 +385,7 @@ class DataReport(RowCounts):
     Attributes:
         rows_kept: rows that are trained on.
         examples: examples of these rows; more than rows if long texts are cut into blocks.
-        examples_without_pairs: reason -> kept rows that train only as plain language modelling.
+        examples_without_pairs: reason -> kept rows that are used for plain language modelling only.
         first_without_target: the first row without a text in the column of the target views, and what is wrong with it.
         pairs: source/target pairs in the kept rows.
         pairs_dropped: reason -> pairs of the kept rows that cannot be used.

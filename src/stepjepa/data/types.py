@@ -151,7 +151,7 @@ class Example(NamedTuple):
         trunk: (T,) int32, the chat as the template writes it.
         labels: spans of the LM loss.
         segments: the tokens after the trunk.
-        pairs: pairs of states; without any, the example trains as plain language modelling.
+        pairs: pairs of states; without any, the example is used for plain language modelling only.
         view_spans: source and target views on the trunk, from which an objective samples pairs every epoch.
         replayed: an earlier example, whose pairs are trained again with this one.
     """

@@ -314,7 +314,7 @@ def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             one_step,
             statistics.chats,
             f"{_share(one_step, statistics.chats)} have one step ({statistics.steps.words})",
-            f"they make no pair for step_jepa and train as plain language modelling; {FEW_STEPS}",
+            f"they make no pair for step_jepa and are used for plain language modelling only; {FEW_STEPS}",
         )
     # Rows with a list of steps that does not fit their answer: the list is ignored, which the user should know.
     steps = statistics.steps

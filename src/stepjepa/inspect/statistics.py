@@ -164,7 +164,7 @@ class TextStatistics(RowCounts):
         if self.ready:
             verdict = f"ready for step_jepa: {rows:,} of {chats:,} rows have two or more steps"
             if rows < chats:
-                verdict += f"; the other {chats - rows:,} would train as plain language modelling"
+                verdict += f"; the other {chats - rows:,} would be used for the LM loss only"
             return verdict
         few = f"only {rows:,} of {chats:,} rows have" if rows else "no row has"
         return f"not for step_jepa: {few} two steps ({self.steps.words}); {FEW_STEPS}"

@@ -322,7 +322,7 @@ def _notes(
     elif pairs and not keeps_pairs(seed, 0, index, method.jepa_ratio):
         yield f"no pair in {epoch}: {_NAME.jepa_ratio} {method.jepa_ratio:g} leaves this row out"
     elif pairs and not sampled.pairs:
-        yield f"no pair: the contents are too short for {summary(method)}; it trains as plain language modelling"
+        yield f"no pair: the contents are too short for {summary(method)}; the row is used for plain language modelling only"
     elif pairs and objective.sampled:
         yield f"{counted(len(sampled.pairs), 'pair')}, sampled for {epoch}"
     if method.forward == "two_pass":
