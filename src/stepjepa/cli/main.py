@@ -522,7 +522,7 @@ def _help() -> str:
             "commands:",
             *lines,
             "",
-            "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options, and stepjepa --version the version.",
+            "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options; --version shows the version.",
             f"With {QUIET} a command prints only errors and its result.",
             "STEPJEPA_TRACEBACK=1 in the environment shows where in the code an error arose.",
         ]

@@ -147,7 +147,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     )
     logging_nan_inf_filter: bool = option(
         False,
-        "Leave losses that are not finite out of the logged means (synchronizes at every step).",
+        "Leave losses that are not finite out of the logged means (synchronises at every step).",
         _TRAINER,
         resume=True,
     )
