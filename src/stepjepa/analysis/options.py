@@ -68,8 +68,7 @@ class _Analysis:
     batch_size: int = option(16, "Pairs per batch.", _MODELS, at_least=1)
     predictors: int | None = option(
         None,
-        "K, predictor tokens after a source. Default: as many as the model has; with 0, sources are read at "
-        "their last token.",
+        "K, predictor tokens after a source. Default: as many as the model has; 0 reads sources at their last token.",
         _MODELS,
         at_least=0,
         at_most=100,

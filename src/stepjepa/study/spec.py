@@ -45,10 +45,7 @@ class StudyOptions:
         "study",
     )
     stop_after: float | None = option(
-        None,
-        "Minutes after which the study stops; the next start resumes it.",
-        "study",
-        above=0,
+        None, "Minutes after which the study stops; the next start resumes it.", "study", above=0
     )
     records: str | None = option(
         None,
