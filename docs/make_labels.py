@@ -71,7 +71,7 @@ def state_table(_: str) -> str:
         for block in BLOCKS:
             rates = len(choices(block).get(arm, {}))
             cells += [
-                "as without" if "+" in arm else f"{rates} of {len(RATES)}",
+                "as unshuffled" if "+" in arm else f"{rates} of {len(RATES)}",
                 f"{len(tests(block).get(arm, []))} of {SEEDS}",
             ]
         rows.append(cells)
@@ -91,7 +91,7 @@ def choice_table(block: str) -> str:
             values = record["metrics"]["select"]
             rows.append([ARMS[arm], named.replace("e-0", "e-"), *(shown(one, values[one]) for one in METRICS)])
     if not rows:
-        return "No run of the choice is recorded.\n"
+        return "No learning-rate runs have been recorded yet.\n"
     return table(["arm", "rate", *METRICS], rows)
 
 

@@ -230,23 +230,25 @@ def curves(name: str, task: str, title: str) -> Path:
 
 
 def test_tables(recipe: str) -> str:
-    """What the test came to, once all of its runs are there."""
+    """The results of the test, once all of its runs are there."""
     found, tree = open_study(recipe)
     study = read_study(tree, found)
     blocks = {block.name: block for block in study.blocks if "-" not in block.name}
     runs, done = list(all_runs(study)), {row["run"] for row in records_of("test") if "test" in row["at"]}
     missing = sum(run.name not in done for run in runs)
     if missing:
-        return f"{len(runs) - missing} of {len(runs)} runs are done. What they came to is looked at when all are.\n"
+        return f"{len(runs) - missing} of {len(runs)} runs are done. Their results are looked at when all are.\n"
     first, second = (arm.name for arm in next(iter(blocks.values())).arms if arm.name != BASELINE)
     codes = {json.dumps(row["code"], sort_keys=True) for row in records_of("test")}
-    parts = [f"By {'one state' if len(codes) == 1 else f'{len(codes)} states'} of the code.\n"]
+    parts = [
+        f"All runs used {'the same version' if len(codes) == 1 else f'one of {len(codes)} versions'} of the code.\n"
+    ]
     for task in blocks:
         parts += [f"{task}:\n", arms_table("test", task), compute_table("test", task)]
         parts.append(f"![Right validation answers on the way, {task}](assets/planning_{task}.png)\n")
     own = runs_of("test", next(iter(blocks)))
     parts.append(
-        f"`{first}` less `{first}+random`, three seeds: {points(differences(own[first], own[f'{first}+random']))}.\n"
+        f"`{first}` minus `{first}+random`, three seeds: {points(differences(own[first], own[f'{first}+random']))}.\n"
     )
     return "\n".join([*parts, hypotheses_table("test", first, second, list(blocks))])
 

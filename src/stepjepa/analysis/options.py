@@ -46,11 +46,11 @@ class _Analysis:
     )
     models: list[str] | None = option(
         None,
-        "What stepjepa train has written (adapters and checkpoints too), local folders or Hub ids.",
+        "Folders of runs, adapters or checkpoints, other local folders, or Hub ids.",
         _MODELS,
     )
     max_examples: int | None = option(
-        1000, "Read the first so many rows only; none reads all.", _MODELS, at_least=1
+        1000, "Read only the first N rows; none reads all.", _MODELS, at_least=1
     )
     layers: list[int] | None = option(
         None,
@@ -65,18 +65,17 @@ class _Analysis:
         None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS
     )
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", _MODELS)
-    batch_size: int = option(16, "Pairs a batch.", _MODELS, at_least=1)
+    batch_size: int = option(16, "Pairs per batch.", _MODELS, at_least=1)
     predictors: int | None = option(
         None,
-        "K, predictor tokens after a source. Default: as many as the model has, 0 for a model without, whose sources are "
-        "read at their last token.",
+        "K, predictor tokens after a source. Default: as many as the model has; 0 reads sources at their last token.",
         _MODELS,
         at_least=0,
         at_most=100,
     )
     prediction_horizon: int | None = option(
         None,
-        "H: also predict the state behind a step from that h steps before it, h = 1 .. H, by a line, a linear map and an "
+        "H: also predict the state after a step from the state h steps earlier, h = 1 .. H, by a line, a linear map and an "
         "MLP, whatever the views are.",
         _METHOD,
         at_least=1,
@@ -86,7 +85,7 @@ class _Analysis:
         None, "Folder for states, numbers and figures. Default: analysis-<data>.", _OUTPUT
     )
     overwrite_output_dir: bool = option(
-        False, "Replace what an earlier analysis has written there.", _OUTPUT
+        False, "Replace an earlier analysis in output_dir.", _OUTPUT
     )
 
 
@@ -101,7 +100,7 @@ class AnalyzeOptions(
         LLMJEPA.name,
         "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
         "rest (split), state before the answer without the steps -> with them (steps_to_answer), or a class of your own. "
-        "Without it the views are those that the (first) model was trained with.",
+        "If it is not given, the views are those that the (first) model was trained with.",
         _METHOD,
         choices=tuple(
             name for name, objective in built_in().items() if PredictorOptions in objective.reads
@@ -114,7 +113,7 @@ class AnalyzeOptions(
     )
     last_token: int | None = option(
         None,
-        "Readout by offset from a view's end (-1, -2, ...). Default: found by name.",
+        "Readout by offset from a view's end (-1, -2, ...). Default: see stepjepa train.",
         _METHOD,
         secret=False,
     )

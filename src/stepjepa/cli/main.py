@@ -100,8 +100,8 @@ def train() -> None:
 def demo() -> None:
     """stepjepa demo
 
-    Train a small model with and without the JEPA objective on a built-in task, and compare: a study that ends with its
-    report.
+    Train a small model with and without the JEPA objective on a built-in task, and compare them: a study that ends
+    with a report.
 
     example: stepjepa demo --output_dir runs/demo --seed 1
     """
@@ -146,8 +146,8 @@ def check() -> None:
 def inspect() -> None:
     """stepjepa inspect FILE
 
-    Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. The options of training
-    mean what they mean for stepjepa train.
+    Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. Training options
+    mean the same as for stepjepa train.
 
     example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2
     """
@@ -162,23 +162,23 @@ def study() -> None:
     """stepjepa study FILE
 
     Train the arms of a study over paired seeds, with shuffled and random targets as controls, at equal examples and at
-    equal compute; choose hyper-parameters on the validation split, score the test split once, and say what is
-    established. Started again, a study resumes where it stopped.
+    equal compute; choose hyper-parameters on the validation split, score the test split once, and
+    report which differences are statistically supported. If started again, a study resumes where it stopped.
 
     example: stepjepa study study.yaml --jobs 2; docs/study.md describes the file
     """
 
 
 @_command(
-    "solutions from a stronger model, kept where the answer is right",
+    "solutions from a stronger model, kept if the answer is right",
     "generation.options:GenerateOptions",
     kept="what is done is kept",
 )
 def generate() -> None:
     """stepjepa generate FILE
 
-    Let a model solve the questions of a file, and keep the responses whose final answer is right. What is unsolved is
-    asked again, --attempts times in all.
+    Let a model solve the questions of a file, and keep the responses whose final answer is right. Unsolved
+    questions are retried, for up to --attempts tries in total.
 
     example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl
     """
@@ -194,8 +194,8 @@ def generate() -> None:
 def evaluate() -> None:
     """stepjepa evaluate RUN TEST_FILE
 
-    Let a model answer the questions of a file, and score the answers. Interrupted, the same command resumes. With
-    --analyze, look into the predictions of one evaluation, or compare those of two.
+    Let a model answer the questions of a file, and score the answers. If interrupted, the same command resumes.
+    With --analyze, analyze the predictions of one evaluation, or compare those of two.
 
     example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze
     runs/a/evaluation-test/predictions.jsonl
@@ -203,15 +203,15 @@ def evaluate() -> None:
 
 
 @_command(
-    "where source and target views are in a model: numbers, figures, collapse",
+    "geometry of source and target views in a model: numbers, figures, collapse",
     "analysis.options:AnalyzeOptions",
 )
 def analyze() -> None:
     """stepjepa analyze FILE --models RUN_A RUN_B
 
-    Where are source and target views? Hidden states of both views in one or more models, as training reads them; matched
-    against shuffled pairs, retrieval, ranks, by layer and step; signs of collapse. The options of training mean
-    what they mean for stepjepa train. docs/geometry.md explains the numbers.
+    Compare the hidden states of source and target views in one or more models, as training reads them: matched against
+    shuffled pairs, retrieval and ranks by layer and step, and signs of collapse. Training options mean the same as for
+    stepjepa train. docs/geometry.md explains the numbers.
 
     example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa
     """
@@ -226,7 +226,7 @@ def analyze() -> None:
 def export() -> None:
     """stepjepa export CHECKPOINT OUT
 
-    Write a checkpoint as the final model of its run: plain Hugging Face form, vocabulary and tokenizer as they came,
+    Write a checkpoint as the final model of its run: plain Hugging Face form, original vocabulary and tokenizer,
     LoRA merged or as an adapter, the predictors in predictors.safetensors next to it.
 
     example: stepjepa export runs/step_jepa/checkpoint-500 exported --merge_lora true
@@ -234,22 +234,22 @@ def export() -> None:
 
 
 @_command(
-    "what is exact on this machine, its speed and memory, and the flags to take",
+    "what is exact on this machine, its speed and memory, and the flags to use",
     "training.options:DoctorOptions",
     positional=lambda option: (),
 )
 def doctor() -> None:
     """stepjepa doctor
 
-    What this machine can do, to run first and to add to a bug report: versions and devices; for every attention and
-    dtype the time and memory of a training step; the flags to take. Nothing is kept.
+    Show what this machine can do: versions and devices, the time and memory of a training step with every attention and
+    dtype, and the flags to use. Run it first, and add its output to bug reports. Nothing is kept.
 
     example: stepjepa doctor --model_name mini --data train.jsonl
     """
 
 
 @_command(
-    "one HTML page of runs or a study: settings, curves, accuracy, answers, figures, cost",
+    "one HTML page on runs or a study: settings, curves, accuracy, answers, figures, cost",
     "report.run:ReportOptions",
     positional=lambda option: (option.folders,),
 )
@@ -522,8 +522,8 @@ def _help() -> str:
             "commands:",
             *lines,
             "",
-            "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options, stepjepa --version the version.",
-            f"With {QUIET} a command prints errors and its result only.",
+            "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options; --version shows the version.",
+            f"With {QUIET} a command prints only errors and its result.",
             "STEPJEPA_TRACEBACK=1 in the environment shows where in the code an error arose.",
         ]
     )

@@ -25,11 +25,11 @@ _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _BARE = object()
 # Words that a true/false flag takes as its value; any other word after it is free, as in `--streaming data.jsonl`.
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
-_HELP, _CONFIG = "show this help message and exit", "a YAML file of options; flags win over it"
+_HELP, _CONFIG = "show this help message and exit", "a YAML file of options; flags override it"
 _HELP_ALL, _UNTITLED = "show all options and exit", "further options"
 _FOOTER = (
     "--some_flag and --some-flag are the same. A true/false option is switched on by --flag alone and off by --no_flag. "
-    "'none' empties an option that may be empty. --quiet prints errors and the result only."
+    "'none' clears an option that may be empty. --quiet prints only errors and the result."
 )
 
 
@@ -94,7 +94,7 @@ class HelpShown(SystemExit):
 
 
 class StrictParser:
-    """Parses flags and `--config run.yaml`, flags winning, into instances of dataclasses.
+    """Parses flags and `--config run.yaml`, flags overriding it, into instances of dataclasses.
 
     Args:
         dataclass_types: a dataclass or several; a field name may occur once among them. See `stepjepa.config.option`.

@@ -51,7 +51,7 @@ class ColumnOptions(Topic):
     target_column: str | None = option(None, "Column with the target text.", VIEWS)
     choice_column: str | None = option(
         None,
-        "Column with the index of the right text, where target_column holds a list (multiple choice).",
+        "Column with the index of the right text, if target_column holds a list (multiple choice).",
         VIEWS,
     )
 
@@ -79,14 +79,14 @@ class TemplateOptions(Topic):
     """How chats become text."""
 
     plain: bool = option(
-        False, "No chat template: the messages' contents, a line break between them.", DATA
+        False, "No chat template: the messages' contents, joined by line breaks.", DATA
     )
     chat_template: str | None = option(
         None, "File with a Jinja chat template to use instead of the tokenizer's.", DATA
     )
     chat_template_kwargs: dict[str, Any] | None = option(
         None,
-        "What the chat template takes besides the messages, as in '{\"enable_thinking\": false}'.",
+        "Further arguments of the chat template, as in '{\"enable_thinking\": false}'.",
         DATA,
     )
 
@@ -105,9 +105,9 @@ class PromptOptions(Topic):
 
     prompt_from: PromptFrom = option(
         None,
-        "The end of a prompt where the chat template's generation prompt has text that its chats do not have, such as an "
-        "opened thinking block: as the training data had it (training), or the generation prompt (template). Default: "
-        "training for a model with a record of its training, else template.",
+        "How a prompt ends if the template's generation prompt adds text that rendered chats lack, such as an opening "
+        "thinking tag: as in the training data (training) or as in the generation prompt (template). Default: training for "
+        "a model with a record of its training, else template.",
         DATA,
         needs={"backend": ("transformers", "vllm")},
     )
@@ -119,8 +119,8 @@ class DataOptions(TemplateOptions, ColumnOptions):
 
     labels: Literal["assistant", "all", "reference"] | None = option(
         None,
-        "Tokens of the LM loss: answers and their end of turn (assistant, the default), all (default of split and plain "
-        "text), or what the published code really trains on (reference).",
+        "Tokens in the LM loss: answers and their end of turn (assistant, the default), all (default for split and plain "
+        "text), or those that the published code in fact trains on (reference).",
         DATA,
     )
     max_length: int = option(
@@ -131,7 +131,7 @@ class DataOptions(TemplateOptions, ColumnOptions):
     )
     train_on: Literal["all", "last"] = option(
         "all",
-        "Answers that are trained: all of a chat, or the last one alone; the others are context. Messages that a row "
+        "Answers to train on: all in a chat, or only the last; the others are context. Messages that a row "
         "switches off (weight 0, train false) are context too.",
         DATA,
     )
@@ -157,9 +157,8 @@ class StepsOptions(Topic):
         "auto", "separator", "lines", "numbered", "sentence", "regex", "list"
     ] = option(
         "auto",
-        "How steps are found in an answer; auto takes the steps that a row holds, and for other rows the one of separator, "
-        "numbered, lines that serves most of them, or what serves each answer where none does. list: every row holds its "
-        "steps.",
+        "How an answer is split into steps. auto uses a row's own steps; for other rows, whichever of separator, numbered, "
+        "lines fits most of them, or, if none does, whichever fits each answer. list: every row holds its steps.",
         VIEWS,
     )
     step_separator: str = option(
@@ -187,32 +186,32 @@ class ReadingOptions(Topic):
 
     mixing_weights: list[float] | None = option(
         None,
-        "One weight for every train_file: examples are sampled in this proportion. Default: each file once.",
+        "One weight for every train_file: examples are sampled in these proportions. Default: each file once.",
         DATA,
         above=0,
     )
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = option(
         "all_exhausted",
-        "mixing_weights: an epoch ends when all of the first file was used, or of the last one (the others are used again "
-        "meanwhile).",
+        "mixing_weights: an epoch ends when the first file to run out is exhausted, or the last (files that run out sooner "
+        "are repeated).",
         DATA,
         needs={"mixing_weights": True, "streaming": False},
     )
     streaming: bool = option(
         False,
-        "Read the training data as it is needed instead of once before; needs max_steps.",
+        "Read the training data on demand instead of all at once beforehand; needs max_steps.",
         DATA,
     )
     shuffle_buffer: int = option(
         10_000,
-        "streaming: examples that are read ahead and shuffled together; no more than the data has.",
+        "streaming: examples that are read ahead and shuffled together, at most one pass over the data.",
         DATA,
         needs={"streaming": True},
         at_least=1,
     )
     dataset_num_proc: int = option(
         1,
-        "Processes that tokenise. More than one pay off from some 50,000 rows on.",
+        "Processes that tokenise. More than one pays off above about 50,000 rows.",
         DATA,
         resume=True,
         identity=False,
@@ -244,7 +243,7 @@ class PrepareOptions:
     )
     format: Literal["auto", "gsm8k", "teacher", "columns"] = option(
         "auto",
-        "Format of the raw rows; auto recognises it from the first ones and prints it.",
+        "Format of the raw rows; auto recognises it from the first rows and prints it.",
         _FORMAT,
     )
     question_column: str | None = option(
@@ -252,7 +251,7 @@ class PrepareOptions:
     )
     response_column: str | None = option(
         None,
-        f"Column with the response in which steps are found. Default: {RESPONSE_COLUMN} for teacher, else the answer's.",
+        f"Column with the response to split into steps. Default: {RESPONSE_COLUMN} for teacher, else the answer's.",
         _FORMAT,
     )
     ground_truth_column: str | None = option(
@@ -263,7 +262,7 @@ class PrepareOptions:
     dataset_split: str = option("train", "Split of a Hub data set.", _FORMAT)
     step_splitter: str = option(
         "auto",
-        "How steps are found in a response; auto takes lines for gsm8k, and otherwise decides for each response.",
+        "How a response is split into steps. auto uses lines for gsm8k, and otherwise decides for each response.",
         _STEPS,
         choices=STYLES,
     )
@@ -274,23 +273,25 @@ class PrepareOptions:
     )
     min_step_length: int | None = option(
         None,
-        f"Characters that a step has at least (a Chinese one counts as four); shorter pieces join a neighbour. Default: "
+        f"Fewest characters in a step (a Chinese character counts as four); shorter pieces join a neighbour. Default: "
         f"{PUBLISHED_LENGTH} for teacher and columns, 1 for gsm8k.",
         _STEPS,
         at_least=0,
     )
     drop_short: bool = option(
-        False, "Drop pieces that are too short instead (never one with the final answer).", _STEPS
+        False,
+        "Drop pieces that are too short instead of joining them (never one with the final answer).",
+        _STEPS,
     )
     keep_thinking: bool = option(
         False,
-        "Keep what stands between <think> marks as steps, without the marks, as published; else it is dropped.",
+        "Keep the text between <think> tags as steps, without the tags, as published; otherwise it is dropped.",
         _STEPS,
     )
     system_prompt: str | None = option(
         SYSTEM_PROMPT,
-        "System message of chats without one; none for no message. The default asks for a box, and only rows whose "
-        "answer has one get it.",
+        "System message for chats without one; none adds none. The default asks for a boxed answer, and only rows whose "
+        "answer has a box get it.",
         _STEPS,
     )
     min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS, at_least=1)
@@ -299,7 +300,7 @@ class PrepareOptions:
     )
     dedup: bool = option(
         False,
-        "Keep the first of the rows with the same question (letter case and spaces aside).",
+        "Keep the first of the rows with the same question (ignoring letter case and spaces).",
         _ROWS,
     )
     strict_data: bool = option(

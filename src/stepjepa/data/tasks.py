@@ -162,9 +162,7 @@ class Arithmetic(Task):
 
     min_steps: int = option(2, "Fewest steps in a solution.", GROUP, at_least=2)
     max_steps: int = option(6, "Most steps in a solution.", GROUP)
-    max_number: int = option(
-        99, "No number of the question or the solution is larger.", GROUP, at_least=2
-    )
+    max_number: int = option(99, "Largest number in a question or solution.", GROUP, at_least=2)
 
     name: ClassVar[str] = "arithmetic"
     metric: ClassVar[str] = "gsm8k"
@@ -253,10 +251,13 @@ class PathStar(Task):
         assistant  F G
     """
 
-    path_length: int = option(5, "Nodes of the path, start and goal among them.", GROUP, at_least=3)
+    path_length: int = option(5, "Nodes of the path, including start and goal.", GROUP, at_least=3)
     degree: int = option(2, "Arms of the star.", GROUP, at_least=2)
     nodes: int | None = option(
-        None, "Names that nodes are drawn from. Default: as many as it has.", GROUP, at_least=1
+        None,
+        "Names to sample the nodes from. Default: as many as the star has nodes.",
+        GROUP,
+        at_least=1,
     )
 
     name: ClassVar[str] = "path_star"
@@ -319,9 +320,7 @@ class A5(Task):
     symbols: int = option(
         4, "Different symbols; the first two generate the group.", GROUP, at_least=2, at_most=60
     )
-    every: int = option(
-        1, "The answer has every so many-th order, and the last.", GROUP, at_least=1
-    )
+    every: int = option(1, "The answer has every N-th order, and the last.", GROUP, at_least=1)
 
     name: ClassVar[str] = "a5"
 

@@ -31,25 +31,23 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
 
     model_name: str | None = option(
         None,
-        "The model: what stepjepa train has written (adapters too), any local folder, or a Hub id.",
+        "The model: the folder of a run or adapter, any other local folder, or a Hub id.",
         _MODEL,
         resume=True,
         aliases=("model_path",),
     )
-    no_lora: bool = option(False, "Of a LoRA adapter, evaluate the base model alone.", _MODEL)
-    backend: Literal["transformers", "vllm"] = option("transformers", "What generates.", _MODEL)
+    no_lora: bool = option(False, "For a LoRA adapter, evaluate the base model alone.", _MODEL)
+    backend: Literal["transformers", "vllm"] = option("transformers", "Generation backend.", _MODEL)
 
     test_file: str | None = option(
         None, "The questions: JSONL, Parquet, CSV or a Hub data set.", _DATA, resume=True
     )
     dataset_split: str = option("test", "Split of a Hub data set.", _DATA, resume=True)
-    max_examples: int | None = option(
-        None, "Evaluate on the first so many rows only.", _DATA, at_least=1
-    )
+    max_examples: int | None = option(None, "Evaluate only the first N rows.", _DATA, at_least=1)
     system_prompt: str | None = option(
         AS_TRAINED,
-        "System message of every question; none leaves it out. as_trained is the one that the model was trained with, as "
-        "its folder records it, else the file's own.",
+        "System message for every question; none leaves it out. as_trained is the message used in training, if the model's "
+        "folder records it, else the file's own.",
         _DATA,
         resume=True,
     )
@@ -58,13 +56,13 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     )
     chat_template_kwargs: dict[str, Any] | None = option(
         None,
-        "What the chat template takes besides the messages. Default: what training was given.",
+        "Further arguments of the chat template. Default: those used in training.",
         _DATA,
     )
 
     metric: list[str] | None = option(
         None,
-        f"{_KNOWN.capitalize()}. The first one decides what is called correct; with --analyze, the one to go by.",
+        f"{_KNOWN.capitalize()}. The first decides what counts as correct; with --analyze, the metric to compare by.",
         _METRIC,
         resume=True,
     )
@@ -76,7 +74,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     )
     max_length: int | None = option(
         None,
-        "answer_nll: longest chat in tokens. Default: that of training; else no limit but the model's.",
+        "answer_nll: longest chat in tokens. Default: as in training, else the model's limit.",
         _METRIC,
         at_least=1,
     )
@@ -84,7 +82,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     output_dir: str | None = option(
         None,
         "Folder for predictions.jsonl and metrics.json. Default: evaluation-<data> in the model's folder; for a Hub id "
-        "evaluation-<model>-<data> here.",
+        "evaluation-<model>-<data> in the working directory.",
         _OUTPUT,
         resume=True,
     )
@@ -101,7 +99,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
 
     analyze: list[str] | None = option(
         None,
-        "Look into one file of predictions, or compare two; needs no model.",
+        "Analyze one file of predictions, or compare two; needs no model.",
         _ANALYSIS,
         resume=True,
     )
@@ -124,7 +122,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
         None, "Folder with further tasks (YAML).", _HARNESS, needs={"harness": True}, resume=True
     )
     harness_fewshot: int | None = option(
-        None, "Solved questions in front of each. Default: as the task says, or none.", _HARNESS, at_least=0,
+        None, "Few-shot examples before each question. Default: the task's own number, or none.", _HARNESS, at_least=0,
         needs={"harness": True},
     )  # fmt: skip
 

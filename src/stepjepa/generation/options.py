@@ -32,7 +32,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
 
     backend: Literal["transformers", "vllm", "openai"] = option(
         "transformers",
-        "What runs the model: transformers or vLLM on this machine, or any server with OpenAI's chat completions.",
+        "What runs the model: transformers or vLLM on this machine, or any OpenAI-compatible chat-completions server.",
         _MODEL,
     )
     tensor_parallel_size: int = option(
@@ -47,7 +47,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
     )
     batch_size: int | None = option(
         None,
-        "Questions per batch. Default: 16 with transformers; 256 handed over at once with vllm.",
+        "Questions per batch. Default: 16 with transformers; 256 with vllm.",
         _LOCAL,
         at_least=1,
     )
@@ -67,12 +67,15 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         needs={"temperature": True},
     )
     seed: int = option(
-        42, "Seed of the sampling, mixed with the row.", SAMPLING, needs={"temperature": True}
+        42,
+        "Seed for sampling, combined with the row's index.",
+        SAMPLING,
+        needs={"temperature": True},
     )
     draft_tokens: int | None = option(
         None,
-        "Draft so many tokens at a time with the heads of next_latent or multi_token (which has one head a token), and keep "
-        "those that the model would have written: the same greedy text in fewer passes of the model.",
+        "Draft this many tokens at a time with the heads of next_latent or multi_token (which has one head per token), and "
+        "keep those that the model would have written: the same greedy text in fewer passes of the model.",
         SAMPLING,
         at_least=1,
     )
@@ -109,13 +112,11 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         resume=True,
     )
     dataset_split: str = option("train", "Split of a Hub data set.", _DATA, resume=True)
-    max_examples: int | None = option(
-        None, "Ask the first so many questions only.", _DATA, at_least=1
-    )
+    max_examples: int | None = option(None, "Ask only the first N questions.", _DATA, at_least=1)
 
     model_name: str | None = option(
         None,
-        "The model that answers: a Hub id or a local folder; with --backend openai the name that the server knows.",
+        "The model that answers: a Hub id or a local folder; with --backend openai the server's name for it.",
         _MODEL,
     )
     system_prompt: str | None = option(SYSTEM_PROMPT, "System message; none leaves it out.", _MODEL)
@@ -133,7 +134,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
     max_new_tokens: int = option(1024, "Longest response in tokens.", SAMPLING, at_least=1)
     accept_truncated: bool = option(
         False,
-        "Keep responses that were cut at max_new_tokens too, where their final answer is right.",
+        "Also keep responses cut at max_new_tokens, if their final answer is right.",
         SAMPLING,
     )
 
@@ -146,7 +147,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
     concurrency: int = option(8, "Requests at a time.", _ENDPOINT, at_least=1, resume=True)
     extra_body: dict[str, Any] | None = option(
         None,
-        'Further fields of the request; null takes one out, as in \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
+        'Further fields of the request; null removes one, as in \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
         _ENDPOINT,
     )
 

@@ -33,13 +33,15 @@ class FileOptions:
     file: str | None = option(None, "The data file; usually written without --file.", "check")
     dataset_split: str = option("train", "Split of a Hub data set.", "check")
     eval_file: str | None = option(
-        None, "A second file or data set, whose questions are looked for in the first.", "check"
+        None,
+        "A second file or data set; the report lists its questions that are also in the first.",
+        "check",
     )
     eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "check")
     model_name: str | None = option(
         None,
         "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file). With one, the report "
-        "says what a model will see of the file under the options of training.",
+        "also shows what a model will see of the file with the training options.",
         "check",
     )
     num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)

@@ -45,7 +45,7 @@ class RowOptions:
         "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file).",
         "inspect",
     )
-    seed: int = option(42, "Seed of what is sampled every epoch; epoch 0 is shown.", "inspect")
+    seed: int = option(42, "Seed for what is sampled every epoch; epoch 0 is shown.", "inspect")
     png: str | None = option(
         None, "Write a picture of who sees whom to this PNG file (extra analysis).", "inspect"
     )

@@ -44,11 +44,11 @@ class LoRAOptions:
     )
     load_in_4bit: bool = option(
         False,
-        "Hold the base in 4 bits (nf4, double quantisation) under the adapter; needs bitsandbytes.",
+        "Load the base model in 4 bits (nf4, double quantisation) under the adapter; needs bitsandbytes.",
         _LORA,
     )
     load_in_8bit: bool = option(
-        False, "Hold the base in 8 bits under the adapter; needs bitsandbytes.", _LORA
+        False, "Load the base model in 8 bits under the adapter; needs bitsandbytes.", _LORA
     )
 
 
@@ -58,7 +58,7 @@ class LoadingOptions:
 
     model_name: str | None = option(None, "Hub id, local folder, or GGUF file.", _MODEL)
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
-        "auto", "Dtype of the weights; auto is what they were saved in.", _MODEL
+        "auto", "Dtype of the weights; auto keeps the saved one.", _MODEL
     )
     attn_implementation: str | None = option(
         None, "Attention kernel of transformers, such as sdpa or eager.", _MODEL
@@ -86,7 +86,7 @@ class ModelOptions(LoadingOptions):
     )
     use_kernels: bool = option(
         False,
-        "Let transformers replace layers by kernels of the Hub; needs the package kernels.",
+        "Let transformers replace layers by kernels from the Hub; needs the package kernels.",
         _MODEL,
         resume=True,
     )
@@ -106,7 +106,7 @@ class ExportOptions:
     )
     base_model: str | None = option(
         None,
-        "Of an adapter, the folder or Hub id of its base. Default: the one that it names.",
+        "For an adapter, the folder or Hub id of its base model. Default: the one it names.",
         "input",
     )
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", "input")
@@ -115,7 +115,7 @@ class ExportOptions:
     )
     merge_lora: bool | None = option(
         None,
-        "Write LoRA merged into the model (true) or as an adapter (false). Default: as its run does.",
+        "Write LoRA merged into the model (true) or as an adapter (false). Default: as in its run.",
         "output",
     )
     keep_predictors: bool = option(

@@ -45,7 +45,7 @@ class FutureSummaryOptions(Topic):
 
     summary_window: int = option(
         32,
-        "The head predicts which tokens are among those 2 to this many ahead.",
+        "The head predicts which tokens occur from 2 up to this many positions ahead.",
         AHEAD,
         at_least=2,
     )

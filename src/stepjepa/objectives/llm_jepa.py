@@ -50,7 +50,7 @@ class LLMJEPAOptions(Topic):
 
     views: Literal["in_context", "standalone"] | None = option(
         None,
-        "llm_jepa: in the chat or alone; the source on the chat and a copy of the answer (in_context, the default), or each "
+        "llm_jepa: the source within the chat and a copy of the answer (in_context, the default), or each "
         "message rendered alone by the template, as published (standalone; the default with front_pred or reverse_pred).",
         VIEWS,
     )

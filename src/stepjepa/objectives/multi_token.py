@@ -38,11 +38,11 @@ class MultiTokenOptions(Topic):
     """Options of objective `multi_token`."""
 
     token_horizon: int = option(
-        4, "Heads predict the tokens 2 to this many ahead.", AHEAD, at_least=2
+        4, "Heads predict the tokens from 2 up to this many positions ahead.", AHEAD, at_least=2
     )
     token_positions: Literal["labelled", "question"] = option(
         "labelled",
-        "States with heads: before every labelled token, or that behind the question alone.",
+        "States the heads read: before every labelled token, or only the one after the question.",
         AHEAD,
     )
 

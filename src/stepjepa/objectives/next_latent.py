@@ -49,17 +49,17 @@ class NextLatentOptions(Topic):
     """Options of objective `next_latent`."""
 
     latent_horizon: int = option(
-        1, "Steps of a rollout, each from the state predicted last.", AHEAD, at_least=1
+        1, "Steps of a rollout, each from the previously predicted state.", AHEAD, at_least=1
     )
     latent_distance: float = option(
         1.0,
-        "Weight of the distance of the states. 0 trains on the divergence of the tokens alone.",
+        "Weight of the distance between states. 0 trains on the token divergence alone.",
         AHEAD,
         at_least=0,
     )
     latent_kl: float = option(
         1.0,
-        "Weight of the divergence of the tokens. 0 trains on the distance of the states alone.",
+        "Weight of the divergence between token distributions. 0 trains on the state distance alone.",
         AHEAD,
         at_least=0,
     )

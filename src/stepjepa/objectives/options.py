@@ -40,8 +40,8 @@ class PairOptions(Topic):
 
     target_grad: bool | None = option(
         None,
-        "Gradient into the target views too. Default: true; false for split, next_latent, steps_to_answer and with a "
-        "target_encoder other than self.",
+        "Let gradients flow into the target views too. Default: true; false for split, next_latent, steps_to_answer and "
+        "with a target_encoder other than self.",
         METHOD,
     )
     jepa_ratio: float = option(
@@ -87,14 +87,15 @@ class PredictorOptions(Topic):
     last_token: int | None = option(
         None,
         "Read a view at this offset from its end (-1: its last token), as the published code does. Default: a source at its "
-        "last predictor token, any other view at its last token: of a message the content's, of a step the separator's.",
+        "last predictor token, any other view at its last token (for a message, the last content token; for a step, the "
+        "last separator token).",
         VIEWS,
         secret=False,
         at_most=-1,
     )
     readout: Literal["last", "mean"] = option(
         "last",
-        "What stands for a view: the state of its last token, or the mean of its tokens' states. With predictors a source "
+        "What represents a view: the state of its last token, or the mean of its tokens' states. With predictors a source "
         "is read at the last of them.",
         VIEWS,
     )
@@ -119,8 +120,8 @@ class TargetOptions(Topic):
 
     jepa_target_column: str | None = option(
         None,
-        "Column with the text of the target view (a rationale, a plan, a second solution) of the (last) answer, in place of "
-        "the answer or its step. The LM loss stays on the answer.",
+        "Column with the text of the target view (a rationale, a plan, a second solution) for the (last) answer, in place "
+        "of the answer or its step. The LM loss stays on the answer.",
         VIEWS,
     )
 
@@ -167,7 +168,7 @@ class EMAOptions(Topic):
     )
     ema_momentum_end: float = option(
         1.0,
-        "Momentum at the end; half a cosine leads there.",
+        "Momentum at the end, reached along a half-cosine schedule.",
         METHOD,
         needs=_WITH_EMA,
         at_least=0,
@@ -181,8 +182,8 @@ class ReplayOptions(Topic):
 
     replay_ratio: float = option(
         0.0,
-        "Share of the examples that bring along the pairs of an example seen earlier in this run, computed again by the "
-        "current model.",
+        "Share of the examples that also replay the pairs of an earlier example of this run, computed again by the current "
+        "model.",
         METHOD,
         at_least=0,
         at_most=1,
@@ -196,7 +197,7 @@ class ReplayOptions(Topic):
     )
     replay_from: Literal["earlier", "current"] = option(
         "earlier",
-        "Where replayed pairs come from: earlier optimizer steps, or the same one, the control of equal compute.",
+        "Where replayed pairs come from: earlier optimizer steps, or the same one (the equal-compute control).",
         METHOD,
         needs={"replay_ratio": True},
     )
@@ -208,12 +209,12 @@ class LossOptions(Topic):
 
     predictor_head: Literal["none", "linear", "mlp"] = option(
         "none",
-        "A network on the source's state, trained with the model and saved next to it.",
+        "A network applied to the source's state, trained with the model and saved next to it.",
         METHOD,
     )
     control: Literal["none", "shuffled", "random"] = option(
         "none",
-        "Control arm: each source gets the target of another example of the batch (shuffled), or one fixed random vector "
+        "Control arm: each source gets the target of another example in the batch (shuffled), or one fixed random vector "
         "(random).",
         METHOD,
     )
@@ -242,7 +243,7 @@ class LossOptions(Topic):
     )
     infonce_symmetric: bool = option(
         False,
-        "InfoNCE both ways: targets must find their sources as well.",
+        "InfoNCE both ways: targets must retrieve their sources as well.",
         LOSS,
         needs=_WITH_INFONCE,
     )
@@ -274,13 +275,13 @@ class LossOptions(Topic):
     )
     loss_scale: Literal["mean", "reference"] = option(
         "mean",
-        "mean: over the whole optimizer step. reference: over each micro-batch and not divided by their number, the "
-        "published code's mistake, for comparison only.",
+        "mean: over the whole optimizer step. reference: over each micro-batch and not divided by their number (a bug "
+        "of the published code, for comparison only).",
         LOSS,
     )
     same_flop: bool = option(
         False,
-        "Take fewer steps, so that the run costs the operations of a regular one of the given length.",
+        "Take fewer steps, so that the run uses as many FLOPs as a regular one of the given length.",
         OUTPUT,
     )
 

@@ -90,22 +90,22 @@ class TubeOptions(Topic):
     )
     tube_sampler: Literal["default", "draw_both", "uniform", "zero", "steps"] = option(
         "default",
-        "How spans are sampled; steps takes all those between the bounds of steps instead.",
+        "How spans are sampled; steps uses every span between consecutive step boundaries instead.",
         _GROUP,
     )
     tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
-    tube_times: int = option(1, "Spans sampled for an example.", _GROUP, at_least=1, at_most=1000)
+    tube_times: int = option(1, "Spans sampled per example.", _GROUP, at_least=1, at_most=1000)
     tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
-        "none", "Weight of a span by its length and that of the rest.", _GROUP
+        "none", "Weight of a span by its length and the length of the rest.", _GROUP
     )
     tube_content: Literal["messages", "with_markup", "whole"] = option(
         "messages",
-        "Where spans lie: question and answer, both and the markup between, or the whole chat.",
+        "What spans cover: question and answer, both and the markup between them, or the entire chat.",
         _GROUP,
     )
     tube_layer: int | None = option(
         None,
-        "Hidden states after this layer (0: embeddings). Default: the last.",
+        "Layer whose states are used (0: embeddings). Default: the last.",
         _GROUP,
         at_least=0,
     )

@@ -32,13 +32,13 @@ class StepJEPAOptions(StepsOptions):
 
     step_pairs: Literal["first", "all", "random", "plan"] = option(
         "first",
-        "step_jepa: the first step only, every step, or one sampled again for every example and epoch; or the question, "
-        "which predicts steps 1 to H (plan).",
+        "step_jepa: the source is the first step, every step, or one step sampled again for every example and epoch; with "
+        "plan, the question predicts steps 1 to H.",
         VIEWS,
     )
     horizon: int = option(
         1,
-        "step_jepa: step i predicts step i + horizon; H of step_pairs plan.",
+        "step_jepa: step i predicts step i + horizon; with step_pairs plan, H.",
         VIEWS,
         at_least=1,
         at_most=1000,

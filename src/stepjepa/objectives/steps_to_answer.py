@@ -36,7 +36,7 @@ class StepsToAnswerOptions(Topic):
 
     answer_layers: list[int] | None = option(
         None,
-        "steps_to_answer: several layers whose states are compared, counted as by readout_layer; the loss is their mean.",
+        "steps_to_answer: several layers whose states are compared, numbered as in readout_layer; the loss is their mean.",
         VIEWS,
     )
 

@@ -78,7 +78,7 @@ class ReportOptions:
     )
     max_predictions: int = option(
         200,
-        "Questions whose answers are put into the page, of each evaluation; counts are of all.",
+        "Questions per evaluation whose answers the page shows; counts cover all.",
         "report",
         at_least=0,
     )

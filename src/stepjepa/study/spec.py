@@ -40,26 +40,23 @@ class StudyOptions:
     )
     executor: Executor | None = option(
         None,
-        "Where runs are carried out: processes on this machine (the default), slurm, ray, or local, which runs on this "
-        "machine what slurm runs on a cluster.",
+        "Where runs are carried out: processes on this machine (the default), slurm, ray, or local, which is slurm's "
+        "submitit without a cluster.",
         "study",
     )
     stop_after: float | None = option(
-        None,
-        "Minutes after which the study stops; the next start does what is not finished.",
-        "study",
-        above=0,
+        None, "Minutes after which the study stops; the next start resumes it.", "study", above=0
     )
     records: str | None = option(
         None,
-        "JSONL of runs, as results.jsonl: those in it are not run again, and new ones are added.",
+        "JSONL file of runs, like results.jsonl: runs in it are not repeated, and new ones are added.",
         "study",
     )
     overrides: list[str] | None = option(
         None, "Values instead of the file's, as in base.max_steps=20.", "study", aliases=("set",)
     )
     mini: bool = option(
-        False, "Run the file's section mini: the same study made small, for two cores.", "study"
+        False, "Run the file's section mini: a small version of the study, for two cores.", "study"
     )
     dry_run: bool = option(
         False, "List the runs and what each changes, and write nothing.", "study"
@@ -87,7 +84,7 @@ class DemoOptions:
     task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(_DEMOS))
     train_rows: int | None = option(
         None,
-        "Generated problems to train on, once each. Default: 16000 of arithmetic.",
+        "Generated problems to train on, once each. Default: 16000 for arithmetic.",
         "demo",
         at_least=1,
     )
@@ -192,9 +189,9 @@ class ProblemRows:
     """Which built-in task, how many rows each split holds, and their seed."""
 
     task: str = option("arithmetic", "The task.", "data", choices=tuple(TASKS))
-    train_rows: int = option(4000, "To train on.", "data", at_least=1)
-    select_rows: int = option(200, "To choose hyper-parameters on.", "data", at_least=1)
-    test_rows: int = option(300, "To score on.", "data", at_least=1)
+    train_rows: int = option(4000, "Rows to train on.", "data", at_least=1)
+    select_rows: int = option(200, "Rows to choose hyper-parameters on.", "data", at_least=1)
+    test_rows: int = option(300, "Rows to score on.", "data", at_least=1)
     seed: int = option(0, "Seed of the problems.", "data", at_least=0)
 
 
@@ -202,9 +199,11 @@ class ProblemRows:
 class Scoring:
     """How a trained model is scored: number of rows, batch size, and length of answers."""
 
-    max_examples: int | None = option(None, "First rows that are scored.", "evaluate", at_least=1)
-    batch_size: int = option(32, "Of generation and forward passes.", "evaluate", at_least=1)
-    max_new_tokens: int = option(256, "Longest answer.", "evaluate", at_least=1)
+    max_examples: int | None = option(None, "Score only the first N rows.", "evaluate", at_least=1)
+    batch_size: int = option(
+        32, "Rows per batch, in generation and forward passes.", "evaluate", at_least=1
+    )
+    max_new_tokens: int = option(256, "Longest answer in tokens.", "evaluate", at_least=1)
 
 
 @dataclass(frozen=True)
@@ -254,7 +253,7 @@ class Study:
     alpha: float = option(0.05, "Level of the verdicts.", "study", above=0, below=1)
     solved: float | None = option(
         None,
-        "Value of the first metric, on the test split, from which a run has solved the task.",
+        "Value of the first metric, on the test split, that a run must reach to have solved the task.",
         "study",
     )
     notes: tuple[str, ...] = ()

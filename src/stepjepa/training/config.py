@@ -141,13 +141,13 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
     hub_strategy: str = option(  # type: ignore[assignment]
         "end",
-        "What --push_to_hub uploads: the final model, when training has ended (end).",
+        "What --push_to_hub uploads: the final model, once training has ended (end).",
         _TRAINER,
         resume=True,
     )
     logging_nan_inf_filter: bool = option(
         False,
-        "Leave losses that are not finite out of the logged means (waits for every step).",
+        "Leave losses that are not finite out of the logged means (synchronises at every step).",
         _TRAINER,
         resume=True,
     )
@@ -158,7 +158,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     adam_beta2: float = option(0.999, "Beta2 of Adam.", _TRAINER, at_least=0, below=1)
     per_device_eval_batch_size: int = option(
         8,
-        "Examples of an evaluation batch on each device.",
+        "Examples per evaluation batch on each device.",
         _TRAINER,
         resume=True,
         at_least=1,

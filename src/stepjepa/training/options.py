@@ -72,7 +72,7 @@ class MethodOptions(Topic):
         LLMJEPA.name,
         "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> later step (step_jepa), first "
         "part of the tokens -> the rest (split), displacements of the chat's own states (semantic_tube), state and token -> "
-        "next state (next_latent), state -> tokens further ahead (multi_token) or the bag of them (future_summary), "
+        "next state (next_latent), state -> tokens further ahead (multi_token) or their bag (future_summary), "
         "state before the answer without the steps -> with them (steps_to_answer); or a class of your own, as file.py:Class "
         "or package.module:Class, whose code is run.",
         METHOD,
@@ -82,13 +82,13 @@ class MethodOptions(Topic):
     )
     objective_options: dict[str, Any] | None = option(
         None,
-        "Options of an objective of your own, which are also flags and keys themselves.",
+        "Options of your own objective; each is also a flag and a key.",
         METHOD,
     )
     forward: Literal["auto", "packed", "two_pass", "inline"] = option(
         "auto",
-        "How the views are computed; auto is packed where the model takes the mask, else two_pass. inline puts predictors "
-        "and isolated view into the chat itself, which changes the LM loss.",
+        "How the views are computed; auto is packed if the model takes the mask, else two_pass. inline puts the predictors "
+        "and the isolated view into the chat itself, which changes the LM loss.",
         METHOD,
     )
 
@@ -108,14 +108,14 @@ class OutputOptions(Topic):
     )
     merge_lora: bool | None = option(
         None,
-        "Write LoRA merged into the model (true) or as an adapter (false). Default: an adapter, but merged where the "
+        "Write LoRA merged into the model (true) or as an adapter (false). Default: an adapter, but merged if the "
         "base model was initialised in this run and exists nowhere else.",
         OUTPUT,
         resume=True,
     )
     terminate_on_nan: bool = option(
         True,
-        "Stop where the loss, a logged gradient norm or the weights to be saved are NaN or infinite. false trains on.",
+        "Stop if the loss, a logged gradient norm or the weights to be saved are NaN or infinite; false continues training.",
         OUTPUT,
         resume=True,
     )
@@ -385,14 +385,14 @@ class SourceOptions:
     )
     eval_metrics: list[str] | None = option(
         None,
-        "Metrics of answers that are generated at every evaluation (exact, gsm8k, ...): eval_exact, ... in the log, also "
-        "for --metric_for_best_model.",
+        "Metrics for answers generated at every evaluation (exact, gsm8k, ...); logged as eval_exact, ..., also for "
+        "--metric_for_best_model.",
         RUN,
         resume=True,
     )
     eval_samples: int = option(
         100,
-        "eval_metrics: questions of eval_file that are answered.",
+        "eval_metrics: number of questions from eval_file to answer.",
         RUN,
         needs={"eval_metrics": True},
         resume=True,
@@ -413,13 +413,13 @@ class SourceOptions:
     )
     early_stopping_patience: int | None = option(
         None,
-        "End training after so many evaluations in a row in which --metric_for_best_model has not improved.",
+        "End training after this many evaluations in a row without an improvement of --metric_for_best_model.",
         RUN,
         resume=True,
         at_least=1,
     )
     ray_workers: int | None = option(
-        None, "Train in so many processes of a Ray cluster; with resume_from_checkpoint true it survives the loss of one.",
+        None, "Train in this many processes of a Ray cluster; with resume_from_checkpoint true it survives the loss of one.",
         RUN, at_least=1, resume=True, identity=False, dumped=False,
     )  # fmt: skip
     debug_level: int = option(
@@ -468,7 +468,7 @@ class TrainerOptions:
     )
     num_train_epochs: float = option(3.0, "Epochs.", COMMON, resume=True, at_least=0)
     max_steps: int = option(
-        -1, "Optimizer steps instead of epochs, where above 0.", COMMON, resume=True, at_least=-1
+        -1, "Optimizer steps instead of epochs, if above 0.", COMMON, resume=True, at_least=-1
     )
     learning_rate: float | None = option(
         None,
@@ -479,42 +479,42 @@ class TrainerOptions:
     # The last batch of an epoch is filled up to its size, so an absurd one would take hours.
     per_device_train_batch_size: int = option(
         8,
-        "Examples of a micro-batch on each device.",
+        "Examples per micro-batch on each device.",
         COMMON,
         resume=True,
         at_least=1,
         at_most=2**20,
     )
     gradient_accumulation_steps: int = option(
-        1, "Micro-batches of an optimizer step.", COMMON, resume=True, at_least=1
+        1, "Micro-batches per optimizer step.", COMMON, resume=True, at_least=1
     )
     lr_scheduler_type: str = option(
-        "linear", "Course of the learning rate (linear, cosine, constant, ...).", COMMON
+        "linear", "Learning-rate schedule (linear, cosine, constant, ...).", COMMON
     )
     warmup_steps: float = option(
         0, "Steps (or, below 1, the share of them) of learning-rate warm-up.", COMMON, at_least=0
     )
     max_grad_norm: float = option(1.0, "Gradient clipping.", COMMON, at_least=0)
     weight_decay: float = option(0.0, "Weight decay of AdamW.", COMMON, at_least=0)
-    seed: int = option(42, "Seed of initialisation, order and dropout.", COMMON, at_least=0)
+    seed: int = option(42, "Seed for initialisation, order and dropout.", COMMON, at_least=0)
     bf16: bool = option(False, "Autocast to bfloat16; weights and losses stay float32.", COMMON)
     gradient_checkpointing: bool | None = option(
         None, "Recompute activations in the backward pass to save memory.", COMMON
     )
     logging_steps: float = option(
-        10, "Log every so many steps.", COMMON, resume=True, identity=False, at_least=0
+        10, "Log every N steps.", COMMON, resume=True, identity=False, at_least=0
     )
     save_strategy: Literal["no", "steps", "epoch", "best"] = option(
-        "steps", "When a checkpoint is written.", COMMON, resume=True, identity=False
+        "steps", "When to write a checkpoint.", COMMON, resume=True, identity=False
     )
     save_steps: float = option(
         500, "Steps between checkpoints.", COMMON, resume=True, identity=False, at_least=0
     )
     save_total_limit: int | None = option(
-        None, "Checkpoints kept. Default: all.", COMMON, resume=True, identity=False, at_least=0
+        None, "Checkpoints to keep. Default: all.", COMMON, resume=True, identity=False, at_least=0
     )
     eval_strategy: Literal["no", "steps", "epoch"] = option(
-        "no", "When eval_file is evaluated.", COMMON, resume=True
+        "no", "When to evaluate on eval_file.", COMMON, resume=True
     )
     resume_from_checkpoint: str | None = option(
         None,
@@ -534,7 +534,7 @@ class TrainerOptions:
     )
     report_to: None | str | list[str] = option(
         "none",
-        "Where logs go too: none, tensorboard, wandb, trackio.",
+        "Where else to send logs: none, tensorboard, wandb, trackio.",
         COMMON,
         resume=True,
         identity=False,
@@ -613,7 +613,7 @@ class DoctorOptions:
     )
     train_file: str | None = option(
         None,
-        "File or Hub data set with rows to train on. Default: built-in ones.",
+        "File or Hub data set with rows to train on. Default: built-in rows.",
         "doctor",
         aliases=("data",),
     )

@@ -212,7 +212,7 @@ class MathAnswer(FinalAnswer):
     """
 
     time_limit: float = option(
-        5.0, "Seconds for one row; an answer that takes longer is wrong.", OPTIONS, above=0
+        5.0, "Seconds for one row; an answer that takes longer counts as wrong.", OPTIONS, above=0
     )
 
     name = "math"

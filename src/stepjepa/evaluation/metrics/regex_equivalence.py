@@ -481,7 +481,7 @@ class RegexEquivalence(Metric):
     """
 
     word_boundary: WordBoundary = option(
-        "zero_width", r"What \b is: the edge of a word, or the letter b.", OPTIONS
+        "zero_width", r"What \b means: the edge of a word, or the letter b.", OPTIONS
     )
 
     name = "regex_equivalence"

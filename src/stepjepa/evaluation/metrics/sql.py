@@ -62,7 +62,7 @@ class SqlExecution(Metric):
     separate process, and only SELECT is permitted.
     """
 
-    db_folder: str | None = option(None, "Where the databases are.", OPTIONS)
+    db_folder: str | None = option(None, "Folder with the databases.", OPTIONS)
     time_limit: float = option(10.0, "Seconds for each of the two queries.", OPTIONS, above=0)
     max_rows: int = option(100_000, "Rows that a query may return.", OPTIONS, at_least=1)
 
