@@ -14,10 +14,12 @@ from stepjepa.data.columns import (
     ANSWER_COLUMNS,
     CHAT_COLUMNS,
     CHOSEN,
+    CONTENT_KEYS,
     FUNCTION_CALL,
     QUESTION_COLUMNS,
     REASONING,
     REASONING_KEYS,
+    ROLE_KEYS,
     TOOL,
     TOOL_CALLS,
     TOOL_KEYS,
@@ -44,8 +46,7 @@ from stepjepa.utils.text import lone_surrogate
 
 _NAME = Names(ColumnOptions)
 ROLES = ("system", "user", "assistant")
-# Keys of a message: OpenAI's, then ShareGPT's, which also has other roles.
-_KEYS = (("role", "from"), ("content", "value"))
+# ShareGPT's roles.
 _SHAREGPT = {"human": "user", "gpt": "assistant", FUNCTION_CALL: "assistant"}
 _OTHER_ROLES = {**_SHAREGPT, **dict.fromkeys(("ipython", "function", "observation"), TOOL)}
 _CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
@@ -172,7 +173,8 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         role, content = message.get("role"), message.get("content")
         if role is None or content is None:
             role, content = (
-                message.get(b) if message.get(a) is None else message[a] for a, b in _KEYS
+                message.get(b) if message.get(a) is None else message[a]
+                for a, b in (ROLE_KEYS, CONTENT_KEYS)
             )
         # A turn of ShareGPT whose content is the call: read it as a message that has the call in its key.
         calling = message

@@ -211,6 +211,9 @@ TOOL = "tool"
 TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"
 # Keys of a tool's result.
 TOOL_KEYS = ("name", "tool_call_id")
+# Keys of every message: OpenAI's, then ShareGPT's.
+ROLE_KEYS = ("role", "from")
+CONTENT_KEYS = ("content", "value")
 # Printed names of messages.
 CALL, RESULT = "tool call", "tool result"
 SYSTEM_COLUMNS = ("system", "system_prompt")
@@ -221,10 +224,8 @@ MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 # Keys that switch the training of a message on or off: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's, others.
 _SWITCHES = (TRAINED, "weight", "train", "training", "loss", "loss_mask", "trainable")
 _MESSAGE_KEYS = {
-    "role",
-    "content",
-    "from",
-    "value",
+    *ROLE_KEYS,
+    *CONTENT_KEYS,
     *REASONING_KEYS,
     *_SWITCHES,
     TOOL_CALLS,

@@ -416,11 +416,8 @@ class Objective:
         if self.options.control == "random":
             # Drawn on the CPU, so that every device and process has the same vector.
             generator = torch.Generator().manual_seed(self.options.seed)
-            return (
-                torch.randn(target.shape[1], generator=generator)
-                .to(target.device)
-                .expand_as(target)
-            )
+            vector_D = torch.randn(target.shape[1], generator=generator)
+            target = vector_D.to(target.device).expand_as(target)
         return target if self.options.target_grad else target.detach()
 
     def loss(self, output: ForestOutput, batch: Batch, view: ModelView, step: int) -> LossParts:
