@@ -56,7 +56,7 @@ CASES = {
     "activation": {**JEPA, **EMA, "fsdp_config": {"activation_checkpointing": True}},
     "meta-lora": {**JEPA, "lora": True, "gradient_checkpointing": True, "predictor_head": "mlp", "fsdp_config": META},
 }
-LONG = {"step-two_pass-stop", "inline", "regular", "multi_token", "future_summary", "frozen"}
+LONG = {"step-two_pass-stop", "inline", "regular", "multi_token", "future_summary", "frozen", "masked", "answer"}
 LONG |= {name for name in CASES if name.endswith("-two_pass")} - {"step-two_pass", "ema-lora-two_pass"}
 EQUAL = [name for name in CASES if name != "bf16"]
 
