@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import transformers
 
+from support.rows import gsm8k, write
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 ARMS = ["regular", "jepa", "two_pass", "doubled"]
 
@@ -70,6 +72,17 @@ def test_the_gpu_benchmark_is_rehearsed_on_cpu(run, tmp_path):
 
     run("gpu.py", *arguments, "--arms", "regular", "answers", "--data", "gsm8k", "--limit", 0.01, "--table", page)
     assert page.read_text().count("stopped after 0 s") == 2
+
+
+@pytest.mark.long
+def test_every_way_to_generate_gives_the_same_tokens(run, tmp_path):
+    file, questions = tmp_path / "result.json", tmp_path / "rows.jsonl"
+    write(questions, [gsm8k(number) for number in range(6)])
+    arguments = ["--model", "tiny", "--questions", questions, "--count", 6, "--batch_size", 4, "--max_new_tokens", 5]
+    printed = run("generation.py", *arguments, "--json", file)
+    arms = json.loads(file.read_text())["arms"]
+    assert list(arms) == ["one call", "rounds", "continuous"] and all(name in printed for name in arms)
+    assert all(arm["equal_answers"] == 6 and arm["tokens_per_second"]["median"] > 0 for arm in arms.values())
 
 
 def lines_of(printed, section):

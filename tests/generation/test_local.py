@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from stepjepa.cli.main import main
 from stepjepa.data.options import SYSTEM_PROMPT
-from stepjepa.data.tokens import Prompter
+from stepjepa.data.tokens import Prompter, template_turn_end
 from stepjepa.generation import local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch
 from stepjepa.generation.output import Request
@@ -92,8 +92,9 @@ def test_a_turn_ends_at_the_templates_mark(name):
     form = FORMATS[name]
     expected = {9, 10, tokenizer.eos_token_id} - {None}
     if form.end_of_turn is not None:
-        assert special_id(tokenizer, form.end_of_turn) == prompter.end_of_turn
-        expected.add(prompter.end_of_turn)
+        end = template_turn_end(tokenizer, prompter.renderer)
+        assert special_id(tokenizer, form.end_of_turn) == end
+        expected.add(end)
     assert set(prompter.stop_ids([9, 10])) == expected
     assert set(prompter.stop_ids(9)) == expected - {10} and set(prompter.stop_ids(None)) == expected - {9, 10}
     ids = prompter.ids([{"role": "system", "content": "Be short."}, {"role": "user", "content": "How many?"}])

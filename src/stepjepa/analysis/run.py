@@ -70,9 +70,8 @@ _NAME = Names(AnalyzeOptions, JEPAOptions)
 # Of a run's own options these are about its files; its tokenizer brings its template.
 _OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
 # Options that say which views there are. `load_analyzed` takes those of the predictors from each model's own run.
-_VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)} - _OF_FILES - {
-    _NAME.predictors
-}
+_VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)}
+_VIEWS -= {*_OF_FILES, _NAME.predictors}
 # Those that are read whatever the objective.
 _CHATS = {_NAME.plain, _NAME.chat_template_kwargs, _NAME.system_prompt, _NAME.max_length}
 # One of these that is given decides for the others.

@@ -170,21 +170,15 @@ def template_call_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
     return last if last in turn_marks(tokenizer) else None
 
 
-def answer_end(
-    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
-) -> int | None:
+def answer_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> int | None:
     """Return the token that ends an answer in training: the template's end of turn, else the appended EOS, or None."""
-    renderer = usable_renderer(tokenizer, template_kwargs)
     end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
     return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
 
 
-def template_marks(
-    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
-) -> list[int]:
+def template_marks(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> list[int]:
     """Return the special tokens that the chat template writes into a chat of two messages, each once; empty without a
     template, or if it refuses the chat."""
-    renderer = usable_renderer(tokenizer, template_kwargs)
     chat = None if renderer is None else attempted(renderer.render, _SHORT_CHAT)
     if chat is None or isinstance(chat, RowError):
         return []
@@ -194,7 +188,7 @@ def template_marks(
 
 
 def usable_renderer(
-    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
+    tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
 ) -> ChatRenderer | None:
     """Return the renderer of a tokenizer's chat template; None without a template that can be used."""
     try:
@@ -211,12 +205,11 @@ def stop_ids(
     """Return the tokens that end a response: the model's, the tokenizer's EOS, and the ends of an answer and of a tool call
     in the chat template."""
     named = [of_model] if isinstance(of_model, int) else list(of_model or ())
-    ends = []
-    if renderer is not None:
-        for template_end in (template_turn_end, template_call_end):
-            end = attempted(template_end, tokenizer, renderer)
-            ends.append(None if isinstance(end, RowError) else end)
-    return sorted({*named, tokenizer.eos_token_id, *ends} - {None})
+    call_end = None if renderer is None else attempted(template_call_end, tokenizer, renderer)
+    if isinstance(call_end, RowError):
+        call_end = None
+    ends = {tokenizer.eos_token_id, answer_end(tokenizer, renderer), call_end}
+    return sorted({*named, *ends} - {None})
 
 
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -247,7 +240,6 @@ class Prompter:
         trained: the end of the generation prompt that the model's training data did not have; None if unknown.
 
     Attributes:
-        end_of_turn: the token that its template writes after an answer, None if it is not a special one.
         note: a warning if the prompt may differ from those in training; else empty.
 
     Raises:
@@ -265,8 +257,6 @@ class Prompter:
     ):
         tokenizer = with_template(tokenizer, chat_template, plain)
         self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
-        end = attempted(template_turn_end, tokenizer, self.renderer)
-        self.end_of_turn = None if isinstance(end, RowError) else end
         usual, self.note, self.dropped = self.renderer.usual_opening, "", ""
         # The training data know best; without them, a chat of two messages shows how training differs from the prompt.
         if prompt_from != "template" and trained is not None:
@@ -305,9 +295,8 @@ class Prompter:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of `text`."""
-        return self.tokenizer(self.text(messages, template_kwargs), add_special_tokens=False)[
-            "input_ids"
-        ]
+        text = self.text(messages, template_kwargs)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def response(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str:
         """Return the answer in the output of a model: without the template's text between the generation prompt and an

@@ -192,17 +192,18 @@ def write_generation_config(
     transformers, vLLM and others stop at the ids in this file, and do not read the chat template.
     """
     kwargs = template_kwargs if isinstance(template_kwargs, dict) else None
+    renderer = usable_renderer(tokenizer, kwargs)
     config = copy.deepcopy(inner.generation_config) or GenerationConfig()
     original = config.eos_token_id
     # `generate` falls back to the model's configuration.
     if original is None:
         original = getattr(text_config(inner.config), "eos_token_id", None)
-    ids = stop_ids(original, tokenizer, usable_renderer(tokenizer, kwargs))
+    ids = stop_ids(original, tokenizer, renderer)
     if ids:
         config.eos_token_id = ids[0] if len(ids) == 1 else ids
     # `save_pretrained` refuses some published configs, such as a temperature without sampling.
     config.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
-    return answer_end(tokenizer, kwargs)
+    return answer_end(tokenizer, renderer)
 
 
 def _kept_predictors(

@@ -32,7 +32,7 @@ from transformers import (
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
-from stepjepa.data.tokens import template_marks
+from stepjepa.data.tokens import template_marks, usable_renderer
 from stepjepa.errors import ConfigError, RunError, StepJepaError, is_out_of_memory, library, said
 from stepjepa.modeling.lora import prepared
 from stepjepa.modeling.options import ModelOptions
@@ -292,7 +292,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -
         tokenizer.eos_token_id,
         tokenizer.bos_token_id,
         tokenizer.pad_token_id,
-        *template_marks(tokenizer),
+        *template_marks(tokenizer, usable_renderer(tokenizer)),
     ]
     needed = 1 + max((index for index in ids if index is not None), default=-1)
     if needed > rows:

@@ -17,7 +17,7 @@ from transformers import BitsAndBytesConfig
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
-from stepjepa.data.tokens import answer_end, template_marks
+from stepjepa.data.tokens import answer_end, template_marks, usable_renderer
 from stepjepa.errors import ConfigError, library, said
 from stepjepa.modeling.options import LoRAOptions
 from stepjepa.modeling.parts import (
@@ -100,8 +100,9 @@ def warn_of_untrained(
     """Warn if the base model never trained the row of the token that ends an answer, and the adapter does not train it."""
     # The message lists the template's other untrained tokens too, for `--train_tokens`.
     inner = causal_lm(model)
-    end = answer_end(tokenizer, template_kwargs)
-    marks = dict.fromkeys([end, *template_marks(tokenizer, template_kwargs)])
+    renderer = usable_renderer(tokenizer, template_kwargs)
+    end = answer_end(tokenizer, renderer)
+    marks = dict.fromkeys([end, *template_marks(tokenizer, renderer)])
     known = [index for index in marks if index is not None and index < vocabulary_size(inner)]
     untrained = untrained_rows(inner, known)
     if end not in untrained:

@@ -61,10 +61,8 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
     """Why a model cannot take the forest's mask, as far as its configuration shows; else None."""
     config = text_config(model.config)
     # Layers of other kinds, such as state spaces, mix tokens without such a mask.
-    kinds = set(getattr(config, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    kinds = set(getattr(config, "layer_types", None) or ())
+    kinds -= {"full_attention", "sliding_attention"}
     if kinds:
         return f"it has layers of kind {', '.join(sorted(kinds))}"
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):

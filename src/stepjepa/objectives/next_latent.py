@@ -208,10 +208,8 @@ def _divergence(
         # The divergence trains the network and the states, not the output head.
         predicted_CV = view.logits(predicted_CD, detach=True).float().log_softmax(dim=-1)
         target_CV = view.logits(target_CD, detach=True).float().log_softmax(dim=-1)
-        divergence_C = F.kl_div(predicted_CV, target_CV, reduction="none", log_target=True).sum(
-            dim=-1
-        )
-        return (divergence_C * inside_C).sum()
+        divergence_CV = F.kl_div(predicted_CV, target_CV, reduction="none", log_target=True)
+        return (divergence_CV.sum(dim=-1) * inside_C).sum()
 
     target_PD = target_PD.detach().to(predicted_PD.dtype)
     return chunked_sum(chunk_loss, chunk_rows(view.vocabulary), predicted_PD, target_PD, inside_P)
