@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from page_tables import Record, arm_of, fill, records_in, table
@@ -192,20 +193,117 @@ def compute_table(name: str, task: str) -> str:
     return table([*head, "examples until 95 %, median of those that reach it", "FLOPs of a run"], rows)
 
 
+class Test(NamedTuple):
+    """A paired difference of two arms, seed by seed, with its test."""
+
+    gains: list[float]
+    p: float
+    corrected: float  # after Holm's correction
+
+    @property
+    def cells(self) -> list[str]:
+        """The difference in points with its interval, and both p-values."""
+        return [points(self.gains), f"{self.p:.4f}", f"{self.corrected:.4f}"]
+
+    @property
+    def direction(self) -> str:
+        """``ahead`` or ``behind`` where the difference is significant."""
+        if self.corrected >= ALPHA:
+            return ""
+        return "ahead" if np.mean(self.gains) > 0 else "behind"
+
+
+def tests_of(gains: Sequence[list[float]]) -> list[Test]:
+    """The exact tests of paired differences, with Holm's correction over all of them."""
+    p_values = [sign_flip(gain) for gain in gains]
+    corrected = [1.0 if value is None else value for value in holm(p_values)]
+    return [Test(*values) for values in zip(gains, p_values, corrected, strict=True)]
+
+
 def hypotheses_table(name: str, first: str, second: str, tasks: Sequence[str]) -> str:
     """The hypotheses that were named in advance, with Holm's correction over them."""
     pairs = [(task, first, other) for task in tasks for other in (BASELINE, f"{first}+shuffled")]
     pairs += [(tasks[0], second, other) for other in (BASELINE, f"{second}+shuffled")]
-    found = {task: runs_of(name, task) for task in tasks}
-    gains = [differences(found[task][arm], found[task][other]) for task, arm, other in pairs]
-    p_values = [sign_flip(gain) for gain in gains]
+    runs = {task: runs_of(name, task) for task in tasks}
+    tests = tests_of([differences(runs[task][arm], runs[task][other]) for task, arm, other in pairs])
     rows = []
-    for number, (pair, gain, p, corrected) in enumerate(zip(pairs, gains, p_values, holm(p_values), strict=True), 1):
-        task, arm, other = pair
-        holds = "yes" if corrected is not None and corrected < ALPHA and np.mean(gain) > 0 else "no"
-        named = f"`{arm}` - `{other}`"
-        rows.append([str(number), task, named, points(gain), f"{p:.4f}", f"{corrected:.4f}", holds])
+    for number, ((task, arm, other), test) in enumerate(zip(pairs, tests, strict=True), 1):
+        holds = "yes" if test.direction == "ahead" else "no"
+        rows.append([str(number), task, f"`{arm}` - `{other}`", *test.cells, holds])
     return table(["", "task", "difference", "points [95 %]", "p", "p (Holm)", f"ahead at {ALPHA:g}"], rows)
+
+
+TERMS = {  # the arms of the addendum to the protocol, and the terms of each
+    "regular": "none",
+    "next_latent": "both",
+    "next_latent_kl": "KL alone",
+    "next_latent_states": "distance alone",
+}
+TERM_PAIRS = [
+    ("next_latent_kl", "regular"),
+    ("next_latent_states", "regular"),
+    ("next_latent_kl", "next_latent"),
+    ("next_latent_states", "next_latent"),
+]
+
+
+def terms_tables(recipe: str) -> str:
+    """The arms with one term of ``next_latent`` each, once all of their runs are there."""
+    missing = missing_runs(recipe, "terms")
+    if missing:
+        return missing
+    runs = runs_of("terms", "path_star")
+    rows = []
+    for arm, terms in TERMS.items():
+        records = runs[arm]
+        rights = [accuracy(record) for record in records.values()]
+        solved = sum(results.reaches(right, TASK, REACHED) for right in rights)
+        share = stats.binomtest(solved, len(rights)).proportion_ci(method="wilson")
+        low, high = interval(rights)
+        counts = [examples_until(record) for record in records.values()]
+        reached = [count for count in counts if count is not None]
+        rows.append(
+            [
+                f"`{arm}`",
+                terms,
+                f"{solved} of {len(rights)} [{100 * share.low:.0f} %, {100 * share.high:.0f} %]",
+                f"{percent(float(np.mean(rights)))} [{percent(low)}, {percent(high)}]",
+                f"{scaled(median(reached))} ({len(reached)} of {len(counts)})" if reached else "-",
+            ]
+        )
+    head = ["arm", "terms", "seeds at 95 % or more", "right, % [95 %]", "examples until 95 %, median"]
+    arms = table(head, rows)
+    tests = tests_of([differences(runs[arm], runs[other]) for arm, other in TERM_PAIRS])
+    rows = []
+    for number, ((arm, other), test) in enumerate(zip(TERM_PAIRS, tests, strict=True), 1):
+        rows.append([str(number), f"`{arm}` - `{other}`", *test.cells, test.direction or "neither"])
+    contrasts = table(["", "difference", "points [95 %]", "p", "p (Holm)", f"at {ALPHA:g}"], rows)
+    return f"{arms}\n{contrasts}\nBy the protocol: *{conclusion([test.direction for test in tests])}*.\n"
+
+
+def conclusion(directions: Sequence[str]) -> str:
+    """What the addendum concludes from the directions of its four differences."""
+    kl, states, kl_to_both, states_to_both = directions
+    if kl == "ahead" and states == "ahead":
+        return "either alone is enough"
+    if kl == "ahead" and not states and states_to_both == "behind":
+        return "the token distributions do the work"
+    if states == "ahead" and not kl and kl_to_both == "behind":
+        return "the states do the work"
+    if not kl and not states and kl_to_both == states_to_both == "behind":
+        return "only together"
+    return "not decided with twelve seeds"
+
+
+def missing_runs(recipe: str, name: str) -> str:
+    """A line that says how many runs of a recipe are in a file of records; empty where all are."""
+    text, tree = open_study(recipe)
+    runs = list(all_runs(read_study(tree, text)))
+    done = {row["run"] for row in records_of(name) if "test" in row["at"]}
+    missing = sum(run.name not in done for run in runs)
+    if not missing:
+        return ""
+    return f"{len(runs) - missing} of {len(runs)} runs are done. Their results are looked at when all are.\n"
 
 
 def curves(name: str, task: str, title: str) -> Path:
@@ -231,13 +329,12 @@ def curves(name: str, task: str, title: str) -> Path:
 
 def test_tables(recipe: str) -> str:
     """The results of the test, once all of its runs are there."""
-    found, tree = open_study(recipe)
-    study = read_study(tree, found)
-    blocks = {block.name: block for block in study.blocks if "-" not in block.name}
-    runs, done = list(all_runs(study)), {row["run"] for row in records_of("test") if "test" in row["at"]}
-    missing = sum(run.name not in done for run in runs)
+    missing = missing_runs(recipe, "test")
     if missing:
-        return f"{len(runs) - missing} of {len(runs)} runs are done. Their results are looked at when all are.\n"
+        return missing
+    text, tree = open_study(recipe)
+    study = read_study(tree, text)
+    blocks = {block.name: block for block in study.blocks if "-" not in block.name}
     first, second = (arm.name for arm in next(iter(blocks.values())).arms if arm.name != BASELINE)
     codes = {json.dumps(row["code"], sort_keys=True) for row in records_of("test")}
     parts = [
@@ -254,8 +351,9 @@ def test_tables(recipe: str) -> str:
 
 
 def filled(text: str) -> str:
-    """The page with its tables written anew: ``<!-- pilot NAME -->``, ``<!-- grid NAME -->``, ``<!-- test RECIPE -->``."""
-    return fill(text, {"pilot": pilot_table, "grid": grid_table, "test": test_tables})
+    """The page with its tables written anew: ``<!-- pilot NAME -->``, ``<!-- grid NAME -->``, ``<!-- test RECIPE -->``,
+    ``<!-- terms RECIPE -->``."""
+    return fill(text, {"pilot": pilot_table, "grid": grid_table, "test": test_tables, "terms": terms_tables})
 
 
 if __name__ == "__main__":
