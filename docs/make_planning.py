@@ -276,7 +276,7 @@ def terms_tables(recipe: str) -> str:
     tests = tests_of([differences(runs[arm], runs[other]) for arm, other in TERM_PAIRS])
     rows = []
     for number, ((arm, other), test) in enumerate(zip(TERM_PAIRS, tests, strict=True), 1):
-        rows.append([str(number), f"`{arm}` - `{other}`", *test.cells, test.direction or "neither"])
+        rows.append([str(number), f"`{arm}` - `{other}`", *test.cells, test.direction or "not significant"])
     contrasts = table(["", "difference", "points [95 %]", "p", "p (Holm)", f"at {ALPHA:g}"], rows)
     return f"{arms}\n{contrasts}\nBy the protocol: *{conclusion([test.direction for test in tests])}*.\n"
 
