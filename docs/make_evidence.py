@@ -112,7 +112,8 @@ def markdown(table: Table) -> str:
             lines.append(
                 [f"`{arm.name}`", *_level(arm, percent), *cells, scaled(arm.flops), str(arm.verdict or arm.role)]
             )
-    return page_tables.table(["arm", "mean", "sd", *(TITLES[kind] for kind in kinds), "FLOPs", "verdict"], lines)
+    differences = [f"difference {TITLES[kind]}" for kind in kinds]
+    return page_tables.table(["arm", "mean", "sd", *differences, "FLOPs", "verdict"], lines)
 
 
 def figure(name: str, table: Table) -> Path:

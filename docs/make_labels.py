@@ -23,11 +23,11 @@ SEEDS = 5
 ARMS = {
     "regular_reference": "1, published baseline",
     "published": "2, published method",
-    "published+shuffled": "3, its pairs shuffled",
+    "published+shuffled": "3, arm 2 with shuffled pairs",
     "published_tiny_lambda": "4, lambda 1e-6",
     "regular": "5, right labels",
     "llm_jepa": "6, JEPA with right labels",
-    "llm_jepa+shuffled": "7, its pairs shuffled",
+    "llm_jepa+shuffled": "7, arm 6 with shuffled pairs",
     "regular_all_labels": "8, all tokens labelled",
 }
 METRICS = ("exact", "contains", "stopped", "content_nll", "end_nll")
@@ -71,7 +71,7 @@ def state_table(_: str) -> str:
         for block in BLOCKS:
             rates = len(choices(block).get(arm, {}))
             cells += [
-                "as unshuffled" if "+" in arm else f"{rates} of {len(RATES)}",
+                f"as arm {ARMS[arm.split('+')[0]][0]}" if "+" in arm else f"{rates} of {len(RATES)}",
                 f"{len(tests(block).get(arm, []))} of {SEEDS}",
             ]
         rows.append(cells)

@@ -170,7 +170,7 @@ def arms_table(name: str, task: str) -> str:
         cells += ["" if arm == other else points(differences(own, runs[other])) for other in (BASELINE, TOKENS)]
         rows.append(cells)
     head = ["arm", "right, % [95 %]", "first step, %", "seeds at 95 % or more"]
-    return table([*head, "from plain, points [95 %]", "from multi-token, points [95 %]"], rows)
+    return table([*head, "difference from plain, points [95 %]", "difference from multi-token, points [95 %]"], rows)
 
 
 def compute_table(name: str, task: str) -> str:
@@ -189,8 +189,8 @@ def compute_table(name: str, task: str) -> str:
         rows.append(
             [f"`{arm}`", percent(float(np.mean(rights))), "" if arm == BASELINE else points(gains), until, flops]
         )
-    head = ["arm", "right at plain's FLOPs, %", "from plain there, points [95 %]"]
-    return table([*head, "examples until 95 %, median of those that reach it", "FLOPs of a run"], rows)
+    head = ["arm", "right at the FLOPs of plain training, %", "difference from plain there, points [95 %]"]
+    return table([*head, "examples until 95 %, median of the seeds that reach it", "FLOPs of a run"], rows)
 
 
 class Test(NamedTuple):
@@ -307,7 +307,7 @@ def missing_runs(recipe: str, name: str) -> str:
 
 
 def curves(name: str, task: str, title: str) -> Path:
-    """Right validation answers on the way, the mean over the seeds; a run that ended early keeps its last value."""
+    """The share of right validation answers by step, the mean over the seeds; a run that ended keeps its last value."""
     lines = {}
     runs = runs_of(name, task)
     steps = sorted({entry["step"] for own in runs.values() for row in own.values() for entry in row["history"]})
@@ -342,7 +342,7 @@ def test_tables(recipe: str) -> str:
     ]
     for task in blocks:
         parts += [f"{task}:\n", arms_table("test", task), compute_table("test", task)]
-        parts.append(f"![Right validation answers on the way, {task}](assets/planning_{task}.png)\n")
+        parts.append(f"![Share of right validation answers during training on {task}](assets/planning_{task}.png)\n")
     own = runs_of("test", next(iter(blocks)))
     parts.append(
         f"`{first}` minus `{first}+random`, three seeds: {points(differences(own[first], own[f'{first}+random']))}.\n"
