@@ -52,6 +52,7 @@ def test_records_are_runs_of_their_recipe(script):
     assert recorded and recorded <= {run.name for run in runs_of("labels_or_jepa")}
     assert {arm for block in labels.BLOCKS for arm in labels.choices(block)} <= set(labels.ARMS)
     assert {row["run"] for row in planning.records_of("grid")} <= {run.name for run in runs_of("planning_grid")}
+    assert {row["run"] for row in planning.records_of("terms")} == {run.name for run in runs_of("planning_terms")}
 
 
 # The planning study
@@ -87,3 +88,17 @@ def test_the_test_has_the_settings_that_the_grid_chose(planning):
 def test_the_sign_flip_test_is_exact(planning):
     assert planning.sign_flip([0.5] * 12) == planning.sign_flip([-0.5] * 12) == 2 / 2**12
     assert planning.sign_flip([3.0, -1.0, 2.0]) == 4 / 8  # as far from 0, or farther, of the means of eight signs
+
+
+@pytest.mark.parametrize(
+    ("directions", "conclusion"),
+    [
+        (("ahead", "", "", "behind"), "the token distributions do the work"),
+        (("", "ahead", "behind", ""), "the states do the work"),
+        (("ahead", "ahead", "", ""), "either alone is enough"),
+        (("", "", "behind", "behind"), "only together"),
+        (("", "", "", "behind"), "not decided with twelve seeds"),
+    ],
+)
+def test_the_conclusion_about_the_terms_follows_the_protocol(planning, directions, conclusion):
+    assert planning.conclusion(directions) == conclusion
