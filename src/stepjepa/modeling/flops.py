@@ -234,7 +234,9 @@ def batch_flops(batch: Batch, cost: ModelCost) -> float:
         tokens = rows.input_ids.numel()
         read = tokens if rows.read_positions is None else len(rows.read_positions)
         price = cost.forward if rows is batch.target_rows else cost.train
-        total += tokens * price.token + read * price.read + _keys(rows) * price.key
+        total += tokens * price.token
+        total += read * price.read
+        total += _keys(rows) * price.key
     return total
 
 
